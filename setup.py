@@ -1,0 +1,139 @@
+"""Builds the kernels: one abi3 extension on torch's stable ABI, with every instruction-set tier of this architecture in it.
+
+torch is deliberately not a build requirement (an isolated build would download the CUDA build): its headers and
+libtorch_cpu are taken from the environment that installs this package, or from HF_CPU_ACCEL_TORCH_ROOT.
+The build of a package without a compiler or without torch goes on without the extension: the package then runs its plain-torch
+references and says so in `hf-cpu-accel doctor`. HF_CPU_ACCEL_REQUIRE_EXTENSION=1 turns that into an error.
+"""
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CSRC = Path("src/hf_cpu_accel/csrc")
+AVX512 = [
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx2",
+    "-mfma",
+    "-mprefer-vector-width=512",
+]
+X86_TIERS = {
+    "avx2": (["-mavx2", "-mfma"], "HFCA_SIMD_AVX2"),
+    "avx512": (AVX512, "HFCA_SIMD_AVX512"),
+    "avx512_vnni": ([*AVX512, "-mavx512vnni"], "HFCA_SIMD_AVX512"),
+    "avx512_bf16": ([*AVX512, "-mavx512vnni", "-mavx512bf16"], "HFCA_SIMD_AVX512"),
+}
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
+# torch 2.11 is the oldest release that pyproject.toml admits.
+STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
+
+
+def torch_root() -> Path:
+    """The folder of the installed torch package, found without importing it."""
+    candidates = [os.environ.get("HF_CPU_ACCEL_TORCH_ROOT")]
+    spec = importlib.util.find_spec("torch")
+    candidates += [str(Path(spec.origin).parent)] if spec and spec.origin else []
+    # An isolated build keeps the target interpreter: its site-packages still hold torch.
+    candidates += [str(Path(sysconfig.get_paths()[scheme]) / "torch") for scheme in ("purelib", "platlib")]
+    for root in filter(None, candidates):
+        if (Path(root) / "include" / "torch" / "csrc" / "stable" / "library.h").exists():
+            return Path(root)
+    raise RuntimeError(
+        "building the kernels needs torch >= 2.11 in the environment that installs hf_cpu_accel "
+        "(pip install torch first, or set HF_CPU_ACCEL_TORCH_ROOT to its folder)"
+    )
+
+
+class BuildKernels(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            self._compile(ext)
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            if os.environ.get("HF_CPU_ACCEL_REQUIRE_EXTENSION") == "1":
+                raise
+            self.warn(f"kernels not built, plain-torch references will serve: {error}")
+
+    def _compile(self, ext: Extension) -> None:
+        root = torch_root()
+        compiler = os.environ.get("CXX", "g++")
+        build = Path(self.build_temp)
+        build.mkdir(parents=True, exist_ok=True)
+        common = [
+            compiler,
+            "-std=c++17",
+            "-O3",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-DNDEBUG",
+            "-Wall",
+            "-Wextra",
+            "-Wno-unknown-pragmas",
+        ]
+        common += [
+            "-Wno-uninitialized",
+            "-Wno-maybe-uninitialized",
+        ]  # gcc 12 warns inside its own AVX-512 headers
+        common += ["-DHFCA_X86=1"] if X86 else []
+        # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
+        common += ["-fno-math-errno", "-fno-trapping-math"]
+        jobs: list[tuple[list[str], Path]] = []
+        for tier, (flags, simd) in TIERS.items():
+            target = build / f"tier_{tier}.o"
+            jobs.append(
+                (
+                    [
+                        *common,
+                        *flags,
+                        f"-DHFCA_TIER={tier}",
+                        f"-D{simd}=1",
+                        "-c",
+                        str(CSRC / "tier.cpp"),
+                        "-o",
+                        str(target),
+                    ],
+                    target,
+                )
+            )
+        python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
+        torch = [*STABLE_ABI, f"-isystem{root / 'include'}"]
+        for source in ["dispatch.cpp", "module.cpp", *sorted(p.name for p in CSRC.glob("ops_*.cpp"))]:
+            target = build / f"{Path(source).stem}.o"
+            jobs.append(([*common, *python, *torch, "-c", str(CSRC / source), "-o", str(target)], target))
+        newest_header = max(p.stat().st_mtime for p in CSRC.rglob("*.*"))
+        stale = [
+            (command, target)
+            for command, target in jobs
+            if not target.exists() or target.stat().st_mtime < newest_header
+        ]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(lambda job: subprocess.run(job[0], check=True), stale))
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        link = [
+            compiler,
+            "-shared",
+            *(str(target) for _, target in jobs),
+            f"-L{root / 'lib'}",
+            "-ltorch_cpu",
+            "-o",
+            str(library),
+        ]
+        subprocess.run(link, check=True)
+
+
+setup(
+    ext_modules=[Extension("hf_cpu_accel._C", sources=[], py_limited_api=True)],
+    cmdclass={"build_ext": BuildKernels},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
