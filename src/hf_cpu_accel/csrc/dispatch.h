@@ -1,0 +1,20 @@
+// The choice of kernels, made once at load.
+#pragma once
+#include "kernels.h"
+
+namespace hfca {
+
+struct Dispatch {
+  const char* tier;        // "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"
+  bool bf16_dot;           // bfloat16 GEMMs use the CPU's dot product
+  GemmKernels gemm[3];     // by WeightKind
+  AttentionKernels attention;
+  NormKernels norm;
+  double (*multiply_adds)(WeightKind, int64_t);
+  float (*read_stream)(const float*, int64_t);
+};
+
+// The best tier that the CPU runs, capped by the environment variable HF_CPU_ACCEL_ISA ("amx" and unknown names do not cap).
+const Dispatch& dispatch();
+
+}  // namespace hfca

@@ -1,0 +1,157 @@
+// How a tier multiplies one input word by a vector of weight words. A Dot has:
+//   Words       input packing (pack.h)
+//   rows        most rows of a register tile: 2 * rows accumulators + weights + broadcast must fit the register file
+//   substeps    input words per weight word (2 where bfloat16 weights are widened to float32)
+//   step(acc, input word, weight, substep)
+#pragma once
+#include "pack.h"
+
+namespace HFCA_TIER {
+
+struct DotF32 {
+  using Words = FloatWords<1>;
+  using Acc = Simd::Float;
+  using Weight = Simd::Float;
+  using Input = Simd::Float;
+  static constexpr int rows = Simd::registers == 32 ? 14 : 6, substeps = 1;
+#if !defined(HFCA_SIMD_GENERIC)
+  static constexpr int vectors = 2;
+#else
+  static constexpr int vectors = 1;
+#endif
+  static Acc zero() { return Simd::zero(); }
+  static Weight load(const uint32_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+  static Weight widen(Weight w, int) { return w; }
+  static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
+  static Acc step(Acc acc, Input a, Weight b) { return Simd::fma(a, b, acc); }
+  static void store(float* p, Acc acc) { Simd::store(p, acc); }
+};
+
+// bfloat16 weights, float32 input and multiply: for CPUs without a (fast) bfloat16 dot product. A weight word holds k (low) and k + 1.
+struct DotBf16Widen {
+  using Words = FloatWords<2>;
+  using Acc = Simd::Float;
+  using Input = Simd::Float;
+  static constexpr int rows = Simd::registers == 32 ? 12 : 4, substeps = 2, vectors = DotF32::vectors;
+  static Acc zero() { return Simd::zero(); }
+  static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
+  static Acc step(Acc acc, Input a, Simd::Float b) { return Simd::fma(a, b, acc); }
+  static void store(float* p, Acc acc) { Simd::store(p, acc); }
+#if defined(HFCA_SIMD_AVX512)
+  using Weight = __m512i;
+  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Simd::Float widen(Weight w, int substep) {
+    return _mm512_castsi512_ps(substep == 0 ? _mm512_slli_epi32(w, 16) : _mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+#elif defined(HFCA_SIMD_AVX2)
+  using Weight = __m256i;
+  static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Simd::Float widen(Weight w, int substep) {
+    return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16) : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  }
+#else
+  struct Weight { uint32_t lane[Simd::width]; };
+  static Weight load(const uint32_t* p) {
+    Weight w;
+    std::memcpy(w.lane, p, sizeof(w.lane));
+    return w;
+  }
+  static Simd::Float widen(const Weight& w, int substep) {
+    Simd::Float r;
+    for (int i = 0; i < Simd::width; ++i) {
+      const uint32_t bits = substep == 0 ? w.lane[i] << 16 : w.lane[i] & 0xFFFF0000u;
+      std::memcpy(&r.lane[i], &bits, sizeof(bits));
+    }
+    return r;
+  }
+#endif
+};
+
+#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+// vdpbf16ps: both sides in bfloat16, products and sums in float32.
+struct DotBf16 {
+  using Words = Bf16Words;
+  using Acc = __m512;
+  using Weight = __m512i;
+  using Input = __m512i;
+  static constexpr int rows = 14, substeps = 1, vectors = 2;
+  static Acc zero() { return _mm512_setzero_ps(); }
+  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Weight widen(Weight w, int) { return w; }
+  static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+  static Acc step(Acc acc, Input a, Weight b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));  // see DotInt8::step
+    return acc;
+  }
+  static void store(float* p, Acc acc) { _mm512_storeu_ps(p, acc); }
+};
+#endif
+
+// int8: uint8 input (zero point added) times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would
+// saturate with 8-bit input, so these tiers quantise the input to 7 bits (ao PR 4266 describes the trap).
+struct DotInt8 {
+  static constexpr int substeps = 1;
+#if defined(HFCA_SIMD_AVX512)
+  using Acc = __m512i;
+  using Weight = __m512i;
+  using Input = __m512i;
+  static constexpr int vectors = 2;
+  static Acc zero() { return _mm512_setzero_si512(); }
+  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+  static void store(float* p, Acc acc) { _mm512_storeu_ps(p, _mm512_cvtepi32_ps(acc)); }
+#if defined(__AVX512VNNI__)
+  static constexpr int rows = 14, zero_point = 128;
+  // Not the intrinsic: gcc 12 spills its accumulators (the builtin works on another vector type than __m512i).
+  static Acc step(Acc acc, Input a, Weight b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
+#else
+  static constexpr int rows = 12, zero_point = 64;
+  static Acc step(Acc acc, Input a, Weight b) {
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
+  }
+#endif
+#elif defined(HFCA_SIMD_AVX2)
+  using Acc = __m256i;
+  using Weight = __m256i;
+  using Input = __m256i;
+  static constexpr int rows = 4, zero_point = 64, vectors = 2;
+  static Acc zero() { return _mm256_setzero_si256(); }
+  static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Input broadcast(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
+  static Acc step(Acc acc, Input a, Weight b) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+  }
+  static void store(float* p, Acc acc) { _mm256_storeu_ps(p, _mm256_cvtepi32_ps(acc)); }
+#else
+  struct Acc { int32_t lane[Simd::width]; };
+  struct Weight { int8_t byte[Simd::width * 4]; };
+  struct Input { uint8_t byte[4]; };
+  static constexpr int rows = 4, zero_point = 128, vectors = 1;
+  static Acc zero() { return Acc{}; }
+  static Weight load(const uint32_t* p) {
+    Weight w;
+    std::memcpy(w.byte, p, sizeof(w.byte));
+    return w;
+  }
+  static Input broadcast(const uint32_t* p) {
+    Input a;
+    std::memcpy(a.byte, p, sizeof(a.byte));
+    return a;
+  }
+  static Acc step(Acc acc, Input a, const Weight& b) {
+    for (int i = 0; i < Simd::width; ++i)
+      for (int j = 0; j < 4; ++j) acc.lane[i] += static_cast<int32_t>(a.byte[j]) * b.byte[4 * i + j];
+    return acc;
+  }
+  static void store(float* p, Acc acc) {
+    for (int i = 0; i < Simd::width; ++i) p[i] = static_cast<float>(acc.lane[i]);
+  }
+#endif
+  static const Weight& widen(const Weight& w, int) { return w; }
+  using Words = ByteWords<zero_point>;
+};
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,79 @@
+// The register tile: `rows` input rows by 32 weight columns, sums kept in registers over the whole of k.
+//
+// Why this shape: on a 512-bit tier 14 rows x 2 vectors are 28 accumulators; with 2 weight vectors and 1 broadcast that is 31 of 32
+// registers, 28 multiplies per 16 loads. The weights stream from L2 (128 bytes per 28 multiplies), the packed input likewise.
+#pragma once
+#include "../simd/unroll.h"
+#include "dot.h"
+#include "epilogue.h"
+
+namespace HFCA_TIER {
+
+template <class Dot, int rows>
+inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums) {
+  constexpr int vectors = Dot::vectors, columns = vectors * Simd::width;
+  for (int column = 0; column < hfca::panel_columns; column += columns) {
+    typename Dot::Acc acc[rows * vectors];
+    unroll<0, rows * vectors>([&](auto i) HFCA_INLINE { acc[i] = Dot::zero(); });
+    const uint32_t* a = input;
+    const uint32_t* b = weight + column;
+    for (int64_t w = 0; w < weight_words; ++w) {
+      typename Dot::Weight packed[vectors];
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
+      unroll<0, Dot::substeps>([&](auto s) HFCA_INLINE {
+        const auto first = Dot::widen(packed[0], s), last = Dot::widen(packed[vectors - 1], s);
+        unroll<0, rows>([&](auto i) HFCA_INLINE {
+          const auto x = Dot::broadcast(a + s * rows + i);
+          acc[i * vectors] = Dot::step(acc[i * vectors], x, first);
+          if constexpr (vectors == 2) acc[i * vectors + 1] = Dot::step(acc[i * vectors + 1], x, last);
+        });
+      });
+      a += Dot::substeps * rows;
+      b += hfca::panel_columns;
+    }
+    unroll<0, rows * vectors>([&](auto i) HFCA_INLINE {
+      Dot::store(sums + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width, acc[i]);
+    });
+  }
+}
+
+template <class Dot>
+struct TierGemm {
+  static constexpr int zero_point() {
+    if constexpr (requires_zero_point<Dot>(0)) return Dot::zero_point;
+    else return 0;
+  }
+
+  template <int rows>
+  static void panels(const Gemm& g, int64_t row, int64_t panel_begin, int64_t panel_end) {
+    const int64_t weight_words = g.input_words / Dot::substeps;
+    const uint32_t* input = g.words + row * g.input_words;
+    alignas(64) float sums[rows * hfca::panel_columns];
+    for (int64_t p = panel_begin; p < panel_end; ++p) {
+      const int64_t column = p * hfca::panel_columns, left = g.n - column;
+      multiply<Dot, rows>(input, static_cast<const uint32_t*>(g.weight) + p * weight_words * hfca::panel_columns, weight_words, sums);
+      finish<zero_point()>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
+    }
+  }
+
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel_begin, int64_t panel_end) {
+    switch (rows) {
+#define HFCA_ROWS(R) \
+  case R:            \
+    if constexpr (R <= Dot::rows) return panels<R>(g, row, panel_begin, panel_end); else return;
+      HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
+      HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
+#undef HFCA_ROWS
+    }
+  }
+
+  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &Dot::Words::count, &Dot::Words::pack, &compute}; }
+
+ private:
+  template <class D>
+  static constexpr auto requires_zero_point(int) -> decltype(D::zero_point, true) { return true; }
+  template <class D>
+  static constexpr bool requires_zero_point(long) { return false; }
+};
+
+}  // namespace HFCA_TIER

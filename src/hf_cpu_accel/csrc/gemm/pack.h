@@ -1,0 +1,168 @@
+// Input packing: rows of float32/bfloat16 to words, transposed to [k_words][rows].
+#pragma once
+#include "../simd/simd.h"
+#include "gemm.h"
+
+namespace HFCA_TIER {
+
+using hfca::Gemm;
+
+inline Simd::Float load_any(const hfca::Matrix& x, int64_t row, int64_t column) {
+  const int64_t at = row * x.stride + column;
+  return x.bf16 ? Simd::load_bf16(static_cast<const uint16_t*>(x.data) + at) : Simd::load(static_cast<const float*>(x.data) + at);
+}
+inline Simd::Float load_any_n(const hfca::Matrix& x, int64_t row, int64_t column, int n) {
+  const int64_t at = row * x.stride + column;
+  return x.bf16 ? Simd::load_bf16_n(static_cast<const uint16_t*>(x.data) + at, n) : Simd::load_n(static_cast<const float*>(x.data) + at, n);
+}
+
+constexpr int max_tile_rows = 16;
+constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
+
+#if defined(HFCA_SIMD_AVX512)
+// 16 x 16 words: rows in r, transposed in place.
+inline void transpose_16x16(__m512i (&r)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i + 0] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
+  }
+}
+#endif
+
+// out[w * rows + i] = source[i * stride + w]
+inline void transpose_words(const uint32_t* source, int64_t stride, int rows, int64_t words, uint32_t* out) {
+  int64_t w = 0;
+#if defined(HFCA_SIMD_AVX512)
+  const __mmask16 valid = Simd::mask(rows);
+  for (; w + 16 <= words; w += 16) {
+    __m512i r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = i < rows ? _mm512_loadu_si512(source + i * stride + w) : _mm512_setzero_si512();
+    transpose_16x16(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(out + (w + i) * rows, valid, r[i]);
+  }
+#endif
+  for (; w < words; ++w)
+    for (int i = 0; i < rows; ++i) out[w * rows + i] = source[i * stride + w];
+}
+
+// One float32 per word; padded with zeros to a multiple of `multiple` words.
+template <int multiple>
+struct FloatWords {
+  static int64_t count(int64_t k) { return (k + multiple - 1) / multiple * multiple; }
+
+  static void pack(const Gemm& g, int64_t row, int rows) {
+    uint32_t* out = g.words + row * g.input_words;
+    const int64_t dense = g.input.bf16 ? 0 : g.k;  // float32 rows are words already
+    transpose_words(static_cast<const uint32_t*>(g.input.data) + row * g.input.stride, g.input.stride, rows, dense, out);
+    alignas(64) float block[max_tile_rows * pack_words];
+    for (int64_t w = dense; w < g.input_words; w += pack_words) {
+      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
+      for (int i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < words; j += Simd::width) {
+          const int64_t left = g.k - w - j;
+          const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
+          Simd::store(block + i * pack_words + j, load_any_n(g.input, row + i, w + j, n));
+        }
+      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+    }
+  }
+};
+
+// Two bfloat16 per word.
+struct Bf16Words {
+  static int64_t count(int64_t k) { return (k + 1) / 2; }
+
+  static void pack(const Gemm& g, int64_t row, int rows) {
+    uint32_t* out = g.words + row * g.input_words;
+    alignas(64) uint16_t block[max_tile_rows * pack_words * 2];
+    for (int64_t w = 0; w < g.input_words; w += pack_words) {
+      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
+      for (int i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < 2 * words; j += Simd::width) {
+          const int64_t left = g.k - 2 * w - j;
+          const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
+          Simd::store_bf16(block + i * pack_words * 2 + j, load_any_n(g.input, row + i, 2 * w + j, n));
+        }
+      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+    }
+  }
+};
+
+// Four uint8 per word, quantised per row: byte = round(x / scale) + zero_point, scale = max|row| / (zero_point - 1).
+template <int zero_point>
+struct ByteWords {
+  static int64_t count(int64_t k) { return (k + 3) / 4; }
+
+  static void pack(const Gemm& g, int64_t row, int rows) {
+    uint32_t* out = g.words + row * g.input_words;
+    float inverse[max_tile_rows];
+    for (int i = 0; i < rows; ++i) {
+      const float largest = absolute_max(g, row + i);
+      // A NaN row gets a NaN scale and so a NaN output, as in floating point.
+      g.input_scale[row + i] = largest / (zero_point - 1);
+      inverse[i] = largest > 0.0f ? (zero_point - 1) / largest : 0.0f;
+    }
+    alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
+    for (int64_t w = 0; w < g.input_words; w += pack_words) {
+      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
+      for (int i = 0; i < rows; ++i) quantise(g, row + i, 4 * w, 4 * words, inverse[i], block + i * pack_words * 4);
+      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+    }
+  }
+
+ private:
+  static float absolute_max(const Gemm& g, int64_t row) {
+    Simd::Float largest = Simd::zero(), poison = Simd::zero();
+    int64_t j = 0;
+    for (; j + Simd::width <= g.k; j += Simd::width) {
+      const Simd::Float x = load_any(g.input, row, j);
+      largest = Simd::max(Simd::abs(x), largest);
+      poison = Simd::fma(x, Simd::zero(), poison);  // 0 * x is NaN for NaN and infinity
+    }
+    if (j < g.k) {
+      const Simd::Float x = load_any_n(g.input, row, j, static_cast<int>(g.k - j));
+      largest = Simd::max(Simd::abs(x), largest);
+      poison = Simd::fma(x, Simd::zero(), poison);
+    }
+    return Simd::reduce_max(largest) + Simd::reduce_add(poison);
+  }
+
+  static void quantise(const Gemm& g, int64_t row, int64_t column, int64_t bytes, float inverse, uint8_t* out) {
+    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(static_cast<float>(zero_point));
+    int64_t j = 0;
+    for (; j < bytes && column + j < g.k; j += Simd::width) {
+      const int64_t left = g.k - column - j;
+      const int n = left >= Simd::width ? Simd::width : static_cast<int>(left);
+      const int room = bytes - j >= Simd::width ? Simd::width : static_cast<int>(bytes - j);
+      Simd::store_bytes_n(out + j, Simd::fma(load_any_n(g.input, row, column + j, n), scale, zero), room);
+    }
+    for (; j < bytes; ++j) out[j] = zero_point;  // meets zero weights
+  }
+};
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,27 @@
+// The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
+#pragma once
+#include "attention/attention.h"
+#include "gemm/gemm.h"
+#include "norm/norm.h"
+
+namespace hfca {
+
+struct Kernels {
+  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8;
+  AttentionKernels attention;
+  NormKernels norm;
+  double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
+  float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
+};
+
+// Tables per tier. A tier that adds only an instruction for one type (VNNI, BF16) is compiled whole: its other kernels are those of
+// avx512 under another name.
+const Kernels& kernels_generic();
+#if defined(HFCA_X86)
+const Kernels& kernels_avx2();
+const Kernels& kernels_avx512();
+const Kernels& kernels_avx512_vnni();
+const Kernels& kernels_avx512_bf16();
+#endif
+
+}  // namespace hfca

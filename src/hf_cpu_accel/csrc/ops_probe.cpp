@@ -1,0 +1,69 @@
+// What was chosen at load, and what this machine can do at most.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace hfca {
+namespace {
+
+std::string tier() { return dispatch().tier; }
+bool bf16_dot() { return dispatch().bf16_dot; }
+
+template <class F>
+double best_rate(int64_t threads, double amount_per_thread, F work) {
+  double best = 0.0;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) work(t);
+    });
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const double rate = amount_per_thread * static_cast<double>(threads) / took.count();
+    if (rate > best) best = rate;
+  }
+  return best;
+}
+
+// Billions of operations per second of the inner GEMM instruction over `threads` of torch's threads.
+double measure_flops(const std::string& dtype, int64_t threads) {
+  const WeightKind kind = dtype == "int8" ? WeightKind::int8 : dtype == "bfloat16" ? WeightKind::bfloat16 : WeightKind::float32;
+  STD_TORCH_CHECK(dtype == "int8" || dtype == "bfloat16" || dtype == "float32", "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
+  STD_TORCH_CHECK(threads >= 1, "hf_cpu_accel::measure_flops: threads must be at least 1");
+  constexpr int64_t iterations = 2000000;
+  const double operations = dispatch().multiply_adds(kind, 1) * iterations;
+  return best_rate(threads, operations, [&](int64_t) { dispatch().multiply_adds(kind, iterations); }) * 1e-9;
+}
+
+// Billions of bytes per second read from `megabytes` of memory, shared out over `threads` of torch's threads.
+double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
+  STD_TORCH_CHECK(threads >= 1 && megabytes >= 1, "hf_cpu_accel::measure_read_bandwidth: threads and megabytes must be at least 1");
+  const int64_t floats = megabytes * (1 << 20) / 4 / threads / 128 * 128;
+  std::vector<float> memory(static_cast<size_t>(floats * threads), 1.0f);
+  const auto read = [&](int64_t t) {
+    volatile float sink = dispatch().read_stream(memory.data() + t * floats, floats);
+    (void)sink;
+  };
+  return best_rate(threads, static_cast<double>(floats) * 4, read) * 1e-9;
+}
+
+}  // namespace
+}  // namespace hfca
+
+STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
+  m.def("tier() -> str");
+  m.def("bf16_dot() -> bool");
+  m.def("measure_flops(str dtype, int threads) -> float");
+  m.def("measure_read_bandwidth(int threads, int megabytes) -> float");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) {
+  m.impl("tier", TORCH_BOX(&hfca::tier));
+  m.impl("bf16_dot", TORCH_BOX(&hfca::bf16_dot));
+  m.impl("measure_flops", TORCH_BOX(&hfca::measure_flops));
+  m.impl("measure_read_bandwidth", TORCH_BOX(&hfca::measure_read_bandwidth));
+}

@@ -1,0 +1,93 @@
+// Vector wrapper of the avx2 tier (AVX2, FMA). See simd/simd.h for the interface that every tier offers.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace HFCA_TIER {
+
+struct Simd {
+  using Float = __m256;
+  using Int = __m256i;
+  static constexpr int width = 8;
+  static constexpr int registers = 16;
+
+  static __m256i mask(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+
+  static Float zero() { return _mm256_setzero_ps(); }
+  static Float set1(float x) { return _mm256_set1_ps(x); }
+  static Float load(const float* p) { return _mm256_loadu_ps(p); }
+  static Float load_n(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
+  static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
+  static void store_n(float* p, Float x, int n) { _mm256_maskstore_ps(p, mask(n), x); }
+
+  static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
+  static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
+  static Float div(Float a, Float b) { return _mm256_div_ps(a, b); }
+  // vmaxps/vminps return the second operand when one is NaN: keep the data there, so that NaN survives.
+  static Float max(Float bound, Float x) { return _mm256_max_ps(bound, x); }
+  static Float min(Float bound, Float x) { return _mm256_min_ps(bound, x); }
+  static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+  static Float fnma(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+  static Float abs(Float x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+  static Float copysign(Float magnitude, Float sign) {
+    const Float bit = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, magnitude));
+  }
+  static Float round(Float x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // x * 2^n for integral n; saturates to 0 and infinity. Two steps, since 2^n alone may leave the exponent's range.
+  static Float scale_by_power_of_two(Float x, Float n) {
+    n = _mm256_max_ps(_mm256_set1_ps(-252.0f), _mm256_min_ps(_mm256_set1_ps(254.0f), n));
+    const Int whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+    return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
+  }
+  static float reduce_add(Float x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  static float reduce_max(Float x) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  static Float load_bf16(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static Float load_bf16_n(const uint16_t* p, int n) {
+    uint16_t lanes[8] = {};
+    std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t));
+    return load_bf16(lanes);
+  }
+  static void store_bf16(uint16_t* p, Float x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+  static void store_bf16_n(uint16_t* p, Float x, int n) {
+    uint16_t lanes[8];
+    store_bf16(lanes, x);
+    std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(uint16_t));
+  }
+
+  static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
+  static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  // Rounds to the nearest integer and stores the low byte of each lane.
+  static void store_bytes_n(uint8_t* p, Float x, int n) {
+    alignas(32) int32_t lanes[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x));
+    for (int i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(lanes[i]);
+  }
+
+ private:
+  static Float power_of_two(Int n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+  static Float widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+  static __m128i narrow(Float x) {
+    const Int bits = _mm256_castps_si256(x);
+    const Int odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    Int rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
+    const Int nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    return _mm256_castsi256_si128(packed);
+  }
+};
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,67 @@
+// Vector wrapper of the avx512 tiers (F, BW, DQ, VL). See simd/simd.h for the interface that every tier offers.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace HFCA_TIER {
+
+struct Simd {
+  using Float = __m512;
+  using Int = __m512i;
+  static constexpr int width = 16;
+  static constexpr int registers = 32;
+
+  static __mmask16 mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+  static Float zero() { return _mm512_setzero_ps(); }
+  static Float set1(float x) { return _mm512_set1_ps(x); }
+  static Float load(const float* p) { return _mm512_loadu_ps(p); }
+  static Float load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+  static void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
+  static void store_n(float* p, Float x, int n) { _mm512_mask_storeu_ps(p, mask(n), x); }
+
+  static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
+  static Float sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
+  static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
+  static Float div(Float a, Float b) { return _mm512_div_ps(a, b); }
+  // vmaxps/vminps return the second operand when one is NaN: keep the data there, so that NaN survives.
+  static Float max(Float bound, Float x) { return _mm512_max_ps(bound, x); }
+  static Float min(Float bound, Float x) { return _mm512_min_ps(bound, x); }
+  static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static Float abs(Float x) { return _mm512_abs_ps(x); }
+  static Float copysign(Float magnitude, Float sign) {
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign),
+                                                         _mm512_castps_si512(magnitude), 0xCA));
+  }
+  static Float round(Float x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // x * 2^n for integral n; saturates to 0 and infinity.
+  static Float scale_by_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+  static float reduce_add(Float x) { return _mm512_reduce_add_ps(x); }
+  static float reduce_max(Float x) { return _mm512_reduce_max_ps(x); }
+
+  static Float load_bf16(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Float load_bf16_n(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(mask(n), p)); }
+  static void store_bf16(uint16_t* p, Float x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static void store_bf16_n(uint16_t* p, Float x, int n) { _mm256_mask_storeu_epi16(p, mask(n), narrow(x)); }
+
+  static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
+  static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+  // Rounds to the nearest integer and stores the low byte of each lane.
+  static void store_bytes_n(uint8_t* p, Float x, int n) {
+    _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+
+ private:
+  static Float widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+  static __m256i narrow(Float x) {
+    const Int bits = _mm512_castps_si512(x);
+    const Int odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    Int rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd), 16);
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC0));
+    return _mm512_cvtepi32_epi16(rounded);
+  }
+};
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,71 @@
+// Between torch's stable tensors and the kernels' plain views: checks and conversions that every op needs.
+#pragma once
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gemm/gemm.h"
+
+namespace hfca {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline bool is_bf16(const Tensor& t) { return t.scalar_type() == ScalarType::BFloat16; }
+
+inline void check_floating(const Tensor& t, const char* op, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || is_bf16(t), "hf_cpu_accel::", op, ": ", name,
+                  " must be float32 or bfloat16");
+  STD_TORCH_CHECK(t.is_cpu(), "hf_cpu_accel::", op, ": ", name, " must be on the CPU");
+}
+
+inline std::vector<int64_t> sizes_of(const Tensor& t) {
+  std::vector<int64_t> sizes(static_cast<size_t>(t.dim()));
+  for (int64_t i = 0; i < t.dim(); ++i) sizes[static_cast<size_t>(i)] = t.size(i);
+  return sizes;
+}
+
+inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
+  return torch::stable::new_empty(like, sizes, like.scalar_type());
+}
+
+// The tensor as rows of its last dimension. Rows at one common stride are taken as they are, anything else is made contiguous;
+// `keep` holds the memory that the view points to.
+inline Matrix as_rows(const Tensor& t, Tensor& keep) {
+  keep = t;
+  const int64_t last = t.dim() - 1;
+  bool uniform = t.size(last) <= 1 || t.stride(last) == 1;
+  int64_t stride = t.size(last), expected = -1;
+  for (int64_t i = last - 1; uniform && i >= 0; --i) {
+    if (t.size(i) == 1) continue;
+    if (expected < 0) stride = t.stride(i);
+    else uniform = t.stride(i) == expected;
+    expected = t.stride(i) * t.size(i);
+  }
+  if (!uniform) {
+    keep = torch::stable::contiguous(t);
+    stride = t.size(last);
+  }
+  return {keep.mutable_data_ptr(), stride, is_bf16(t)};
+}
+
+inline int64_t row_count(const Tensor& t) {
+  int64_t rows = 1;
+  for (int64_t i = 0; i + 1 < t.dim(); ++i) rows *= t.size(i);
+  return rows;
+}
+
+// An optional dense vector of `length` float32 or bfloat16.
+inline Array as_vector(const std::optional<Tensor>& t, int64_t length, const char* op, const char* name) {
+  if (!t) return {};
+  check_floating(*t, op, name);
+  STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == length && t->is_contiguous(), "hf_cpu_accel::", op, ": ", name,
+                  " must be a contiguous vector of ", length, " elements");
+  return {t->mutable_data_ptr(), is_bf16(*t)};
+}
+
+}  // namespace hfca

@@ -1,0 +1,32 @@
+// Compiled once per tier by the build, which sets the instruction set flags, HFCA_TIER (the namespace) and HFCA_SIMD_*.
+#include "kernels.h"
+
+#include "attention/flash.h"
+#include "gemm/microkernel.h"
+#include "norm/norm_rows.h"
+#include "probe/limits.h"
+
+#define HFCA_CONCAT_(a, b) a##b
+#define HFCA_CONCAT(a, b) HFCA_CONCAT_(a, b)
+
+namespace hfca {
+
+const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
+#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+  using Bf16 = HFCA_TIER::DotBf16;
+#else
+  using Bf16 = HFCA_TIER::DotBf16Widen;
+#endif
+  static constexpr Kernels table{
+      HFCA_TIER::TierGemm<HFCA_TIER::DotF32>::kernels(),
+      HFCA_TIER::TierGemm<Bf16>::kernels(),
+      HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
+      HFCA_TIER::attention_kernels(),
+      HFCA_TIER::norm_kernels(),
+      &HFCA_TIER::multiply_adds,
+      &HFCA_TIER::read_stream,
+  };
+  return table;
+}
+
+}  // namespace hfca

@@ -1,0 +1,54 @@
+"""Loads the kernel library, or says why it could not be loaded.
+
+`torch.ops.hf_cpu_accel.*` exists in both cases: without the library the plain-torch references serve under the same names (see
+`ops/registry.py`), slower but with the same answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class ExtensionStatus:
+    """Attributes:
+    loaded: whether the C++ kernels serve.
+    error: why they do not, None if they do.
+    tier: instruction-set tier chosen at load: "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"; None if not loaded.
+    bf16_dot: bfloat16 GEMMs use the CPU's dot product because it measured faster than float32 FMA.
+    path: the library file, None if there is none.
+    """
+
+    loaded: bool
+    error: str | None
+    tier: str | None
+    bf16_dot: bool
+    path: str | None
+
+
+@lru_cache(maxsize=1)
+def status() -> ExtensionStatus:
+    """Load the library once and tell how that went."""
+    library = next(iter(sorted(Path(__file__).parent.glob("_C*.so"))), None)
+    if library is None:
+        return ExtensionStatus(
+            loaded=False,
+            error="the kernels were not built; reinstall with a C++ compiler present "
+            "(HF_CPU_ACCEL_REQUIRE_EXTENSION=1 pip install -e . shows the compiler's message)",
+            tier=None,
+            bf16_dot=False,
+            path=None,
+        )
+    try:
+        torch.ops.load_library(str(library))
+    except (OSError, RuntimeError) as error:
+        message = f"{library.name} does not load with torch {torch.__version__}: {error}"
+        return ExtensionStatus(loaded=False, error=message, tier=None, bf16_dot=False, path=str(library))
+    ops = torch.ops.hf_cpu_accel
+    return ExtensionStatus(
+        loaded=True, error=None, tier=ops.tier(), bf16_dot=ops.bf16_dot(), path=str(library)
+    )

@@ -1,0 +1,117 @@
+"""linear: activation(input @ weight^T + bias) + residual, with a packed weight.
+
+With int8 weights the input is quantised per row on the fly (W8A8): scale = max|row| / 127, values round(x / scale); sums are exact
+in int32. On CPUs without VNNI the input gets 7 bits (max|row| / 63), since their int16 pair sums would saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..packing import PackedWeight, unpack_linear
+from .registry import declare
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "tanh": torch.tanh,
+}
+
+
+def linear(
+    input: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation(input @ weight^T + bias) + residual.
+
+    Args:
+        input: [..., K] float32 or bfloat16, any strides.
+        weight: N x K, packed.
+        bias: [N] float32 or bfloat16.
+        activation: one of ACTIVATIONS.
+        residual: [..., N] float32 or bfloat16, added after the activation.
+
+    Returns:
+        [..., N] contiguous, dtype of the input; sums are float32 (int32 for int8 weights).
+
+    Raises:
+        ValueError: if the shapes do not fit or the activation is unknown.
+    """
+    check_input(input, weight)
+    check_activation(activation)
+    return torch.ops.hf_cpu_accel.linear(
+        input, weight.data, weight.scale, bias, residual, weight.out_features, activation
+    )
+
+
+def check_input(input: Tensor, weight: PackedWeight) -> None:
+    if input.dim() == 0 or input.shape[-1] != weight.in_features:
+        raise ValueError(
+            f"input of shape {tuple(input.shape)}: the last dimension must be {weight.in_features}, the weight's in_features"
+        )
+
+
+def check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}: known are {', '.join(ACTIVATIONS)}")
+
+
+def linear_reference(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_features: int,
+    activation: str,
+) -> Tensor:
+    """The op in plain torch: float32 arithmetic on the dequantised weight."""
+    dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}[weight.dtype]
+    full = unpack_linear(PackedWeight(weight, scale, input.shape[-1], out_features, dtype))
+    x = input.float()
+    if scale is not None:
+        x = quantize_rows(x)
+    output = ACTIVATIONS[activation](F.linear(x, full, None if bias is None else bias.float()))
+    if residual is not None:
+        output = output + residual.float()
+    return output.to(input.dtype).contiguous()
+
+
+def quantize_rows(input: Tensor) -> Tensor:
+    """Per-row symmetric 8-bit rounding of float32 [..., K], as values again."""
+    if input.shape[-1] == 0:
+        return input
+    step = input.abs().amax(dim=-1, keepdim=True) / 127
+    return torch.where(step > 0, torch.round(input / torch.where(step > 0, step, 1.0)) * step, input)
+
+
+def _linear_fake(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_features: int,
+    activation: str,
+) -> Tensor:
+    return input.new_empty((*input.shape[:-1], out_features))
+
+
+declare(
+    "linear(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, "
+    "str activation) -> Tensor",
+    fake=_linear_fake,
+    reference=linear_reference,
+)

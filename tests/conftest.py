@@ -1,0 +1,23 @@
+"""Shared fixtures: seeds, and thread counts that are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_threads() -> Iterator[None]:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> int:
+    """A thread count, set for the test."""
+    torch.set_num_threads(request.param)
+    return request.param

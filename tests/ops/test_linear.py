@@ -1,0 +1,208 @@
+"""linear and ffn against float64, over shapes, dtypes, activations, layouts and thread counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_cpu_accel.ops.ffn import ffn
+from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
+from hf_cpu_accel.packing import pack_linear, unpack_linear
+
+# Largest error relative to the largest output. int8: half a quantisation step of the input (1/127 or 1/63 of the row's maximum) averages
+# out over k; the bound holds for the 7-bit input of CPUs without VNNI too.
+BOUND = {"float32": 3e-6, "bfloat16": 6e-3, "int8": 4e-2}
+SHAPES = [
+    (1, 1, 1),
+    (1, 768, 96),
+    (3, 7, 33),
+    (13, 64, 32),
+    (14, 65, 31),
+    (15, 3, 1),
+    (29, 130, 100),
+    (60, 257, 65),
+]
+
+
+def check(
+    m: int, k: int, n: int, dtype: str, activation: str = "none", residual: bool = False, seed: int = 0
+) -> None:
+    """One linear layer against float64 arithmetic on the very weights that were packed; raises AssertionError."""
+    g = torch.Generator().manual_seed(seed)
+    x, w = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5
+    bias = torch.randn(n, generator=g)
+    extra = torch.randn(m, n, generator=g) if residual else None
+    packed = pack_linear(w, dtype)
+    truth = ACTIVATIONS[activation](F.linear(x.double(), unpack_linear(packed).double(), bias.double()))
+    if extra is not None:
+        truth = truth + extra
+    got = linear(x, packed, bias, activation=activation, residual=extra)
+    assert got.shape == truth.shape
+    assert got.dtype == x.dtype
+    error = (got - truth).abs().max() / truth.abs().max().clamp_min(1.0)
+    assert error <= BOUND[dtype], f"{dtype} {m}x{k}x{n} {activation}: error {error:.2e}"
+
+
+def check_linear(seed: int = 0) -> None:
+    """All of it in one call, for the test that repeats it on every instruction-set tier."""
+    for dtype in BOUND:
+        for m, k, n in SHAPES:
+            check(m, k, n, dtype, seed=seed)
+        for activation in ACTIVATIONS:
+            check(17, 96, 70, dtype, activation, residual=True, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(shape: tuple[int, int, int], dtype: str) -> None:
+    check(*shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_and_residual(dtype: str, activation: str) -> None:
+    check(17, 96, 70, dtype, activation, residual=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 70),
+    k=st.integers(1, 300),
+    n=st.integers(1, 140),
+    dtype=st.sampled_from(list(BOUND)),
+    seed=st.integers(0, 99),
+)
+def test_random_shapes(m: int, k: int, n: int, dtype: str, seed: int) -> None:
+    check(m, k, n, dtype, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_layouts_and_leading_dimensions_change_nothing(dtype: str) -> None:
+    packed = pack_linear(torch.randn(40, 24), dtype)
+    x = torch.randn(3, 5, 24)
+    expected = linear(x, packed)
+    assert expected.shape == (3, 5, 40)
+    spaced = torch.randn(3, 5, 48)[..., ::2].copy_(x)
+    transposed = x.transpose(0, 1).contiguous().transpose(0, 1)
+    rows_apart = torch.zeros(3, 5, 64)[..., :24].copy_(x)
+    for layout in (spaced, transposed, rows_apart):
+        assert not layout.is_contiguous()
+        assert torch.equal(linear(layout, packed), expected)
+    assert torch.equal(linear(x[0, 0], packed), linear(x[:1, 0], packed)[0])
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_bfloat16_input_and_output(dtype: str) -> None:
+    x, w, bias = torch.randn(9, 50).bfloat16(), torch.randn(33, 50) / 7, torch.randn(33).bfloat16()
+    packed = pack_linear(w, dtype)
+    truth = F.linear(x.double(), unpack_linear(packed).double(), bias.double())
+    got = linear(x, packed, bias)
+    assert got.dtype == torch.bfloat16
+    bound = BOUND["int8"] if dtype == "int8" else 1e-2
+    assert (got.double() - truth).abs().max() <= bound * truth.abs().max()
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_thread_count_changes_only_rounding(dtype: str, threads: int) -> None:
+    x, packed = torch.randn(130, 384), pack_linear(torch.randn(96, 384), dtype)
+    torch.set_num_threads(1)
+    one = linear(x, packed)
+    torch.set_num_threads(threads)
+    torch.testing.assert_close(linear(x, packed), one, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_empty_input(dtype: str) -> None:
+    packed = pack_linear(torch.randn(40, 24), dtype)
+    assert linear(torch.empty(0, 24), packed).shape == (0, 40)
+    assert linear(torch.empty(2, 0, 24), packed).shape == (2, 0, 40)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_non_finite_rows_stay_in_their_row(dtype: str, poison: float) -> None:
+    packed = pack_linear(torch.randn(40, 24), dtype)
+    x = torch.randn(5, 24)
+    clean = linear(x, packed)
+    x[2, 3] = poison
+    got = linear(x, packed)
+    assert not got[2].isfinite().any()
+    assert torch.equal(got[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+
+
+def test_zero_rows_and_zero_weights_give_the_bias() -> None:
+    bias = torch.randn(40)
+    for dtype in BOUND:
+        packed = pack_linear(torch.zeros(40, 24), dtype)
+        assert torch.equal(linear(torch.randn(2, 24), packed, bias), bias.expand(2, 40))
+        packed = pack_linear(torch.randn(40, 24), dtype)
+        assert torch.equal(linear(torch.zeros(2, 24), packed, bias), bias.expand(2, 40))
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_ffn_is_two_linears(dtype: str, activation: str) -> None:
+    x, up, down = (
+        torch.randn(2, 19, 48),
+        pack_linear(torch.randn(130, 48) / 7, dtype),
+        pack_linear(torch.randn(48, 130) / 11, dtype),
+    )
+    up_bias, down_bias, residual = torch.randn(130), torch.randn(48), torch.randn(2, 19, 48)
+    expected = linear(linear(x, up, up_bias, activation=activation), down, down_bias, residual=residual)
+    got = ffn(x, up, up_bias, down, down_bias, activation=activation, residual=residual)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    truth = F.linear(
+        ACTIVATIONS[activation](F.linear(x.double(), unpack_linear(up).double(), up_bias.double())),
+        unpack_linear(down).double(),
+        down_bias.double(),
+    )
+    assert (got - residual - truth).abs().max() <= BOUND[dtype] * truth.abs().max()
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_opcheck(dtype: str) -> None:
+    packed = pack_linear(torch.randn(40, 24), dtype)
+    down = pack_linear(torch.randn(24, 40), dtype)
+    x, bias = torch.randn(3, 5, 24), torch.randn(40)
+    ops = torch.ops.hf_cpu_accel
+    torch.library.opcheck(ops.linear, (x, packed.data, packed.scale, bias, None, 40, "gelu"))
+    torch.library.opcheck(
+        ops.ffn, (x, packed.data, packed.scale, bias, down.data, down.scale, None, x, 40, 24, "relu")
+    )
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_traces_with_dynamic_shapes(dtype: str) -> None:
+    packed = pack_linear(torch.randn(40, 24), dtype)
+    compiled = torch.compile(
+        lambda x: linear(x, packed) * 2, backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for rows in (3, 8):
+        x = torch.randn(rows, 24)
+        assert torch.equal(compiled(x), linear(x, packed) * 2)
+
+
+def test_bad_arguments_are_named() -> None:
+    packed = pack_linear(torch.randn(40, 24), "float32")
+    with pytest.raises(ValueError, match="must be 24"):
+        linear(torch.randn(3, 25), packed)
+    with pytest.raises(ValueError, match="activation='swoosh'"):
+        linear(torch.randn(3, 24), packed, activation="swoosh")
+    with pytest.raises(RuntimeError, match="bias"):
+        linear(torch.randn(3, 24), packed, torch.randn(39))
+    with pytest.raises(RuntimeError, match="residual"):
+        linear(torch.randn(3, 24), packed, residual=torch.randn(3, 39))
+    with pytest.raises(RuntimeError, match="float32 or bfloat16"):
+        linear(torch.randn(3, 24).double(), packed)
+    with pytest.raises(ValueError, match="down takes 30"):
+        ffn(
+            torch.randn(3, 24),
+            packed,
+            None,
+            pack_linear(torch.randn(24, 30), "float32"),
+            None,
+            activation="none",
+        )

@@ -1,0 +1,62 @@
+"""The kernels of every instruction-set tier that this CPU runs, each in a process of its own (the tier is chosen once, at load)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_cpu_accel import extension
+
+LADDER = ["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"]
+TESTS = Path(__file__).parent
+CHECKS = {"test_linear": "check_linear", "test_attention": "check_attention", "test_norm": "check_norm"}
+
+best = extension.status().tier
+available = LADDER[: LADDER.index(best) + 1] if best else []
+
+
+def run(tier: str, code: str) -> str:
+    environment = {
+        **os.environ,
+        "HF_CPU_ACCEL_ISA": tier,
+        "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_kernels_are_native() -> None:
+    """Without this the tests below would pass over an extension that did not build."""
+    assert best is not None, extension.status().error
+
+
+@pytest.mark.parametrize("tier", available)
+def test_tier(tier: str) -> None:
+    calls = "; ".join(
+        f"from {module} import {check}; {check}(seed={len(tier)})" for module, check in CHECKS.items()
+    )
+    code = f"import torch; torch.set_num_threads(2); {calls}; from hf_cpu_accel import extension; print(extension.status().tier)"
+    assert run(tier, code).strip() == tier
+
+
+def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
+    """The same package folder without its library: it imports, says what is missing, and gives the same answers."""
+    package = Path(extension.__file__).parent
+    copy = tmp_path / package.name
+    copy.mkdir()
+    for entry in package.iterdir():
+        if not entry.name.startswith("_C"):
+            (copy / entry.name).symlink_to(entry)
+    calls = "; ".join(f"from {module} import {check}; {check}(seed=1)" for module, check in CHECKS.items())
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hf_cpu_accel import extension; "
+        f"status = extension.status(); assert not status.loaded, status; assert 'not built' in status.error; {calls}"
+    )
+    run("generic", code)
