@@ -1,0 +1,13 @@
+"""Reading the small text files by which the kernel tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text without surrounding blanks; ``None`` if it is absent, unreadable or not text."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None

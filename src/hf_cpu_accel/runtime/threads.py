@@ -1,0 +1,80 @@
+"""torch's intra-op thread count: what this process can use, unless its user has chosen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hf_cpu_accel import hardware
+
+# Both bind torch's pool at start; OMP_NUM_THREADS is the one that torch's documentation names.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """How many threads torch runs on, why, and by whom: "argument", "environment", "user" or "hardware"."""
+
+    count: int
+    reason: str
+    source: str
+
+
+_applied: ThreadChoice | None = None
+
+
+def apply_threads(n: int | None = None) -> ThreadChoice:
+    """Set torch's intra-op threads to what the hardware and its limits allow, and say what was chosen.
+
+    The count is min(affinity, ceil(cgroup quota), physical cores), see ``hardware.thread_limit``. It yields
+    to, in this order: ``n``; ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` in the environment; an earlier
+    ``torch.set_num_threads``, which shows as a count that torch would not have chosen by itself. (A user's
+    count that equals torch's own default can't be told from it: pass it as ``n``.) Once set, it stays until
+    somebody changes it. As everywhere in torch the count reaches the calling thread and those that have not
+    computed yet.
+
+    Raises TypeError if ``n`` is no int, ValueError if it is below 1.
+    """
+    global _applied
+    cpu = hardware.detect()
+    current = torch.get_num_threads()
+    if n is not None:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"threads={n!r}: accepted are whole numbers, or None for {cpu.threads}")
+        if n < 1:
+            raise ValueError(f"threads={n}: accepted are whole numbers from 1, or None for {cpu.threads}")
+        beyond = f", although only {cpu.threads} can run at a time" if n > cpu.threads else ""
+        choice = ThreadChoice(n, f"{n} as asked for by threads={n}{beyond}", "argument")
+    elif _applied is not None and current == _applied.count:
+        return _applied
+    else:
+        choice = choose(current, cpu, os.environ, untouched=_applied is None)
+    if choice.count != current:
+        torch.set_num_threads(choice.count)
+    _applied = choice
+    return choice
+
+
+def choose(
+    current: int, cpu: hardware.CPUInfo, environ: Mapping[str, str], *, untouched: bool = True
+) -> ThreadChoice:
+    """Decide between the user's count and the hardware's; changes nothing.
+
+    ``current`` is torch's count now; ``untouched`` says that this package has not set it before (when it has,
+    any difference is the user's doing).
+    """
+    named = next((name for name in _THREAD_VARIABLES if environ.get(name)), None)
+    without_effect = ""
+    if named is not None:
+        outermost = environ[named].split(",")[0].strip()  # a list has one count per level of nesting
+        if outermost == str(current):
+            return ThreadChoice(current, f"{current} as set by {named}={environ[named]}", "environment")
+        without_effect = f" ({named}={environ[named]} has no effect: it came after torch, or was overruled)"
+    defaults = {cpu.logical_cores, cpu.physical_cores, len(cpu.affinity), cpu.affinity_cores}
+    if not untouched or current not in defaults:
+        reason = f"{current} as set by an earlier torch.set_num_threads({current}){without_effect}"
+        return ThreadChoice(current, reason, "user")
+    return ThreadChoice(cpu.threads, cpu.thread_reason + without_effect, "hardware")
