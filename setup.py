@@ -83,6 +83,7 @@ class BuildKernels(build_ext):
         common += [
             "-Wno-uninitialized",
             "-Wno-maybe-uninitialized",
+            "-Wno-psabi",
         ]  # gcc 12 warns inside its own AVX-512 headers
         common += ["-DHFCA_X86=1"] if X86 else []
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.

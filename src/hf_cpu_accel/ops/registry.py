@@ -1,7 +1,7 @@
 """One way to declare an op: schema, shape function and plain-torch reference.
 
-The C++ library declares the ops itself. Where it is absent, the references are registered under the same names, so that callers,
-`torch.compile` and `torch.export` never see a difference but speed.
+The C++ library declares the ops itself. Where it is absent (or older than this file), the references are registered under the same
+names, so that callers, `torch.compile` and `torch.export` never see a difference but speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
         reference: takes the op's arguments, computes them with plain torch.
     """
     name = schema[: schema.index("(")]
-    if not extension.status().loaded:
+    extension.status()
+    if not hasattr(getattr(torch.ops, NAMESPACE), name):
         _library.define(schema)
         _library.impl(name, reference, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)

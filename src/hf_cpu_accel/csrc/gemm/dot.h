@@ -50,18 +50,12 @@ struct DotBf16Widen {
     return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16) : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 #else
-  struct Weight { uint32_t lane[Simd::width]; };
-  static Weight load(const uint32_t* p) {
-    Weight w;
-    std::memcpy(w.lane, p, sizeof(w.lane));
-    return w;
-  }
-  static Simd::Float widen(const Weight& w, int substep) {
+  using Weight = Simd::Int;
+  static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
+  static Simd::Float widen(Weight w, int substep) {
+    const Weight bits = substep == 0 ? w << 16 : w & static_cast<int32_t>(0xFFFF0000u);
     Simd::Float r;
-    for (int i = 0; i < Simd::width; ++i) {
-      const uint32_t bits = substep == 0 ? w.lane[i] << 16 : w.lane[i] & 0xFFFF0000u;
-      std::memcpy(&r.lane[i], &bits, sizeof(bits));
-    }
+    std::memcpy(&r, &bits, sizeof(r));
     return r;
   }
 #endif
@@ -126,29 +120,19 @@ struct DotInt8 {
   }
   static void store(float* p, Acc acc) { _mm256_storeu_ps(p, _mm256_cvtepi32_ps(acc)); }
 #else
-  struct Acc { int32_t lane[Simd::width]; };
-  struct Weight { int8_t byte[Simd::width * 4]; };
-  struct Input { uint8_t byte[4]; };
+  using Acc = Simd::Int;
+  using Weight = Simd::Int;  // four bytes per lane
+  struct Input { int32_t byte[4]; };
   static constexpr int rows = 4, zero_point = 128, vectors = 1;
   static Acc zero() { return Acc{}; }
-  static Weight load(const uint32_t* p) {
-    Weight w;
-    std::memcpy(w.byte, p, sizeof(w.byte));
-    return w;
-  }
+  static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
   static Input broadcast(const uint32_t* p) {
-    Input a;
-    std::memcpy(a.byte, p, sizeof(a.byte));
-    return a;
+    return {{static_cast<int32_t>(*p & 0xFF), static_cast<int32_t>(*p >> 8 & 0xFF), static_cast<int32_t>(*p >> 16 & 0xFF), static_cast<int32_t>(*p >> 24)}};
   }
-  static Acc step(Acc acc, Input a, const Weight& b) {
-    for (int i = 0; i < Simd::width; ++i)
-      for (int j = 0; j < 4; ++j) acc.lane[i] += static_cast<int32_t>(a.byte[j]) * b.byte[4 * i + j];
-    return acc;
+  static Acc step(Acc acc, Input a, Weight b) {
+    return acc + a.byte[0] * (b << 24 >> 24) + a.byte[1] * (b << 16 >> 24) + a.byte[2] * (b << 8 >> 24) + a.byte[3] * (b >> 24);
   }
-  static void store(float* p, Acc acc) {
-    for (int i = 0; i < Simd::width; ++i) p[i] = static_cast<float>(acc.lane[i]);
-  }
+  static void store(float* p, Acc acc) { Simd::store(p, Simd::to_float(acc)); }
 #endif
   static const Weight& widen(const Weight& w, int) { return w; }
   using Words = ByteWords<zero_point>;

@@ -36,6 +36,8 @@ inline void run_gemm(Gemm& g, Workspace& workspace) {
   const int64_t tiles_per_block = block_words / words_per_tile > 0 ? block_words / words_per_tile : 1;
   const int64_t blocks = (tiles + tiles_per_block - 1) / tiles_per_block;
   const auto block_tile = [&](int64_t block) { return block * tiles / blocks; };
+  const int64_t panel_bytes = kernels.panel_bytes(g.k);
+  const auto panel_weight = [&](int64_t panel) { return static_cast<const char*>(g.weight) + panel * panel_bytes; };
   torch::stable::parallel_for(0, tiles * panels, 1, [&](int64_t begin, int64_t end) {
     int64_t block = 0;
     while (block_tile(block + 1) * panels <= begin) ++block;
@@ -43,7 +45,13 @@ inline void run_gemm(Gemm& g, Workspace& workspace) {
     int64_t panel = (begin - block_tile(block) * panels) / height, tile = (begin - block_tile(block) * panels) % height;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t t = block_tile(block) + tile;
-      kernels.compute(g, tile_row(t), static_cast<int>(tile_row(t + 1) - tile_row(t)), panel, panel + 1);
+      // While one panel is multiplied by the tiles of the block, each tile asks for its share of the next one: weights come from
+      // memory at the arithmetic's pace instead of stopping it at each new panel.
+      const bool more = panel + 1 < panels && unit + height < end;
+      const int64_t share = (panel_bytes / height + 63) / 64 * 64;
+      const Ahead ahead = more ? Ahead{panel_weight(panel + 1) + tile * share, (share * panel_columns * 4 + panel_bytes - 1) / panel_bytes}
+                               : Ahead{panel_weight(panel), 0};
+      kernels.compute(g, tile_row(t), static_cast<int>(tile_row(t + 1) - tile_row(t)), panel, ahead);
       if (++tile == height) {
         tile = 0;
         if (++panel == panels && block + 1 < blocks) {

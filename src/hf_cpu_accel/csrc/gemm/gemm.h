@@ -6,7 +6,7 @@
 // Two steps, so that the caller decides how they are spread over threads:
 //   pack_rows   turns a tile of input rows into "words" of four bytes (one float32, two bfloat16 or four uint8 along k), laid out
 //               [k_words][rows of the tile]: the kernel then reads the input as one stream of broadcasts.
-//   compute     multiplies one packed tile of rows by a range of weight panels and applies the epilogue.
+//   compute     multiplies one packed tile of rows by one weight panel and applies the epilogue.
 //
 // Weight layout, the same for every tier: panels of `panel_columns` output features; within a panel [k_words][panel_columns]
 // words. int8 weights come with, per output feature, a scale and the sum of the quantised row (for the zero point).
@@ -47,11 +47,18 @@ struct Gemm {
   int64_t input_words = 0;       // words per packed input row
 };
 
+// Weights that will be needed soon: `step` bytes of them are asked for, into L2, per word of k.
+struct Ahead {
+  const char* weight;
+  int64_t step;
+};
+
 struct GemmKernels {
-  int tile_rows;                                                         // most rows of one tile
-  int64_t (*input_words)(int64_t k);                                     // words per packed input row
-  void (*pack_rows)(const Gemm&, int64_t row, int rows);                 // rows <= tile_rows
-  void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel_begin, int64_t panel_end);
+  int tile_rows;                                                               // most rows of one tile
+  int64_t (*input_words)(int64_t k);                                           // words per packed input row
+  int64_t (*panel_bytes)(int64_t k);                                           // bytes of one weight panel
+  void (*pack_rows)(const Gemm&, int64_t row, int rows);                       // rows <= tile_rows
+  void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel, Ahead);   // one tile of rows by one panel
 };
 
 }  // namespace hfca

@@ -10,7 +10,8 @@
 namespace HFCA_TIER {
 
 template <class Dot, int rows>
-inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums) {
+inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
+                     hfca::Ahead ahead = {nullptr, 0}) {
   constexpr int vectors = Dot::vectors, columns = vectors * Simd::width;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[rows * vectors];
@@ -18,6 +19,8 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
     const uint32_t* a = input;
     const uint32_t* b = weight + column;
     for (int64_t w = 0; w < weight_words; ++w) {
+      __builtin_prefetch(ahead.weight, 0, 2);  // harmless where it points nowhere
+      ahead.weight += ahead.step;
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
       unroll<0, Dot::substeps>([&](auto s) HFCA_INLINE {
@@ -44,30 +47,30 @@ struct TierGemm {
     else return 0;
   }
 
+  static int64_t weight_words(int64_t k) { return Dot::Words::count(k) / Dot::substeps; }
+  static int64_t panel_bytes(int64_t k) { return weight_words(k) * hfca::panel_columns * 4; }
+
   template <int rows>
-  static void panels(const Gemm& g, int64_t row, int64_t panel_begin, int64_t panel_end) {
-    const int64_t weight_words = g.input_words / Dot::substeps;
-    const uint32_t* input = g.words + row * g.input_words;
+  static void tile(const Gemm& g, int64_t row, int64_t panel, hfca::Ahead ahead) {
     alignas(64) float sums[rows * hfca::panel_columns];
-    for (int64_t p = panel_begin; p < panel_end; ++p) {
-      const int64_t column = p * hfca::panel_columns, left = g.n - column;
-      multiply<Dot, rows>(input, static_cast<const uint32_t*>(g.weight) + p * weight_words * hfca::panel_columns, weight_words, sums);
-      finish<zero_point()>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
-    }
+    const int64_t words = g.input_words / Dot::substeps, column = panel * hfca::panel_columns, left = g.n - column;
+    const uint32_t* weight = static_cast<const uint32_t*>(g.weight) + panel * words * hfca::panel_columns;
+    multiply<Dot, rows>(g.words + row * g.input_words, weight, words, sums, ahead);
+    finish<zero_point()>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
-  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel_begin, int64_t panel_end) {
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, hfca::Ahead ahead) {
     switch (rows) {
 #define HFCA_ROWS(R) \
   case R:            \
-    if constexpr (R <= Dot::rows) return panels<R>(g, row, panel_begin, panel_end); else return;
+    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, ahead); else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
       HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
 #undef HFCA_ROWS
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &Dot::Words::count, &Dot::Words::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &Dot::Words::count, &panel_bytes, &Dot::Words::pack, &compute}; }
 
  private:
   template <class D>

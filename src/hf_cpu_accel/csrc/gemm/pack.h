@@ -7,10 +7,11 @@ namespace HFCA_TIER {
 
 using hfca::Gemm;
 
-inline Simd::Float load_any(const hfca::Matrix& x, int64_t row, int64_t column) {
-  const int64_t at = row * x.stride + column;
-  return x.bf16 ? Simd::load_bf16(static_cast<const uint16_t*>(x.data) + at) : Simd::load(static_cast<const float*>(x.data) + at);
-}
+inline Simd::Float load_as_float(const float* p) { return Simd::load(p); }
+inline Simd::Float load_as_float(const uint16_t* p) { return Simd::load_bf16(p); }
+inline Simd::Float load_as_float_n(const float* p, int n) { return Simd::load_n(p, n); }
+inline Simd::Float load_as_float_n(const uint16_t* p, int n) { return Simd::load_bf16_n(p, n); }
+
 inline Simd::Float load_any_n(const hfca::Matrix& x, int64_t row, int64_t column, int n) {
   const int64_t at = row * x.stride + column;
   return x.bf16 ? Simd::load_bf16_n(static_cast<const uint16_t*>(x.data) + at, n) : Simd::load_n(static_cast<const float*>(x.data) + at, n);
@@ -119,49 +120,57 @@ struct ByteWords {
   static int64_t count(int64_t k) { return (k + 3) / 4; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
+    const int64_t start = row * g.input.stride;
+    if (g.input.bf16) pack_rows(g, static_cast<const uint16_t*>(g.input.data) + start, row, rows);
+    else pack_rows(g, static_cast<const float*>(g.input.data) + start, row, rows);
+  }
+
+ private:
+  template <class T>
+  static float absolute_max(const T* x, int64_t k) {
+    Simd::Float largest[2] = {Simd::zero(), Simd::zero()};
+    int64_t j = 0;
+    for (; j + 2 * Simd::width <= k; j += 2 * Simd::width) {
+      largest[0] = Simd::max_magnitude(largest[0], load_as_float(x + j));
+      largest[1] = Simd::max_magnitude(largest[1], load_as_float(x + j + Simd::width));
+    }
+    for (; j < k; j += Simd::width)
+      largest[0] = Simd::max_magnitude(largest[0], load_as_float_n(x + j, k - j < Simd::width ? static_cast<int>(k - j) : Simd::width));
+    return Simd::reduce_max_magnitude(Simd::max_magnitude(largest[0], largest[1]));
+  }
+
+  // `bytes` bytes from values that run out after `values`.
+  template <class T>
+  static void quantise(const T* x, int64_t values, int64_t bytes, float inverse, uint8_t* out) {
+    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(static_cast<float>(zero_point));
+    int64_t j = 0;
+    for (; j + Simd::width <= values && j + Simd::width <= bytes; j += Simd::width)
+      Simd::store_bytes(out + j, Simd::fma(load_as_float(x + j), scale, zero));
+    if (j < values && j < bytes) {
+      const int n = values - j < Simd::width ? static_cast<int>(values - j) : Simd::width;
+      const int room = bytes - j < Simd::width ? static_cast<int>(bytes - j) : Simd::width;
+      Simd::store_bytes_n(out + j, Simd::fma(load_as_float_n(x + j, n), scale, zero), room);
+      j += room;
+    }
+    for (; j < bytes; ++j) out[j] = zero_point;  // meets zero weights
+  }
+
+  template <class T>
+  static void pack_rows(const Gemm& g, const T* input, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     float inverse[max_tile_rows];
     for (int i = 0; i < rows; ++i) {
-      const float largest = absolute_max(g, row + i);
-      // A NaN row gets a NaN scale and so a NaN output, as in floating point.
-      g.input_scale[row + i] = largest / (zero_point - 1);
+      const float largest = absolute_max(input + i * g.input.stride, g.k);
+      g.input_scale[row + i] = largest / (zero_point - 1);  // NaN and infinity stay: the whole output row becomes non-finite
       inverse[i] = largest > 0.0f ? (zero_point - 1) / largest : 0.0f;
     }
     alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
     for (int64_t w = 0; w < g.input_words; w += pack_words) {
       const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
-      for (int i = 0; i < rows; ++i) quantise(g, row + i, 4 * w, 4 * words, inverse[i], block + i * pack_words * 4);
+      for (int i = 0; i < rows; ++i)
+        quantise(input + i * g.input.stride + 4 * w, g.k - 4 * w, 4 * words, inverse[i], block + i * pack_words * 4);
       transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
     }
-  }
-
- private:
-  static float absolute_max(const Gemm& g, int64_t row) {
-    Simd::Float largest = Simd::zero(), poison = Simd::zero();
-    int64_t j = 0;
-    for (; j + Simd::width <= g.k; j += Simd::width) {
-      const Simd::Float x = load_any(g.input, row, j);
-      largest = Simd::max(Simd::abs(x), largest);
-      poison = Simd::fma(x, Simd::zero(), poison);  // 0 * x is NaN for NaN and infinity
-    }
-    if (j < g.k) {
-      const Simd::Float x = load_any_n(g.input, row, j, static_cast<int>(g.k - j));
-      largest = Simd::max(Simd::abs(x), largest);
-      poison = Simd::fma(x, Simd::zero(), poison);
-    }
-    return Simd::reduce_max(largest) + Simd::reduce_add(poison);
-  }
-
-  static void quantise(const Gemm& g, int64_t row, int64_t column, int64_t bytes, float inverse, uint8_t* out) {
-    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(static_cast<float>(zero_point));
-    int64_t j = 0;
-    for (; j < bytes && column + j < g.k; j += Simd::width) {
-      const int64_t left = g.k - column - j;
-      const int n = left >= Simd::width ? Simd::width : static_cast<int>(left);
-      const int room = bytes - j >= Simd::width ? Simd::width : static_cast<int>(bytes - j);
-      Simd::store_bytes_n(out + j, Simd::fma(load_any_n(g.input, row, column + j, n), scale, zero), room);
-    }
-    for (; j < bytes; ++j) out[j] = zero_point;  // meets zero weights
   }
 };
 

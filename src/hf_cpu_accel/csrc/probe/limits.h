@@ -1,46 +1,41 @@
 // What a perfect kernel would reach: the inner instruction of each GEMM in a loop without memory traffic, and plain reads.
 #pragma once
 #include "../gemm/dot.h"
+#include "../simd/unroll.h"
 #include "../kernels.h"
 
 namespace HFCA_TIER {
 
+// Twelve (ten) independent chains in the shape of the GEMM's tile, two weight vectors by several inputs, so that no step is the
+// same as another for the compiler.
 template <class Dot>
 inline double run_multiply_adds(int64_t iterations, int per_lane) {
-  constexpr int chains = 12;
-  alignas(64) uint32_t words[Simd::width] = {};
+  constexpr int chains = Simd::registers == 32 ? 12 : Dot::vectors == 2 ? 8 : 4, vectors = Dot::vectors;
+  alignas(64) uint32_t words[2 * Simd::width + chains] = {};
   typename Dot::Acc acc[chains];
-#pragma GCC unroll 12
-  for (int c = 0; c < chains; ++c) acc[c] = Dot::zero();
-  const auto weight = Dot::widen(Dot::load(words), 0);
-  const auto input = Dot::broadcast(words);
+  unroll<0, chains>([&](auto c) HFCA_INLINE { acc[c] = Dot::zero(); });
   for (int64_t i = 0; i < iterations; ++i) {
-#pragma GCC unroll 12
-    for (int c = 0; c < chains; ++c) {
-      acc[c] = Dot::step(acc[c], input, weight);
-#if defined(HFCA_SIMD_AVX512) || defined(HFCA_SIMD_AVX2)
-      asm volatile("" : "+v"(acc[c]));  // keep every step
-#endif
-    }
+    asm volatile("" : : "r"(words) : "memory");  // the operands may have changed: nothing can be moved out of the loop
+    typename Dot::Weight weight[vectors];
+    unroll<0, vectors>([&](auto v) HFCA_INLINE { weight[v] = Dot::load(words + v * Simd::width); });
+    unroll<0, chains / vectors>([&](auto c) HFCA_INLINE {
+      const auto input = Dot::broadcast(words + 2 * Simd::width + c);
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { acc[c * vectors + v] = Dot::step(acc[c * vectors + v], input, Dot::widen(weight[v], 0)); });
+    });
   }
   alignas(64) float out[chains][Simd::width];
-#pragma GCC unroll 12
-  for (int c = 0; c < chains; ++c) Dot::store(out[c], acc[c]);
-  volatile float sink = out[0][0];
-  (void)sink;
+  unroll<0, chains>([&](auto c) HFCA_INLINE { Dot::store(out[c], acc[c]); });
+  asm volatile("" : : "r"(out) : "memory");
   return 2.0 * per_lane * Simd::width * chains * static_cast<double>(iterations);
 }
 
 // Reads n floats (a multiple of 8 vectors), as fast as loads go.
 inline float read_stream(const float* p, int64_t n) {
   Simd::Float sum[8];
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) sum[j] = Simd::zero();
+  unroll<0, 8>([&](auto j) HFCA_INLINE { sum[j] = Simd::zero(); });
   for (int64_t i = 0; i < n; i += 8 * Simd::width)
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) sum[j] = Simd::add(sum[j], Simd::load(p + i + j * Simd::width));
-#pragma GCC unroll 8
-  for (int j = 1; j < 8; ++j) sum[0] = Simd::add(sum[0], sum[j]);
+    unroll<0, 8>([&](auto j) HFCA_INLINE { sum[j] = Simd::add(sum[j], Simd::load(p + i + j * Simd::width)); });
+  unroll<1, 8>([&](auto j) HFCA_INLINE { sum[0] = Simd::add(sum[0], sum[j]); });
   return Simd::reduce_add(sum[0]);
 }
 

@@ -43,6 +43,29 @@ struct Simd {
     const Int whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
     return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
   }
+  static Float select_n(Float x, int n, Float rest) { return _mm256_blendv_ps(rest, x, _mm256_castsi256_ps(mask(n))); }
+  static void transpose(Float (&r)[width]) {
+    Float t[width];
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; ++i) {
+      t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 2; ++i) {
+      r[4 * i + 0] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+      r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xEE);
+      r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+      r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xEE);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
+      t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < width; ++i) r[i] = t[i];
+  }
   static float reduce_add(Float x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -52,6 +75,16 @@ struct Simd {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+  // The larger of `largest` (not negative) and |x|, compared as bits: infinity beats numbers, NaN beats both.
+  static Float max_magnitude(Float largest, Float x) {
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(largest), _mm256_castps_si256(abs(x))));
+  }
+  static float reduce_max_magnitude(Float x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1))));
   }
 
   static Float load_bf16(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
@@ -70,6 +103,7 @@ struct Simd {
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   // Rounds to the nearest integer and stores the low byte of each lane.
+  static void store_bytes(uint8_t* p, Float x) { store_bytes_n(p, x, width); }
   static void store_bytes_n(uint8_t* p, Float x, int n) {
     alignas(32) int32_t lanes[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x));

@@ -38,8 +38,45 @@ struct Simd {
   static Float round(Float x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // x * 2^n for integral n; saturates to 0 and infinity.
   static Float scale_by_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+  static Float select_n(Float x, int n, Float rest) { return _mm512_mask_blend_ps(mask(n), rest, x); }
+  static void transpose(Float (&r)[width]) {
+    Float t[width];
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; ++i) {
+      t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+      r[4 * i + 0] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+      r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xEE);
+      r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+      r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xEE);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
+      t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xDD);
+      t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+      t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xDD);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+      r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
+      r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
+      r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xDD);
+      r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xDD);
+    }
+  }
   static float reduce_add(Float x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Float x) { return _mm512_reduce_max_ps(x); }
+  // The larger of `largest` (not negative) and |x|, compared as bits: infinity beats numbers, NaN beats both.
+  static Float max_magnitude(Float largest, Float x) {
+    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(largest), _mm512_castps_si512(abs(x))));
+  }
+  static float reduce_max_magnitude(Float x) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(_mm512_reduce_max_epu32(_mm512_castps_si512(x))))));
+  }
 
   static Float load_bf16(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Float load_bf16_n(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(mask(n), p)); }
@@ -49,6 +86,9 @@ struct Simd {
   static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   // Rounds to the nearest integer and stores the low byte of each lane.
+  static void store_bytes(uint8_t* p, Float x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
   static void store_bytes_n(uint8_t* p, Float x, int n) {
     _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
   }

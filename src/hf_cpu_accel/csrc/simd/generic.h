@@ -1,4 +1,4 @@
-// Vector wrapper of the generic tier: plain loops without intrinsics, for any CPU (the compiler vectorises them for its baseline).
+// Vector wrapper of the generic tier: the compiler's own vector type, no intrinsics, for any CPU (SSE2 or NEON code, as its baseline has).
 // See simd/simd.h for the interface that every tier offers.
 #pragma once
 #include <cmath>
@@ -10,102 +10,116 @@ namespace HFCA_TIER {
 struct Simd {
   static constexpr int width = 8;
   static constexpr int registers = 16;
-  struct Float { float lane[width]; };
-  struct Int { int32_t lane[width]; };
+  typedef float Float __attribute__((vector_size(32)));
+  typedef int32_t Int __attribute__((vector_size(32)));
 
-  static Float zero() { return set1(0.0f); }
-  static Float set1(float x) {
-    Float r;
-    for (float& lane : r.lane) lane = x;
-    return r;
-  }
+  static Float zero() { return Float{}; }
+  static Float set1(float x) { return Float{x, x, x, x, x, x, x, x}; }
   static Float load(const float* p) {
     Float r;
-    std::memcpy(r.lane, p, sizeof(r.lane));
+    std::memcpy(&r, p, sizeof(r));
     return r;
   }
   static Float load_n(const float* p, int n) {
     Float r = zero();
-    for (int i = 0; i < n; ++i) r.lane[i] = p[i];
+    for (int i = 0; i < n; ++i) r[i] = p[i];
     return r;
   }
-  static void store(float* p, Float x) { std::memcpy(p, x.lane, sizeof(x.lane)); }
+  static void store(float* p, Float x) { std::memcpy(p, &x, sizeof(x)); }
   static void store_n(float* p, Float x, int n) {
-    for (int i = 0; i < n; ++i) p[i] = x.lane[i];
+    for (int i = 0; i < n; ++i) p[i] = x[i];
   }
 
-  static Float add(Float a, Float b) { return zip(a, b, [](float x, float y) { return x + y; }); }
-  static Float sub(Float a, Float b) { return zip(a, b, [](float x, float y) { return x - y; }); }
-  static Float mul(Float a, Float b) { return zip(a, b, [](float x, float y) { return x * y; }); }
-  static Float div(Float a, Float b) { return zip(a, b, [](float x, float y) { return x / y; }); }
+  static Float add(Float a, Float b) { return a + b; }
+  static Float sub(Float a, Float b) { return a - b; }
+  static Float mul(Float a, Float b) { return a * b; }
+  static Float div(Float a, Float b) { return a / b; }
   // The comparison is false for NaN, so that NaN data survives, as in the other tiers.
-  static Float max(Float bound, Float x) { return zip(bound, x, [](float b, float y) { return b > y ? b : y; }); }
-  static Float min(Float bound, Float x) { return zip(bound, x, [](float b, float y) { return b < y ? b : y; }); }
-  static Float fma(Float a, Float b, Float c) { return add(mul(a, b), c); }
-  static Float fnma(Float a, Float b, Float c) { return sub(c, mul(a, b)); }
-  static Float abs(Float x) { return each(x, [](float v) { return std::fabs(v); }); }
-  static Float copysign(Float magnitude, Float sign) { return zip(magnitude, sign, [](float m, float s) { return std::copysign(m, s); }); }
-  static Float round(Float x) { return each(x, [](float v) { return std::nearbyint(v); }); }
-  // x * 2^n for integral n; saturates to 0 and infinity.
+  static Float max(Float bound, Float x) { return bound > x ? bound : x; }
+  static Float min(Float bound, Float x) { return bound < x ? bound : x; }
+  static Float fma(Float a, Float b, Float c) { return a * b + c; }
+  static Float fnma(Float a, Float b, Float c) { return c - a * b; }
+  static Float abs(Float x) { return as_float(bits(x) & 0x7FFFFFFF); }
+  static Float copysign(Float magnitude, Float sign) { return as_float((bits(magnitude) & 0x7FFFFFFF) | (bits(sign) & INT32_MIN)); }
+  // To nearest even: adding 1.5 * 2^23 leaves no fraction bits. Larger numbers are integral already (and NaN stays).
+  static Float round(Float x) {
+    const Float shift = set1(12582912.0f), rounded = (x + shift) - shift;
+    return abs(x) < set1(4194304.0f) ? rounded : x;
+  }
+  // x * 2^n for integral n; saturates to 0 and infinity. Two steps, since 2^n alone may leave the exponent's range.
   static Float scale_by_power_of_two(Float x, Float n) {
-    n = max(set1(-300.0f), min(set1(300.0f), n));
-    return zip(x, n, [](float v, float e) { return std::isnan(e) ? e : std::ldexp(v, static_cast<int>(e)); });
+    n = max(set1(-252.0f), min(set1(254.0f), n));
+    const Int whole = __builtin_convertvector(n == n ? n : zero(), Int), half = whole >> 1;
+    return x * power_of_two(half) * power_of_two(whole - half);
   }
-  static float reduce_add(Float x) {
-    float s = 0.0f;
-    for (float lane : x.lane) s += lane;
-    return s;
+  static Float select_n(Float x, int n, Float rest) {
+    for (int i = n; i < width; ++i) x[i] = rest[i];
+    return x;
   }
+  static void transpose(Float (&r)[width]) {
+    for (int i = 0; i < width; ++i)
+      for (int j = 0; j < i; ++j) {
+        const float swapped = r[i][j];
+        r[i][j] = r[j][i];
+        r[j][i] = swapped;
+      }
+  }
+  static float reduce_add(Float x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
   static float reduce_max(Float x) {
-    float m = x.lane[0];
-    for (float lane : x.lane) m = lane > m ? lane : m;
+    float m = x[0];
+    for (int i = 1; i < width; ++i) m = x[i] > m ? x[i] : m;
     return m;
   }
 
   static Float load_bf16(const uint16_t* p) { return load_bf16_n(p, width); }
   static Float load_bf16_n(const uint16_t* p, int n) {
-    Float r = zero();
-    for (int i = 0; i < n; ++i) {
-      const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
-      std::memcpy(&r.lane[i], &bits, sizeof(bits));
-    }
-    return r;
+    Int r = Int{};
+    for (int i = 0; i < n; ++i) r[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    return as_float(r);
   }
   static void store_bf16(uint16_t* p, Float x) { store_bf16_n(p, x, width); }
   static void store_bf16_n(uint16_t* p, Float x, int n) {
     for (int i = 0; i < n; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, &x.lane[i], sizeof(bits));
-      p[i] = std::isnan(x.lane[i]) ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+      const uint32_t lane = static_cast<uint32_t>(bits(x)[i]);
+      p[i] = x[i] != x[i] ? 0x7FC0 : static_cast<uint16_t>((lane + 0x7FFF + ((lane >> 16) & 1)) >> 16);
     }
   }
 
-  static Float to_float(Int x) {
-    Float r;
-    for (int i = 0; i < width; ++i) r.lane[i] = static_cast<float>(x.lane[i]);
-    return r;
-  }
+  static Float to_float(Int x) { return __builtin_convertvector(x, Float); }
   static Int load_int(const int32_t* p) {
     Int r;
-    std::memcpy(r.lane, p, sizeof(r.lane));
+    std::memcpy(&r, p, sizeof(r));
     return r;
   }
+  // max(|a|, |x|) per lane for non-negative a, by their bits: NaN counts as larger than infinity.
+  static Float max_magnitude(Float a, Float x) {
+    const Int left = bits(a), right = bits(abs(x));
+    return as_float(left > right ? left : right);
+  }
+  static float reduce_max_magnitude(Float a) {
+    Int best = bits(a);
+    for (int i = 1; i < width; ++i) best[0] = best[i] > best[0] ? best[i] : best[0];
+    return as_float(best)[0];
+  }
   // Rounds to the nearest integer and stores the low byte of each lane.
+  static void store_bytes(uint8_t* p, Float x) { store_bytes_n(p, x, width); }
   static void store_bytes_n(uint8_t* p, Float x, int n) {
-    for (int i = 0; i < n; ++i) p[i] = std::isfinite(x.lane[i]) ? static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(x.lane[i]))) : 0;
+    const Int whole = __builtin_convertvector(round(abs(x) < set1(4194304.0f) ? x : zero()), Int);
+    for (int i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(whole[i]);
   }
 
  private:
-  template <class F>
-  static Float each(Float a, F f) {
-    for (float& lane : a.lane) lane = f(lane);
-    return a;
+  static Int bits(Float x) {
+    Int r;
+    std::memcpy(&r, &x, sizeof(r));
+    return r;
   }
-  template <class F>
-  static Float zip(Float a, Float b, F f) {
-    for (int i = 0; i < width; ++i) a.lane[i] = f(a.lane[i], b.lane[i]);
-    return a;
+  static Float as_float(Int x) {
+    Float r;
+    std::memcpy(&r, &x, sizeof(r));
+    return r;
   }
+  static Float power_of_two(Int n) { return as_float((n + 127) << 23); }
 };
 
 }  // namespace HFCA_TIER

@@ -1,0 +1,45 @@
+// What a tier's attention offers and what it is given: plain data, no torch.
+//
+//   output[b, q, h] = softmax(scale * query[b, h, q] . key[b, g, k] + mask[b, h, q, k], over k) value[b, g, k],   g = h / group
+//
+// computed block by block with a running maximum and sum, so that no [q_len, kv_len] matrix ever exists (Dao et al. 2022,
+// arXiv:2205.14135, section 3.1). The query heads that share a key head are treated as more query rows of it: row r of a
+// (batch, key head) pair is query r % q_len of head r / q_len of the group, so that keys are packed once for the whole group.
+#pragma once
+#include <cstdint>
+
+namespace hfca {
+
+// A float32 or bfloat16 tensor [batch, head, position, feature] whose features are dense. Strides count elements.
+struct Heads {
+  void* data = nullptr;
+  int64_t batch_stride = 0, head_stride = 0, position_stride = 0;
+  bool bf16 = false;
+};
+
+enum class MaskKind : int { none = 0, boolean, float32, bfloat16 };
+
+struct Attention {
+  int64_t q_len = 0, kv_len = 0;
+  int64_t group = 1;                         // query heads per key head
+  int64_t head_dim = 0, value_dim = 0;
+  Heads query, key, value, output;
+  MaskKind mask_kind = MaskKind::none;       // true = attend; floating masks are added
+  const void* mask = nullptr;                // [batch, query head, query, key], dense keys, stride 0 where broadcast
+  int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_query_stride = 0;
+  bool causal = false;                       // query i sees keys <= i + kv_len - q_len
+  float scale = 1.0f;
+};
+
+// Work of one call: rows [row_begin, row_end) of one (batch, key head) pair against keys [kv_begin, kv_end); all others are masked.
+struct AttentionTask {
+  int64_t batch, kv_head, row_begin, row_end, kv_begin, kv_end;
+};
+
+struct AttentionKernels {
+  int tile_rows;                                                       // rows that are computed together
+  int64_t (*scratch_floats)(const Attention&, int64_t rows);           // for a task of so many rows
+  void (*run)(const Attention&, const AttentionTask&, float* scratch);  // scratch: 64-byte aligned
+};
+
+}  // namespace hfca

@@ -1,0 +1,82 @@
+// Queries, keys and values as float32 in the layouts that the tile multiplication streams.
+#pragma once
+#include "attention.h"
+#include "tile.h"
+
+namespace HFCA_TIER {
+
+constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+inline int lanes(int64_t left) { return left < Simd::width ? static_cast<int>(left) : Simd::width; }
+
+// n features of one position, zeros behind them. `at` counts elements from x.data.
+inline Float load_features(const hfca::Heads& x, int64_t at, int n) {
+  if (x.bf16) {
+    const uint16_t* p = static_cast<const uint16_t*>(x.data) + at;
+    return n == Simd::width ? Simd::load_bf16(p) : Simd::load_bf16_n(p, n);
+  }
+  const float* p = static_cast<const float*>(x.data) + at;
+  return n == Simd::width ? Simd::load(p) : Simd::load_n(p, n);
+}
+
+inline void store_features(const hfca::Heads& x, int64_t at, int n, Float value) {
+  if (x.bf16) {
+    uint16_t* p = static_cast<uint16_t*>(x.data) + at;
+    n == Simd::width ? Simd::store_bf16(p, value) : Simd::store_bf16_n(p, value, n);
+  } else {
+    float* p = static_cast<float*>(x.data) + at;
+    n == Simd::width ? Simd::store(p, value) : Simd::store_n(p, value, n);
+  }
+}
+
+// Which query head and position a row of a task is (see attention.h). Steps are cheap, divisions are not.
+struct RowPosition {
+  int64_t q_len, head, position;
+
+  RowPosition(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t row)
+      : q_len(a.q_len), head(task.kv_head * a.group + row / a.q_len), position(row % a.q_len) {}
+
+  void step() {
+    if (++position == q_len) position = 0, ++head;
+  }
+  int64_t offset(int64_t head_stride, int64_t position_stride) const { return head * head_stride + position * position_stride; }
+};
+
+// out[head_dim / 32][rows][32] = scale * query rows.
+inline void pack_queries(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t row, int rows, float* out) {
+  const Float scale = Simd::set1(a.scale);
+  RowPosition at(a, task, row);
+  for (int i = 0; i < rows; ++i, at.step()) {
+    const int64_t origin = task.batch * a.query.batch_stride + at.offset(a.query.head_stride, a.query.position_stride);
+    for (int64_t d = 0; d < a.head_dim; d += Simd::width)
+      Simd::store(out + (d / chunk * rows + i) * chunk + d % chunk, Simd::mul(scale, load_features(a.query, origin + d, lanes(a.head_dim - d))));
+  }
+}
+
+// out[keys / 32][head_dim][32] = keys [begin, end), transposed; the last chunk is filled up with zeros.
+inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, float* out) {
+  const int64_t origin = task.batch * a.key.batch_stride + task.kv_head * a.key.head_stride;
+  const int64_t padded = begin + round_up(end - begin, chunk);
+  for (int64_t k = begin; k < padded; k += Simd::width) {
+    float* columns = out + (k - begin) / chunk * chunk * a.head_dim + (k - begin) % chunk;
+    for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
+      const int n = lanes(a.head_dim - d);
+      Float block[Simd::width];
+      for (int i = 0; i < Simd::width; ++i)
+        block[i] = k + i < end ? load_features(a.key, origin + (k + i) * a.key.position_stride + d, n) : Simd::zero();
+      Simd::transpose(block);
+      for (int i = 0; i < n; ++i) Simd::store(columns + (d + i) * chunk, block[i]);
+    }
+  }
+}
+
+// out[value_dim / 32][key_rows][32] = values [begin, end); columns behind value_dim are zero up to the vector width.
+inline void pack_values(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, int64_t key_rows, float* out) {
+  const int64_t origin = task.batch * a.value.batch_stride + task.kv_head * a.value.head_stride;
+  for (int64_t k = begin; k < end; ++k, out += chunk)
+    for (int64_t d = 0; d < a.value_dim; d += Simd::width)
+      Simd::store(out + d / chunk * key_rows * chunk + d % chunk,
+                  load_features(a.value, origin + k * a.value.position_stride + d, lanes(a.value_dim - d)));
+}
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,138 @@
+"""attention: softmax(scale * query key^T + mask) value, without a score matrix in memory.
+
+Flash attention (Dao et al. 2022, arXiv:2205.14135): blocks of keys pass by with a running maximum and sum per query row. Scores,
+softmax and sums are float32 for every input dtype.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .registry import declare
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale * query key^T + mask, over the keys) value.
+
+    Args:
+        query: [B, Hq, Lq, D] float32 or bfloat16. Strides are free, so that a transposed view of [B, Lq, Hq * D] costs no copy;
+            only a last dimension that is not dense is copied. The same holds for key and value.
+        key: [B, Hkv, Lk, D]; Hq is a multiple of Hkv, query head h uses key head h // (Hq // Hkv).
+        value: [B, Hkv, Lk, Dv].
+        mask: None; bool [B, Lk], key padding, True = attend (padding before and after the text is skipped, not computed); or
+            bool or floating (added to the scores), broadcastable to [B, Hq, Lq, Lk].
+        is_causal: query i sees the keys <= i + Lk - Lq, aligned to the end of the keys as in transformers.
+        scale: factor of the scores, default 1 / sqrt(D).
+
+    Returns:
+        [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend nothing are 0.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+        TypeError: if the mask is neither bool nor floating.
+    """
+    _check_heads(query, key, value)
+    if mask is not None:
+        mask = _normal_mask(mask, query, key)
+    return torch.ops.hf_cpu_accel.attention(query, key, value, mask, is_causal, scale)
+
+
+def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)}: must be [batch, heads, length, head_dim]; "
+                "split the heads first, x.unflatten(-1, (heads, -1)).transpose(1, 2)"
+            )
+    batch, heads, _, head_dim = query.shape
+    kv_heads, kv_len = key.shape[1], key.shape[2]
+    if key.shape[0] != batch or key.shape[3] != head_dim:
+        raise ValueError(
+            f"key of shape {tuple(key.shape)}: must be [{batch}, heads, length, {head_dim}], "
+            f"as the query is {tuple(query.shape)}"
+        )
+    if value.shape[:3] != key.shape[:3]:
+        raise ValueError(
+            f"value of shape {tuple(value.shape)}: must be [{batch}, {kv_heads}, {kv_len}, any], as the key is {tuple(key.shape)}"
+        )
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads != 0):
+        raise ValueError(f"query with {heads} heads: must be a multiple of the key's {kv_heads} heads")
+    if head_dim == 0:
+        raise ValueError(f"query of shape {tuple(query.shape)}: head_dim must be at least 1")
+
+
+def _normal_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask in one of the two forms that the op takes, as a view: bool [B, Lk] or [B | 1, Hq | 1, Lq | 1, Lk]."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"mask of dtype {mask.dtype}: must be bool (True = attend) or floating (added); "
+            "convert a 0/1 attention_mask with mask.bool()"
+        )
+    batch, heads, q_len, _ = query.shape
+    kv_len = key.shape[2]
+    if mask.dtype == torch.bool and mask.dim() == 2:
+        if mask.shape[0] != batch or mask.shape[1] != kv_len:
+            raise ValueError(
+                f"mask of shape {tuple(mask.shape)}: two boolean dimensions are key padding, [{batch}, {kv_len}]; "
+                "for [q_len, kv_len] pass mask[None, None]"
+            )
+        return mask
+    wanted = (batch, heads, q_len, kv_len)
+    if mask.dim() > 4 or any(
+        size not in (1, full) for size, full in zip(mask.shape[::-1], wanted[::-1], strict=False)
+    ):
+        raise ValueError(f"mask of shape {tuple(mask.shape)}: must be broadcastable to {wanted}")
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype not in (torch.bool, torch.float32, torch.bfloat16):
+        mask = mask.float()
+    if mask.dtype == torch.bool and mask.shape[1] == 1 and mask.shape[2] == 1:
+        return mask[:, 0, 0].expand(batch, kv_len)
+    return mask.expand(-1, -1, -1, kv_len)
+
+
+def attention_reference(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    """The op in plain torch; float64 inputs are computed in float64, others in float32."""
+    precision = torch.float64 if query.dtype == torch.float64 else torch.float32
+    group = query.shape[1] // key.shape[1] if key.shape[1] else 1
+    k, v = (x.to(precision).repeat_interleave(group, dim=1) for x in (key, value))
+    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query.to(precision) * factor) @ k.transpose(-1, -2)
+    q_len, kv_len = scores.shape[-2:]
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = mask[:, None, None] if mask.dim() == 2 else mask
+        scores = scores.masked_fill(~allowed, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.to(precision)
+    if is_causal:
+        last_key = torch.arange(q_len) + (kv_len - q_len)
+        scores = scores.masked_fill(torch.arange(kv_len) > last_key[:, None], -math.inf)
+    nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+    weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)
+    return (weights @ v).transpose(1, 2).to(query.dtype).contiguous()
+
+
+def _attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    batch, heads, q_len, _ = query.shape
+    return query.new_empty((batch, q_len, heads, value.shape[-1]))
+
+
+declare(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor",
+    fake=_attention_fake,
+    reference=attention_reference,
+)

@@ -1,0 +1,150 @@
+"""Norms over the last dimension, alone or after a residual addition (one pass over memory instead of two).
+
+    layer_norm: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias      Ba et al. 2016, arXiv:1607.06450
+    rms_norm:   x / sqrt(mean(x^2) + eps) * weight                      Zhang & Sennrich 2019, arXiv:1910.07467
+
+Statistics and arithmetic are float32 for every input dtype; the variance is the biased one, as in `torch.nn.LayerNorm`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .registry import declare
+
+
+def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension.
+
+    Args:
+        input: [..., C] float32 or bfloat16, any strides.
+        weight, bias: [C] float32 or bfloat16 (not necessarily the input's dtype), or None for ones and zeros.
+        eps: added to the variance.
+
+    Returns:
+        [..., C] contiguous, dtype of the input.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    _check(input, weight=weight, bias=bias)
+    return torch.ops.hf_cpu_accel.layer_norm(input, weight, bias, eps)
+
+
+def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; arguments and result as in `layer_norm`."""
+    _check(input, weight=weight)
+    return torch.ops.hf_cpu_accel.rms_norm(input, weight, eps)
+
+
+def add_layer_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(sum), sum) with sum = input + residual.
+
+    Args:
+        residual: shape of the input, float32 or bfloat16; the others as in `layer_norm`.
+
+    Returns:
+        Both shaped as the input, contiguous, in its dtype. For bfloat16 the norm sees the sum before it is rounded.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    _check(input, residual, weight=weight, bias=bias)
+    return torch.ops.hf_cpu_accel.add_layer_norm(input, residual, weight, bias, eps)
+
+
+def add_rms_norm(
+    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum), sum) with sum = input + residual; arguments and result as in `add_layer_norm`."""
+    _check(input, residual, weight=weight)
+    return torch.ops.hf_cpu_accel.add_rms_norm(input, residual, weight, eps)
+
+
+def _check(input: Tensor, residual: Tensor | None = None, **vectors: Tensor | None) -> None:
+    if input.dim() == 0:
+        raise ValueError("input of shape (): a norm needs at least one dimension; pass input[None] for a single value")
+    if residual is not None and residual.shape != input.shape:
+        raise ValueError(
+            f"residual of shape {tuple(residual.shape)}: must be {tuple(input.shape)}, the input's; "
+            "expand it first if it is to be broadcast"
+        )
+    for name, vector in vectors.items():
+        if vector is not None and vector.shape != input.shape[-1:]:
+            raise ValueError(
+                f"{name} of shape {tuple(vector.shape)}: must be ({input.shape[-1]},), the input's last dimension"
+            )
+
+
+def layer_norm_reference(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """The op in plain torch."""
+    return _normalize(input.float(), weight, bias, eps, centred=True).to(input.dtype)
+
+
+def rms_norm_reference(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """The op in plain torch."""
+    return _normalize(input.float(), weight, None, eps, centred=False).to(input.dtype)
+
+
+def add_layer_norm_reference(
+    input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The op in plain torch."""
+    total = input.float() + residual.float()
+    return _normalize(total, weight, bias, eps, centred=True).to(input.dtype), _fresh(total, input)
+
+
+def add_rms_norm_reference(
+    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The op in plain torch."""
+    total = input.float() + residual.float()
+    return _normalize(total, weight, None, eps, centred=False).to(input.dtype), _fresh(total, input)
+
+
+def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+    if centred:
+        x = x - x.mean(dim=-1, keepdim=True)
+    output = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+    if weight is not None:
+        output = output * weight.float()
+    if bias is not None:
+        output = output + bias.float()
+    return output.contiguous()
+
+
+def _fresh(total: Tensor, input: Tensor) -> Tensor:
+    return total.to(input.dtype).contiguous()
+
+
+def _one_fake(input: Tensor, *_: object) -> Tensor:
+    return input.new_empty(input.shape)
+
+
+def _two_fake(input: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return input.new_empty(input.shape), input.new_empty(input.shape)
+
+
+declare(
+    "layer_norm(Tensor input, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    fake=_one_fake,
+    reference=layer_norm_reference,
+)
+declare(
+    "rms_norm(Tensor input, Tensor? weight, float eps) -> Tensor",
+    fake=_one_fake,
+    reference=rms_norm_reference,
+)
+declare(
+    "add_layer_norm(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
+    fake=_two_fake,
+    reference=add_layer_norm_reference,
+)
+declare(
+    "add_rms_norm(Tensor input, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)",
+    fake=_two_fake,
+    reference=add_rms_norm_reference,
+)
