@@ -36,7 +36,8 @@ def attention(
         scale: factor of the scores, default 1 / sqrt(D).
 
     Returns:
-        [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend nothing are 0.
+        [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend
+        nothing are 0.
 
     Raises:
         ValueError: if the shapes do not fit.

@@ -56,9 +56,7 @@ def add_layer_norm(
     return torch.ops.hf_cpu_accel.add_layer_norm(input, residual, weight, bias, eps)
 
 
-def add_rms_norm(
-    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(sum), sum) with sum = input + residual; arguments and result as in `add_layer_norm`."""
     _check(input, residual, weight=weight)
     return torch.ops.hf_cpu_accel.add_rms_norm(input, residual, weight, eps)
@@ -66,7 +64,9 @@ def add_rms_norm(
 
 def _check(input: Tensor, residual: Tensor | None = None, **vectors: Tensor | None) -> None:
     if input.dim() == 0:
-        raise ValueError("input of shape (): a norm needs at least one dimension; pass input[None] for a single value")
+        raise ValueError(
+            "input of shape (): a norm needs at least one dimension; pass input[None] for a single value"
+        )
     if residual is not None and residual.shape != input.shape:
         raise ValueError(
             f"residual of shape {tuple(residual.shape)}: must be {tuple(input.shape)}, the input's; "

@@ -1,0 +1,332 @@
+"""attention against float64, over shapes, masks, layouts, dtypes and thread counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_cpu_accel.ops.attention import attention, attention_reference
+
+# float32: relative to the largest value of the output row. bfloat16 adds the rounding of the output.
+FLOAT32_BOUND = 1e-5
+BFLOAT16_ROUNDING = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 2
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 33
+    kv_len: int = 33
+    head_dim: int = 64
+    value_dim: int = 64
+    mask: str = "none"
+    causal: bool = False
+    scale: float | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        sizes = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.q_len}x{self.kv_len}x{self.head_dim}/{self.value_dim}"
+        return f"{sizes}-{self.mask}{'-causal' if self.causal else ''}-{str(self.dtype)[6:]}"
+
+
+MASKS = [
+    "none",
+    "right padding",
+    "left padding",
+    "holes",
+    "all padding",
+    "bool per query",
+    "bool keys, four dimensions",
+    "float per head",
+    "float keys",
+    "bfloat16 per query",
+    "lowest float",
+]
+CASES = [
+    # One query, one key, sizes around the vector width, the chunk of 32 keys and the block of 256 keys.
+    Case(q_len=1, kv_len=1, head_dim=1, value_dim=1),
+    Case(q_len=1, kv_len=200),
+    Case(q_len=1, kv_len=300, head_dim=70, value_dim=130, mask="holes"),
+    Case(q_len=2, kv_len=290, head_dim=16, value_dim=80, mask="bool per query", causal=True),
+    Case(heads=4, q_len=1, kv_len=290, mask="float per head"),
+    Case(q_len=7, kv_len=7, head_dim=32, value_dim=32),
+    Case(q_len=65, kv_len=127, head_dim=80, value_dim=40),
+    Case(q_len=200, kv_len=31, head_dim=33, value_dim=7),
+    Case(batch=1, q_len=40, kv_len=257),
+    Case(batch=1, q_len=15, kv_len=600, head_dim=17, value_dim=48),
+    Case(batch=1, heads=1, kv_heads=1, q_len=500, kv_len=3, head_dim=8, value_dim=8),
+    Case(batch=1, q_len=9, kv_len=9, head_dim=300, value_dim=130),
+    # Grouped heads: the rows of a tile span several heads.
+    Case(heads=6, kv_heads=2, q_len=5, kv_len=40),
+    Case(heads=8, kv_heads=1, q_len=1, kv_len=70, causal=True),
+    Case(heads=4, kv_heads=2, q_len=37, kv_len=37, causal=True),
+    # Causal: aligned to the end of the keys; with fewer keys than queries the first queries see nothing.
+    Case(q_len=130, kv_len=130, causal=True),
+    Case(q_len=20, kv_len=300, causal=True),
+    Case(q_len=60, kv_len=23, causal=True),
+    Case(scale=0.3),
+    Case(scale=-2.0),
+    *(Case(mask=mask, q_len=50, kv_len=50) for mask in MASKS),
+    *(Case(mask=mask, q_len=12, kv_len=520, causal=True, heads=4) for mask in MASKS),
+]
+
+
+def inputs(case: Case, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """query, key, value as transposed views of [batch, length, heads * head_dim], and the mask."""
+    g = torch.Generator().manual_seed(seed)
+
+    def heads_of(length: int, heads: int, size: int) -> Tensor:
+        flat = torch.randn(case.batch, length, heads * size, generator=g).to(case.dtype)
+        return flat.view(case.batch, length, heads, size).transpose(1, 2)
+
+    query = heads_of(case.q_len, case.heads, case.head_dim)
+    key = heads_of(case.kv_len, case.kv_heads, case.head_dim)
+    value = heads_of(case.kv_len, case.kv_heads, case.value_dim)
+    return query, key, value, make_mask(case, g)
+
+
+def make_mask(case: Case, g: torch.Generator) -> Tensor | None:
+    b, h, q, k = case.batch, case.heads, case.q_len, case.kv_len
+    # Between 0 and all keys are text; the first sequence is full, so that sequences of one batch differ.
+    length = torch.randint(0, k + 1, (b,), generator=g)
+    length[:1] = k
+    padding = torch.arange(k) < length[:, None]
+    if case.mask == "right padding":
+        return padding
+    if case.mask == "left padding":
+        return padding.flip(1)
+    if case.mask == "holes":
+        return padding & (torch.rand(b, k, generator=g) < 0.7)
+    if case.mask == "all padding":
+        return torch.zeros(b, k, dtype=torch.bool)
+    if case.mask == "bool per query":
+        return torch.rand(b, 1, q, k, generator=g) < 0.5
+    if case.mask == "bool keys, four dimensions":
+        return padding[:, None, None]
+    if case.mask == "float per head":
+        return torch.randn(1, h, q, k, generator=g)
+    if case.mask == "float keys":
+        return torch.where(padding, 0.0, -math.inf)[:, None, None]
+    if case.mask == "bfloat16 per query":
+        return torch.randn(b, 1, q, k, generator=g).bfloat16()
+    if case.mask == "lowest float":
+        return torch.where(padding, 0.0, torch.finfo(torch.float32).min)[:, None, None]
+    assert case.mask == "none"
+    return None
+
+
+def truth_of(case: Case, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    return attention_reference(query.double(), key.double(), value.double(), mask, case.causal, case.scale)
+
+
+def check(case: Case, seed: int = 0) -> None:
+    """One case against float64; raises AssertionError."""
+    query, key, value, mask = inputs(case, seed)
+    truth = truth_of(case, query, key, value, mask)
+    got = attention(query, key, value, mask=mask, is_causal=case.causal, scale=case.scale)
+    assert got.shape == (case.batch, case.q_len, case.heads, case.value_dim), case
+    assert got.dtype == case.dtype, case
+    assert got.is_contiguous(), case
+    bound = FLOAT32_BOUND * truth.abs().amax(dim=-1, keepdim=True).clamp_min(0.1)
+    if case.dtype == torch.bfloat16:
+        bound = bound + BFLOAT16_ROUNDING * truth.abs()
+    excess = ((got - truth).abs() / bound).max()
+    assert excess <= 1.0, f"{case}: {excess:.2f} times the bound"
+
+
+def check_attention(seed: int = 0) -> None:
+    """All of it in one call, for the test that repeats it on every instruction-set tier."""
+    for case in CASES:
+        check(case, seed)
+        check(replace(case, dtype=torch.bfloat16), seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cases(case: Case, dtype: torch.dtype) -> None:
+    check(replace(case, dtype=dtype))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    case=st.builds(
+        Case,
+        batch=st.integers(1, 3),
+        kv_heads=st.integers(1, 2),
+        q_len=st.integers(1, 70),
+        kv_len=st.integers(1, 300),
+        head_dim=st.integers(1, 70),
+        value_dim=st.integers(1, 70),
+        mask=st.sampled_from(MASKS),
+        causal=st.booleans(),
+        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    ),
+    group=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_random_cases(case: Case, group: int, seed: int) -> None:
+    check(replace(case, heads=case.kv_heads * group), seed)
+
+
+@pytest.mark.parametrize("empty", ["batch", "q_len"])
+def test_empty_output(empty: str) -> None:
+    case = replace(Case(), **{empty: 0})
+    query, key, value, _ = inputs(case, 0)
+    assert attention(query, key, value).shape == (case.batch, case.q_len, case.heads, case.value_dim)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_keys_the_output_is_zero(causal: bool) -> None:
+    query, key, value, _ = inputs(Case(kv_len=0), 0)
+    assert torch.equal(attention(query, key, value, is_causal=causal), torch.zeros(2, 33, 2, 64))
+
+
+def test_rows_that_may_attend_nothing_are_zero() -> None:
+    query, key, value, _ = inputs(Case(q_len=40, kv_len=10), 0)
+    got = attention(query, key, value, is_causal=True)
+    assert not got[:, :30].any()
+    assert got[:, 30:].any(dim=-1).all()
+
+
+def test_padding_is_never_read() -> None:
+    """Garbage behind the text, NaN included, must not reach the output."""
+    query, key, value, _ = inputs(Case(kv_len=300), 0)
+    mask = torch.arange(300).expand(2, -1) < 41
+    expected = attention(query, key[:, :, :41], value[:, :, :41])
+    key[:, :, 41:] = math.nan
+    value[:, :, 41:] = math.nan
+    assert torch.equal(attention(query, key, value, mask=mask), expected)
+
+
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=["nan", "inf"])
+def test_non_finite_inputs_are_not_hidden(where: str, poison: float) -> None:
+    case = Case(kv_len=300)
+    tensors = dict(zip(("query", "key", "value"), inputs(case, 0)[:3], strict=True))
+    tensors[where][1, 1, 5, 3] = poison
+    expected = truth_of(case, *tensors.values(), None).isfinite()
+    got = attention(*tensors.values()).isfinite()
+    assert not expected.all()
+    assert torch.equal(got, expected)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    query, key, value, _ = inputs(Case(kv_len=600), 0)
+    query = query * 1e4
+    truth = attention_reference(query.double(), key.double(), value.double(), None, False, None)
+    # Scores of 1e5 have a float32 spacing of 1e-2: only rows with a clear winner have a stable result.
+    top = (query.double() @ key.double().transpose(-1, -2) / 8).topk(2, dim=-1).values.transpose(1, 2)
+    clear = top[..., 0] - top[..., 1] > 50.0
+    assert clear.float().mean() > 0.5
+    torch.testing.assert_close(attention(query, key, value).double()[clear], truth[clear], rtol=0, atol=1e-5)
+
+
+def test_strides_do_not_matter() -> None:
+    query, key, value, _ = inputs(Case(kv_len=70), 0)
+    expected = attention(query, key, value)
+    spaced = [torch.zeros(*x.shape, 2)[..., 0].copy_(x) for x in (query, key, value)]
+    assert all(x.stride(-1) == 2 for x in spaced)
+    assert torch.equal(attention(*spaced), expected)
+    assert torch.equal(attention(query.contiguous(), key.contiguous(), value.contiguous()), expected)
+    fused = torch.cat([x.transpose(1, 2).flatten(2) for x in (query, query, query)], dim=-1)
+    parts = [x.unflatten(-1, (2, 64)).transpose(1, 2) for x in fused.split(128, dim=-1)]
+    assert torch.equal(attention(*parts), attention(query, query, query))
+    shared = key[:, :1].expand(-1, 2, -1, -1)
+    assert torch.equal(attention(query, shared, shared), attention(query, key[:, :1], key[:, :1]))
+
+
+def test_masks_that_mean_the_same_give_the_same() -> None:
+    query, key, value, mask = inputs(Case(mask="holes", kv_len=290), 0)
+    assert mask is not None
+    expected = attention(query, key, value, mask=mask)
+    added = torch.where(mask, 0.0, -math.inf)
+    for same in (
+        mask[:, None, None],
+        mask[:, None, None].expand(-1, 2, 33, -1).contiguous(),
+        added[:, None, None],
+        added[:, None, None].double(),
+        added.bfloat16()[:, None, None],
+        added.t().contiguous().t()[:, None, None],
+    ):
+        # Not bit for bit: skipped padding shifts the blocks in which keys are summed.
+        torch.testing.assert_close(attention(query, key, value, mask=same), expected, rtol=0, atol=1e-6)
+    one_key = torch.tensor([0.5]).expand(33, 1)
+    assert torch.equal(
+        attention(query, key, value, mask=one_key), attention(query, key, value, mask=one_key.expand(33, 290))
+    )
+
+
+@pytest.mark.parametrize(
+    "case", [Case(q_len=200), Case(q_len=90, causal=True), Case(heads=8, q_len=3)], ids=str
+)
+def test_thread_count_does_not_change_the_result(case: Case) -> None:
+    query, key, value, _ = inputs(case, 0)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(attention(query, key, value, is_causal=case.causal))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"query": torch.zeros(2, 33, 64)}, "split the heads"),
+        ({"key": torch.zeros(2, 2, 33, 63)}, "key of shape"),
+        ({"value": torch.zeros(2, 2, 32, 64)}, "value of shape"),
+        (
+            {"key": torch.zeros(2, 3, 33, 64), "value": torch.zeros(2, 3, 33, 64)},
+            "multiple of the key's 3 heads",
+        ),
+        ({"mask": torch.ones(33, 33, dtype=torch.bool)}, "key padding"),
+        ({"mask": torch.zeros(2, 1, 5, 33)}, "broadcastable"),
+    ],
+)
+def test_bad_shapes_are_named(change: dict[str, Tensor], words: str) -> None:
+    query, key, value, _ = inputs(Case(), 0)
+    arguments = {"query": query, "key": key, "value": value, **change}
+    with pytest.raises(ValueError, match=words):
+        attention(**arguments)
+
+
+def test_an_integer_mask_is_refused() -> None:
+    query, key, value, _ = inputs(Case(), 0)
+    with pytest.raises(TypeError, match=r"mask\.bool\(\)"):
+        attention(query, key, value, mask=torch.ones(2, 33, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(heads=4, q_len=5, mask="right padding"), Case(mask="float per head", causal=True)],
+    ids=str,
+)
+def test_opcheck(case: Case) -> None:
+    query, key, value, mask = inputs(case, 0)
+    torch.library.opcheck(
+        torch.ops.hf_cpu_accel.attention, (query, key, value, mask, case.causal, case.scale)
+    )
+
+
+def test_traces_with_symbolic_shapes() -> None:
+    def self_attention(hidden: Tensor, mask: Tensor) -> Tensor:
+        heads = hidden.unflatten(-1, (4, -1)).transpose(1, 2)
+        return attention(heads, heads, heads, mask=mask).flatten(2)
+
+    compiled = torch.compile(self_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch, length in ((2, 5), (3, 9), (2, 40)):
+        hidden = torch.randn(batch, length, 32)
+        mask = torch.arange(length).expand(batch, -1) < 4
+        torch.testing.assert_close(compiled(hidden, mask), self_attention(hidden, mask), rtol=0, atol=0)
