@@ -1,0 +1,39 @@
+"""Faster inference with Hugging Face models on CPUs: `accelerate_for_cpu(pipeline)`."""
+
+from __future__ import annotations
+
+from hf_cpu_accel.api import accelerate_for_cpu, accelerated, explain, restore
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends.import_hook import install, uninstall
+from hf_cpu_accel.frontends.tasks import CLASS_NAMES
+from hf_cpu_accel.plan import Plan, PlanItem
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CPUAccelConfig",
+    "Plan",
+    "PlanItem",
+    "accelerate_for_cpu",
+    "accelerated",
+    "explain",
+    "install",
+    "restore",
+    "uninstall",
+]
+
+# Adds the keyword `cpu_optimize=` to transformers when that is imported; `uninstall()` takes it back.
+install()
+
+
+def __getattr__(name: str) -> object:
+    """The classes `CPUModelFor<Task>`, which need optimum and so are made when they are asked for."""
+    if name in CLASS_NAMES:
+        from hf_cpu_accel.frontends import optimum
+
+        return getattr(optimum, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *CLASS_NAMES})

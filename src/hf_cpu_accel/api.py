@@ -1,0 +1,172 @@
+"""The front door: `accelerate_for_cpu`, `restore`, `accelerated`, `explain`."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from hf_cpu_accel import plan as plans
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends.find import Root, find
+from hf_cpu_accel.plan import Plan
+from hf_cpu_accel.rewrite import apply as rewrite
+from hf_cpu_accel.rewrite.checks import check_model
+from hf_cpu_accel.runtime.threads import apply_threads
+
+T = TypeVar("T")
+
+_lock = threading.RLock()
+
+
+def accelerate_for_cpu(
+    target: T,
+    config: CPUAccelConfig | None = None,
+    *,
+    dtype: str = "auto",
+    compile: str = "auto",
+    **options: Any,
+) -> T:
+    """Make inference with `target` faster, in place.
+
+    Layers are replaced by packed and fused ones; inputs, outputs, dtypes of outputs and `state_dict` keys stay what they
+    are. The model is for inference until `restore`: its parameters stop asking for gradients.
+
+    Args:
+        target: a transformers `Pipeline` or `PreTrainedModel`, a `SentenceTransformer`, or any `nn.Module`, on the CPU
+            and in eval mode.
+        config: all settings at once. Keywords other than their defaults override it.
+        dtype, compile, options: the fields of `CPUAccelConfig`.
+
+    Returns:
+        `target` itself. With the settings it was accelerated with already, nothing happens; with others it is restored
+        and accelerated anew.
+
+    Raises:
+        TypeError: a target that is not supported, an unknown option, or a value of the wrong type.
+        ValueError: a value that is not accepted, or a model that cannot be accelerated as it is; the message says what
+            to do. After any exception the target is as it was, except that one accelerated with other settings may
+            have been restored.
+    """
+    settings = _settings(config, dtype=dtype, compile=compile, **options)
+    roots = find(target)
+    with _lock:
+        if all(_has_settings(root.module, settings) for root in roots):
+            return target
+        for root in roots:
+            _check(root)
+            _check_patterns(root.module, settings)
+        for root in roots:
+            for part in rewrite.accelerated_parts(root.module):
+                rewrite.undo(part)
+        threads = apply_threads(settings.threads)
+        plan = plans.make(settings, threads=threads.count, thread_reason=threads.reason)
+        done: list[nn.Module] = []
+        try:
+            for root in roots:
+                rewrite.apply(root.module, plan)
+                done.append(root.module)
+        except BaseException:
+            for module in reversed(done):
+                rewrite.undo(module)
+            raise
+    return target
+
+
+def restore(target: T) -> T:
+    """Undo `accelerate_for_cpu`: original modules, weights and configs, outputs bit for bit as before.
+
+    A target that is not accelerated is returned as it is.
+
+    Raises:
+        RuntimeError: the original weights are gone (`originals="drop"`); the target stays accelerated.
+        ValueError: `target` is a part of an accelerated model, which has to be restored as a whole.
+    """
+    with _lock:
+        for root in find(target):
+            _check_whole(root.module)
+            for part in rewrite.accelerated_parts(root.module):
+                rewrite.undo(part)
+    return target
+
+
+@contextmanager
+def accelerated(
+    target: T,
+    config: CPUAccelConfig | None = None,
+    *,
+    dtype: str = "auto",
+    compile: str = "auto",
+    **options: Any,
+) -> Iterator[T]:
+    """`with accelerated(model) as model:` accelerates on entry, and on exit brings back the state before."""
+    before = [rewrite.acceleration_of(root.module) for root in find(target)]
+    earlier = before[0].config if before and before[0] is not None else None
+    accelerate_for_cpu(target, config, dtype=dtype, compile=compile, **options)
+    try:
+        yield target
+    finally:
+        if earlier is None:
+            restore(target)
+        else:
+            accelerate_for_cpu(target, earlier)
+
+
+def explain(target: object) -> Plan:
+    """What was replaced by what, and what was left and why; print it, or take `.to_dict()`.
+
+    Raises:
+        ValueError: `target` is a part of an accelerated model: explain that model.
+    """
+    found = []
+    for root in find(target):
+        _check_whole(root.module)
+        for part in rewrite.accelerated_parts(root.module):
+            acceleration = rewrite.acceleration_of(part)
+            assert acceleration is not None
+            found.append(acceleration.plan)
+    return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
+
+
+def _settings(config: CPUAccelConfig | None, **given: Any) -> CPUAccelConfig:
+    if config is None:
+        config = CPUAccelConfig()
+    elif not isinstance(config, CPUAccelConfig):
+        raise TypeError(
+            f"config is a {type(config).__name__}, expected a CPUAccelConfig; a dtype goes in dtype=..."
+        )
+    defaults = {field.name: field.default for field in dataclasses.fields(CPUAccelConfig)}
+    unknown = sorted(set(given) - set(defaults))
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}, accepted: {', '.join(defaults)}")
+    changes = {name: value for name, value in given.items() if value is not defaults[name]}
+    return dataclasses.replace(config, **changes)
+
+
+def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
+    acceleration = rewrite.acceleration_of(module)
+    return acceleration is not None and acceleration.config == settings
+
+
+def _check(root: Root) -> None:
+    _check_whole(root.module)
+    check_model(root.module, root.deciding)
+
+
+def _check_whole(module: nn.Module) -> None:
+    if rewrite.belongs_to_accelerated(module):
+        raise ValueError(
+            f"target: this {type(module).__name__} is a part of an accelerated model: "
+            "explain or restore that model as a whole"
+        )
+
+
+def _check_patterns(module: nn.Module, settings: CPUAccelConfig) -> None:
+    for pattern in settings.skip_modules:
+        if not rewrite.matches_any(module, pattern):
+            raise ValueError(f"skip_modules: {pattern!r} matches no module of {type(module).__name__}")

@@ -1,0 +1,135 @@
+"""`CPUAccelConfig`: what to do, as a frozen value that goes to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "cpu_accel_config.json"
+
+DTYPES = ("auto", "float32", "bfloat16", "int8")
+COMPILE = ("auto", "off")
+ORIGINALS = ("disk", "memory", "drop")
+
+# Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
+PLANNED_DTYPES = ("int8-static", "int8-weight", "int4")
+PLANNED_COMPILE = ("now", "background")
+
+
+@dataclass(frozen=True)
+class CPUAccelConfig:
+    """How a model is accelerated.
+
+    Args:
+        dtype: the type of the packed weights and of the matrix products: `"float32"`, `"bfloat16"`, `"int8"` (weights per
+            output channel, activations per token, at run time) or `"auto"`: bfloat16 where the CPU computes it faster
+            than float32, else float32. Accumulation, norms and softmax are float32 always.
+        compile: `"off"` or `"auto"`. There is no compiled tier yet, so both mean off.
+        threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
+        skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
+            that is below them.
+        verify: compare each replacement with the module it replaces on a small random input, and leave the
+            original in place where they differ.
+        originals: where the weights wait for `restore` if packing loses information (bfloat16, int8): `"disk"` (a file
+            that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
+
+    Raises:
+        ValueError: a value outside of the accepted ones.
+        TypeError: a value of the wrong type.
+    """
+
+    dtype: str = "auto"
+    compile: str = "auto"
+    threads: int | None = None
+    skip_modules: tuple[str, ...] = ()
+    verify: bool = True
+    originals: str = "disk"
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
+        _check_choice("compile", self.compile, COMPILE, PLANNED_COMPILE)
+        _check_choice("originals", self.originals, ORIGINALS)
+        _check_threads(self.threads)
+        if not isinstance(self.verify, bool):
+            raise TypeError(f"verify={self.verify!r}: expected True or False")
+        # JSON has no tuples, so lists are taken and stored as tuples: equality and hashing depend on it.
+        object.__setattr__(self, "skip_modules", _as_patterns(self.skip_modules))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON types."""
+        fields = dataclasses.asdict(self)
+        fields["skip_modules"] = list(self.skip_modules)
+        return fields
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> CPUAccelConfig:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: a field that does not exist, or a value that is not accepted.
+            TypeError: `fields` is not a mapping.
+        """
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"fields must be a mapping of {cls.__name__} fields, got {type(fields).__name__}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise ValueError(f"unknown {cls.__name__} field {unknown[0]!r}, accepted: {', '.join(known)}")
+        return cls(**fields)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> CPUAccelConfig:
+        return cls.from_dict(json.loads(text))
+
+    def save(self, directory: str | Path) -> Path:
+        """Write `cpu_accel_config.json` into `directory` (created if needed) and return its path."""
+        path = Path(directory) / FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json(), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, directory: str | Path) -> CPUAccelConfig:
+        """Read `cpu_accel_config.json` from `directory`.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return cls.from_json((Path(directory) / FILE_NAME).read_text(encoding="utf-8"))
+
+
+def _check_choice(name: str, value: object, accepted: tuple[str, ...], planned: tuple[str, ...] = ()) -> None:
+    quoted = ", ".join(repr(choice) for choice in accepted)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: expected a string, one of {quoted}")
+    if value in planned:
+        raise ValueError(f"{name}={value!r} is not available yet, accepted: {quoted}")
+    if value not in accepted:
+        raise ValueError(f"{name}={value!r} is unknown, accepted: {quoted}")
+
+
+def _check_threads(threads: object) -> None:
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int):
+        raise TypeError(f"threads={threads!r}: expected a positive integer, or None to choose by the machine")
+    if threads < 1:
+        raise ValueError(f"threads={threads}: expected at least 1, or None to choose by the machine")
+
+
+def _as_patterns(patterns: object) -> tuple[str, ...]:
+    if isinstance(patterns, str) or not isinstance(patterns, list | tuple | set | frozenset):
+        raise TypeError(
+            f"skip_modules={patterns!r}: expected a tuple of module paths, for example ('model.pooler',)"
+        )
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"skip_modules holds {pattern!r}: expected module paths as strings")
+    return tuple(sorted(patterns) if isinstance(patterns, set | frozenset) else patterns)

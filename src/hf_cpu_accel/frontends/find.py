@@ -1,0 +1,54 @@
+"""From what the user has to the modules to accelerate."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Root:
+    """A model to accelerate.
+
+    Attributes:
+        module: the model.
+        host: the library that it comes from, `"transformers"`, `"sentence_transformers"` or `"torch"`.
+        deciding: the modules whose `training` flags tell whether the model is in training mode.
+    """
+
+    module: nn.Module
+    host: str
+    deciding: tuple[nn.Module, ...]
+
+
+# Host library -> our file for it. A file is imported only if its library has been: a target cannot come from any other.
+_HOSTS = {
+    "sentence_transformers": "hf_cpu_accel.frontends.sentence_transformers",
+    "transformers": "hf_cpu_accel.frontends.transformers",
+}
+ACCEPTED = "a transformers Pipeline or PreTrainedModel, a SentenceTransformer, or any torch.nn.Module"
+
+
+def find(target: object) -> tuple[Root, ...]:
+    """The models in `target`.
+
+    Raises:
+        TypeError: `target` is nothing that can be accelerated.
+    """
+    for host, frontend in _HOSTS.items():
+        if host in sys.modules:
+            roots: tuple[Root, ...] | None = import_module(frontend).roots(target)
+            if roots is not None:
+                return roots
+    if isinstance(target, nn.Module):
+        return (Root(target, "torch", (target,)),)
+    raise TypeError(f"target is {_describe(target)}; accepted: {ACCEPTED}")
+
+
+def _describe(target: object) -> str:
+    if isinstance(target, type):
+        return f"the class {target.__name__}, not an instance of it"
+    return f"a {type(target).__name__}"

@@ -1,0 +1,210 @@
+"""The keyword `cpu_optimize=`: load and accelerate in one call.
+
+    model = AutoModelForSequenceClassification.from_pretrained(path, cpu_optimize=True)
+    pipe = transformers.pipeline("fill-mask", path, cpu_optimize="int8")
+
+Accepted values (`cpu_config`): True (the defaults), a dtype name ("bfloat16"), a `CPUAccelConfig`, or its
+dict; False and None leave the call exactly as it was. The value is checked before anything is loaded; then
+the host loads as ever, and `accelerate_for_cpu` gets the finished object.
+
+`PATCHES` is the table that `frontends.import_hook` applies. A further host is a further line in it, once
+`accelerate_for_cpu` takes that host's objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel import api
+from hf_cpu_accel.config import CPUAccelConfig
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.frontends.import_hook import Journal, Patch
+
+KEYWORD = "cpu_optimize"
+
+AcceleratedCall = Callable[[CPUAccelConfig, tuple[Any, ...], dict[str, Any]], Any]
+"""What runs in place of a wrapped function when the keyword is given: (config, args, kwargs) -> its
+result."""
+
+
+def cpu_config(value: object) -> CPUAccelConfig | None:
+    """The configuration that a value of `cpu_optimize=` means; None where nothing is to be accelerated.
+
+    Args:
+        value: None/False (nothing), True (the defaults), a dtype name, a `CPUAccelConfig` or its fields.
+
+    Raises:
+        TypeError: any other type.
+        ValueError: a dtype or field that `CPUAccelConfig` refuses.
+    """
+    if value is None or value is False:
+        return None
+    if value is True:
+        return CPUAccelConfig()
+    if isinstance(value, CPUAccelConfig):
+        return value
+    if isinstance(value, str):
+        return CPUAccelConfig(dtype=value)
+    if isinstance(value, Mapping):
+        return CPUAccelConfig.from_dict(dict(value))
+    raise TypeError(
+        f"{KEYWORD}={value!r} has the type {type(value).__name__}; accepted: a bool, a dtype name such as "
+        "'bfloat16', a CPUAccelConfig, or a dict of its fields"
+    )
+
+
+def check_placement(device: object = None, device_map: object = None) -> None:
+    """Refuse a placement off the CPU before a large model is loaded only to be refused afterwards.
+
+    Args:
+        device: as in `transformers.pipeline`: None, a name, a number (-1 is the CPU) or a `torch.device`.
+        device_map: as in `from_pretrained`: None, a device, a strategy such as "auto", or module name ->
+            device.
+
+    Raises:
+        ValueError: when one of them is anything but the CPU.
+    """
+    if device is not None and not _is_cpu(device):
+        raise ValueError(
+            f"device={device!r} together with {KEYWORD}: only models on the CPU are accelerated; leave "
+            f"{KEYWORD} out, or pass device='cpu'"
+        )
+    devices = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
+    if device_map is not None and not all(_is_cpu(one) for one in devices):
+        raise ValueError(
+            f"device_map={device_map!r} together with {KEYWORD}: the map may put modules on other devices or "
+            "offload them, and only models on the CPU are accelerated; leave device_map out, or pass "
+            "device_map='cpu'"
+        )
+
+
+def _is_cpu(device: object) -> bool:
+    if isinstance(device, int):
+        return device == -1  # transformers.pipeline's number for the CPU; 0 and up are accelerators
+    return str(device) == "cpu" or str(device).startswith("cpu:")
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of `function` with the new keyword before its `**kwargs`."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_KEYWORD), len(parameters))
+    new = inspect.Parameter(
+        KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation="bool | str | dict | CPUAccelConfig | None",
+    )
+    return signature.replace(parameters=[*parameters[:at], new, *parameters[at:]])
+
+
+def _with_keyword(
+    function: Callable[..., Any], journal: Journal, call: AcceleratedCall
+) -> Callable[..., Any]:
+    """`function` with the keyword: without it the plain function runs, with it `call(config, args,
+    kwargs)`."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, cpu_optimize: Any = None, **kwargs: Any) -> Any:
+        if not journal.active:
+            # Uninstalled, but somebody kept this wrapper: like the original, which does not know the keyword.
+            given = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
+            return function(*args, **given, **kwargs)
+        config = cpu_config(cpu_optimize)
+        return function(*args, **kwargs) if config is None else call(config, args, kwargs)
+
+    wrapper.__signature__ = _signature(function)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _patch_from_pretrained(owner: type, journal: Journal) -> None:
+    """Give the classmethod `owner.from_pretrained` the keyword.
+
+    The outermost call takes the keyword and the calls inside do not see it, so nothing is accelerated twice.
+    A subclass with a `from_pretrained` of its own that hands `**kwargs` on reaches the wrapper of its base
+    class.
+    """
+    function = vars(owner)["from_pretrained"].__func__
+
+    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check_placement(device_map=kwargs.get("device_map"))
+        loaded = function(*args, **kwargs)
+        if isinstance(loaded, tuple):  # output_loading_info=True
+            return (api.accelerate_for_cpu(loaded[0], config), *loaded[1:])
+        return api.accelerate_for_cpu(loaded, config)
+
+    journal.replace(owner, "from_pretrained", classmethod(_with_keyword(function, journal, call)))
+
+
+def patch_models(module: ModuleType, journal: Journal) -> None:
+    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, which all model classes share."""
+    _patch_from_pretrained(module.PreTrainedModel, journal)
+
+
+def patch_auto_classes(module: ModuleType, journal: Journal) -> None:
+    """transformers.models.auto.modeling_auto: every auto class, as each has a copy of `from_pretrained` of
+    its own."""
+    classes = [module._BaseAutoModelClass]
+    for owner in classes:  # grows while it runs: subclasses of subclasses
+        classes.extend(cls for cls in owner.__subclasses__() if cls not in classes)
+        if "from_pretrained" in vars(owner):
+            _patch_from_pretrained(owner, journal)
+
+
+def patch_pipeline_function(module: ModuleType, journal: Journal) -> None:
+    """transformers.pipelines: the function `pipeline`, also where `transformers.pipeline` has it cached."""
+    function = module.pipeline
+    signature = inspect.signature(function)
+
+    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = signature.bind_partial(*args, **kwargs)
+        given = bound.arguments
+        device_map = given.get("device_map", (given.get("model_kwargs") or {}).get("device_map"))
+        check_placement(given.get("device"), device_map)
+        if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):
+            given["device"] = "cpu"  # the default would be the first accelerator of the machine
+        return api.accelerate_for_cpu(function(*bound.args, **bound.kwargs), config)
+
+    wrapper = _with_keyword(function, journal, call)
+    journal.replace(module, "pipeline", wrapper)
+    journal.replace_cached("transformers", "pipeline", function, wrapper)
+
+
+def patch_pipeline_classes(module: ModuleType, journal: Journal) -> None:
+    """transformers.pipelines.base: `Pipeline.__init__`.
+
+    Serves the classes called directly, and a `from transformers import pipeline` that ran before
+    `import hf_cpu_accel`: that function is out of reach, but it hands keywords it does not know to the class.
+    """
+    function = module.Pipeline.__init__
+    signature = inspect.signature(function)
+
+    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = signature.bind_partial(*args, **kwargs)
+        given = bound.arguments
+        check_placement(given.get("device"))
+        if given.get("device") is None and not _placed_by_map(given.get("model"), None):
+            given["device"] = "cpu"
+        function(*bound.args, **bound.kwargs)
+        api.accelerate_for_cpu(args[0], config)
+
+    journal.replace(module.Pipeline, "__init__", _with_keyword(function, journal, call))
+
+
+def _placed_by_map(model: object, device_map: object) -> bool:
+    """Whether a device map decides where the model is; a `device` on top of that is an error in
+    transformers."""
+    return device_map is not None or getattr(model, "hf_device_map", None) is not None
+
+
+PATCHES: dict[str, Patch] = {
+    "transformers.modeling_utils": patch_models,
+    "transformers.models.auto.modeling_auto": patch_auto_classes,
+    "transformers.pipelines": patch_pipeline_function,
+    "transformers.pipelines.base": patch_pipeline_classes,
+}

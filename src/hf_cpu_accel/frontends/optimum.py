@@ -1,0 +1,221 @@
+"""Optimum-style classes `CPUModelFor<Task>`: load, then accelerate.
+
+    from hf_cpu_accel import CPUModelForSequenceClassification
+
+    model = CPUModelForSequenceClassification.from_pretrained("path-or-id", cpu_optimize="int8")
+    pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
+    model.save_pretrained("folder")      # an ordinary checkpoint, plus cpu_accel_config.json
+
+They follow optimum's `OptimizedModel`, so code written for another of its back ends changes one class name.
+The classes are generated from the table in `frontends.tasks`. Importing this module imports transformers and
+optimum.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel import api
+from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
+from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
+from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
+
+try:
+    from optimum.modeling_base import OptimizedModel
+except ImportError as error:
+    raise ImportError(
+        f"CPUModelFor<Task> builds on optimum, which could not be imported ({error}); "
+        "install it with: pip install hf_cpu_accel[optimum]"
+    ) from error
+
+import torch
+import transformers
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.utils import cached_file
+
+
+class CPUModel(OptimizedModel):
+    """A transformers model, accelerated for the CPU, behind optimum's interface.
+
+    Args:
+        model: a loaded transformers model in eval mode on the CPU; it is accelerated in place.
+        config: its configuration; by default `model.config`.
+        preprocessors: tokenizers or processors that `save_pretrained` writes next to the model.
+        cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields; False: the plain model.
+
+    Attributes:
+        model: the transformers model. Whatever this class does not define itself (`device`, `dtype`,
+            `num_parameters()`, ...) is answered by it.
+        cpu_config: the `CPUAccelConfig` in force, None when `cpu_optimize` is False.
+    """
+
+    auto_model_class = transformers.AutoModel
+    base_model_prefix = "cpu_model"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: PretrainedConfig | None = None,
+        preprocessors: list[Any] | None = None,
+        cpu_optimize: bool | str | dict[str, Any] | CPUAccelConfig | None = True,
+    ) -> None:
+        self.cpu_config = cpu_config(cpu_optimize)
+        super().__init__(model, model.config if config is None else config, preprocessors)
+        if self.cpu_config is not None:
+            api.accelerate_for_cpu(model, self.cpu_config)
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The model's configuration: the one object that `model.config` is."""
+        return self.model.config
+
+    @config.setter
+    def config(self, value: PretrainedConfig) -> None:
+        self.model.config = value
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        model_id: str | Path,
+        config: PretrainedConfig | None = None,
+        subfolder: str = "",
+        revision: str = "main",
+        force_download: bool = False,
+        local_files_only: bool = False,
+        trust_remote_code: bool = False,
+        cache_dir: str | None = None,
+        token: bool | str | None = None,
+        cpu_optimize: bool | str | dict[str, Any] | CPUAccelConfig | None = None,
+        **kwargs: Any,
+    ) -> CPUModel:
+        """Load with the auto class, then accelerate. Reached through `from_pretrained`.
+
+        Args:
+            cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields. By default the
+                cpu_accel_config.json next to the weights, and without one the default configuration.
+            **kwargs: as in transformers: fields of the model's configuration (`num_labels=3`) override it, the
+                rest goes to the auto class (`dtype=`, `attn_implementation=`, ...).
+
+        Raises:
+            TypeError, ValueError: a bad `cpu_optimize`, or a `device_map` off the CPU; nothing is loaded.
+        """
+        hub = {
+            "subfolder": subfolder,
+            "revision": revision,
+            "force_download": force_download,
+            "local_files_only": local_files_only,
+            "cache_dir": cache_dir,
+            "token": token,
+        }
+        accel = _saved_config(model_id, hub) if cpu_optimize is None else cpu_config(cpu_optimize)
+        if accel is not None:
+            check_placement(device_map=kwargs.get("device_map"))
+        config = copy.deepcopy(config)
+        for name in [
+            name for name in kwargs if name not in ("dtype", "torch_dtype") and hasattr(config, name)
+        ]:
+            setattr(config, name, kwargs.pop(name))
+        model = cls.auto_model_class.from_pretrained(
+            model_id, config=config, trust_remote_code=trust_remote_code, **hub, **kwargs
+        )
+        return cls(model, cpu_optimize=False if accel is None else accel)
+
+    # There is no separate format: `export=True`, common with other back ends, loads in the same way.
+    _export = _from_pretrained
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass of `model`: the same arguments, the same outputs."""
+        return self.model(*args, **kwargs)
+
+    def _save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
+        """Write an ordinary checkpoint with the original weights, plus cpu_accel_config.json.
+
+        Plain transformers loads the folder. An accelerated model holds packed weights, rounded for bfloat16
+        and int8: it is restored for the time of writing and accelerated again afterwards. That costs reading
+        the kept originals, packing a second time, and meanwhile the memory of the unpacked weights.
+
+        Raises:
+            RuntimeError: the originals were dropped (`CPUAccelConfig(originals="drop")`), so that there is
+                nothing to write.
+        """
+        directory = Path(save_directory)
+        if self.cpu_config is None:
+            self.model.save_pretrained(directory)
+            return
+        api.restore(self.model)
+        try:
+            self.model.save_pretrained(directory)
+        finally:
+            api.accelerate_for_cpu(self.model, self.cpu_config)
+        self.cpu_config.save(directory)
+
+    def can_generate(self) -> bool:
+        """Whether `generate` is available; False for the tasks served here."""
+        return bool(self.model.can_generate())
+
+    def eval(self) -> CPUModel:
+        self.model.eval()
+        return self
+
+    def to(self, device: str | int | torch.device) -> CPUModel:
+        """Accepts the CPU, where the model is already.
+
+        Raises:
+            ValueError: any other device or a dtype.
+        """
+        if isinstance(device, int | torch.dtype) or torch.device(device).type != "cpu":
+            raise ValueError(
+                f"{type(self).__name__} stays on the CPU and keeps its dtype, got to({device!r}); "
+                "use device='cpu'"
+            )
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # not set yet (copy, pickle): no recursion
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.model, name)
+
+
+def _saved_config(model_id: str | Path, hub: dict[str, Any]) -> CPUAccelConfig:
+    """The configuration that `save_pretrained` left next to the weights (folder or hub), or the default
+    one."""
+    file = cached_file(
+        str(model_id),
+        FILE_NAME,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        **hub,
+    )
+    return CPUAccelConfig() if file is None else CPUAccelConfig.load(Path(file).parent)
+
+
+def _make_class(task: Task) -> type[CPUModel]:
+    doc = f"""`transformers.{task.auto_class}`, accelerated for the CPU.
+
+    The forward pass returns {task.outputs}.
+    See `CPUModel` for the arguments and `from_pretrained` / `save_pretrained` / `push_to_hub`.
+    """
+    auto_class = getattr(transformers, task.auto_class)
+    cls = type(
+        task.class_name, (CPUModel,), {"__doc__": doc, "__module__": __name__, "auto_model_class": auto_class}
+    )
+    # How optimum's classes become known to transformers: by registration under AutoConfig, which no model's
+    # own configuration is, so nothing is ever loaded through it.
+    auto_class.register(AutoConfig, cls, exist_ok=True)
+    if task.pipeline_models is not None:
+        getattr(modeling_auto, task.pipeline_models, {})[f"hf_cpu_accel.{task.name}"] = task.class_name
+    return cls
+
+
+for _task in TASKS:
+    globals()[_task.class_name] = _make_class(_task)
+
+__all__ = [*CLASS_NAMES]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[CPUModel]: ...

@@ -1,0 +1,173 @@
+"""`Plan`: what was replaced by what, at which dtype, and what was left and why. It is what `explain()` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel.config import CPUAccelConfig
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_TABLE_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class PlanItem:
+    """One module that was considered.
+
+    Attributes:
+        name: its path in the target.
+        structure: what was recognised (`"linear + activation"`), or the class name if nothing was.
+        op: what serves it now (`"linear"`, `"ffn"`, ...), or `"-"` if it was left.
+        dtype: of the packed weight, or of the computation for ops without one; `"-"` if it was left.
+        packed_bytes: size of the packed weight in bytes.
+        reason: None if it was replaced, else why it was left.
+    """
+
+    name: str
+    structure: str
+    op: str
+    dtype: str
+    packed_bytes: int
+    reason: str | None
+
+    @classmethod
+    def left(cls, name: str, structure: str, reason: str) -> PlanItem:
+        return cls(name, structure, op="-", dtype="-", packed_bytes=0, reason=reason)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings that were resolved for this machine, and one `PlanItem` per module considered.
+
+    Attributes:
+        dtype: `"float32"`, `"bfloat16"` or `"int8"`; `"none"` if nothing is accelerated.
+        tier: the instruction tier that the kernels use, or `"reference"`.
+        threads, thread_reason: intra-op threads, and the sentence that says why so many.
+        kernels: `"native"`, or `"reference"` if the extension is not loaded and plain torch serves.
+        compile_state, recompiles: of the compiled tier.
+        config: what was asked for, None if nothing is accelerated.
+    """
+
+    items: tuple[PlanItem, ...]
+    dtype: str
+    tier: str
+    threads: int
+    thread_reason: str
+    kernels: str
+    compile_state: str = "off"
+    recompiles: int = 0
+    config: CPUAccelConfig | None = None
+
+    @property
+    def replaced(self) -> tuple[PlanItem, ...]:
+        return tuple(item for item in self.items if item.reason is None)
+
+    @property
+    def left(self) -> tuple[PlanItem, ...]:
+        return tuple(item for item in self.items if item.reason is not None)
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(item.packed_bytes for item in self.items)
+
+    def counts(self) -> dict[str, int]:
+        """How many modules of each structure were replaced."""
+        return dict(Counter(item.structure for item in self.replaced))
+
+    def with_items(self, items: tuple[PlanItem, ...]) -> Plan:
+        return dataclasses.replace(self, items=items)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON types."""
+        fields = dataclasses.asdict(self)
+        fields["items"] = [dataclasses.asdict(item) for item in self.items]
+        fields["config"] = None if self.config is None else self.config.to_dict()
+        return fields
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+
+        if not self.items:
+            return self._header() + "\nnothing is accelerated: call accelerate_for_cpu(target) first"
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in ("module", "structure", "op", "dtype"):
+            table.add_column(column, overflow="fold")
+        table.add_column("packed MB", justify="right")
+        table.add_column("left because", overflow="fold")
+        for item, count in _collapse_layers(self.items):
+            megabytes = f"{item.packed_bytes / 1e6:.2f}" if item.packed_bytes else ""
+            name = item.name if count == 1 else f"{item.name}  x{count}"
+            table.add_row(name, item.structure, item.op, item.dtype, megabytes, item.reason or "")
+        return Group(self._header(), table)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=_TABLE_WIDTH, highlight=False, markup=False).print(self)
+        return text.getvalue().rstrip()
+
+    def _header(self) -> str:
+        return (
+            f"{len(self.replaced)} modules replaced, {len(self.left)} left; {self.dtype}; "
+            f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed; "
+            f"compile {self.compile_state}, {self.recompiles} recompiles\n"
+            f"{self.threads} threads: {self.thread_reason}"
+        )
+
+
+def make(config: CPUAccelConfig, *, threads: int, thread_reason: str) -> Plan:
+    """The plan without items: `config` resolved for this machine.
+
+    `dtype="auto"` becomes bfloat16 where the CPU multiplies it faster than float32, else float32.
+    """
+    from hf_cpu_accel import hardware
+
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if hardware.native_bf16_is_fast() else "float32"
+    kernels, tier = _kernels()
+    return Plan((), dtype, tier, threads, thread_reason, kernels, config=config)
+
+
+def nothing(*, threads: int) -> Plan:
+    """The plan of a target that is not accelerated."""
+    kernels, tier = _kernels()
+    return Plan((), "none", tier, threads, "torch's own setting, nothing was changed", kernels)
+
+
+def join(plans: list[Plan]) -> Plan:
+    """One plan for a target of several roots: the settings of the first, the items of all."""
+    return plans[0].with_items(tuple(item for plan in plans for item in plan.items))
+
+
+def _kernels() -> tuple[str, str]:
+    from hf_cpu_accel import extension
+
+    status = extension.status()
+    if status.loaded and status.tier is not None:
+        return "native", status.tier
+    return "reference", "reference"
+
+
+def _collapse_layers(items: tuple[PlanItem, ...]) -> list[tuple[PlanItem, int]]:
+    """Rows that differ only in the numbers of their path become one, with the sum of their bytes."""
+    rows: dict[tuple[str, str, str, str, str | None], tuple[PlanItem, int, int]] = {}
+    for item in items:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", item.name)
+        key = (pattern, item.structure, item.op, item.dtype, item.reason)
+        first, count, size = rows.get(key, (item, 0, 0))
+        rows[key] = (first, count + 1, size + item.packed_bytes)
+    collapsed = []
+    for (pattern, *_), (first, count, size) in rows.items():
+        name = first.name if count == 1 else pattern
+        collapsed.append((dataclasses.replace(first, name=name, packed_bytes=size), count))
+    return collapsed

@@ -1,0 +1,1 @@
+"""Rewrites of a model's modules: one rule family per file, `registry.py` orders them, `apply.py` applies them."""

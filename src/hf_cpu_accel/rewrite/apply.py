@@ -1,0 +1,144 @@
+"""Applies the rules to a model, or leaves it exactly as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
+from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
+from hf_cpu_accel.rewrite.originals import make_store
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
+from hf_cpu_accel.rewrite.registry import RULES
+from hf_cpu_accel.rewrite.rule import Rule
+
+# A plain attribute of the model, so that its deep copies and pickles have it too.
+_ATTRIBUTE = "_hf_cpu_accel"
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """The state of an accelerated model."""
+
+    plan: Plan
+    journal: Journal
+
+    @property
+    def config(self) -> CPUAccelConfig:
+        assert self.plan.config is not None
+        return self.plan.config
+
+
+class _AddedState:
+    """The attribute, and the hook that refuses to load a state dict, are there."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.hook: Any = None
+
+    def undo(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+        vars(self.root).pop(_ATTRIBUTE, None)
+
+
+def acceleration_of(root: nn.Module) -> Acceleration | None:
+    """The state of `root`, or None if it is not accelerated itself (a part of it, or a model around it, may be)."""
+    return vars(root).get(_ATTRIBUTE)
+
+
+def accelerated_parts(root: nn.Module) -> list[nn.Module]:
+    """The modules at and below `root` that were accelerated on their own."""
+    return [module for module in root.modules() if acceleration_of(module) is not None]
+
+
+def belongs_to_accelerated(root: nn.Module) -> bool:
+    """Whether `root` has packed layers without having been accelerated itself, nor any part of it."""
+    if accelerated_parts(root):
+        return False
+    return any(isinstance(module, PackedLinear) for module in root.modules())
+
+
+def matches_any(root: nn.Module, pattern: str) -> bool:
+    """Whether a `skip_modules` pattern matches a module of `root`."""
+    return any(fnmatchcase(path, pattern) for path, _ in root.named_modules())
+
+
+def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceleration:
+    """Rewrite `root` in place as `plan` says; the returned plan has the items.
+
+    Any exception, from wherever, leaves `root` as it was.
+    """
+    assert plan.config is not None
+    config = plan.config
+    lossy = 0 if plan.dtype == "float32" else sum(parameter.nbytes for parameter in root.parameters())
+    journal = Journal()
+    context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy))
+    try:
+        freeze_parameters(journal, root)
+        items = _rewrite(context, rules)
+        items.extend(fuse_encoder_layers(context))
+        acceleration = Acceleration(plan.with_items(tuple(items)), journal)
+        added = _AddedState(root)
+        journal.record(added)
+        added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
+        setattr(root, _ATTRIBUTE, acceleration)
+    except BaseException:
+        journal.undo()
+        raise
+    return acceleration
+
+
+def undo(root: nn.Module) -> None:
+    """Give `root` its original modules, weights and configs back.
+
+    Raises:
+        RuntimeError: the original weights were dropped (`originals="drop"`); the model stays accelerated.
+    """
+    acceleration = acceleration_of(root)
+    if acceleration is not None:
+        acceleration.journal.check()
+        acceleration.journal.undo()
+
+
+def _rewrite(context: Context, rules: Sequence[Rule]) -> list[PlanItem]:
+    items: list[PlanItem] = []
+    for path, module in list(context.root.named_modules()):
+        considered = False
+        for rule in rules:
+            if id(module) in context.handled:
+                break
+            match = rule.match(module, path, context)
+            if match is None:
+                continue
+            considered = True
+            outcome = rule.apply(match, context)
+            items.extend(outcome.items)
+            context.handled.update(id(handled) for handled in outcome.handled)
+        if not considered and id(module) not in context.handled:
+            items.extend(_left_alone(path, module))
+    return items
+
+
+def _left_alone(path: str, module: nn.Module) -> list[PlanItem]:
+    """The item of a module with weights of its own that no rule took."""
+    if not any(True for _ in module.parameters(recurse=False)):
+        return []
+    if isinstance(module, nn.Embedding):
+        reason = "a table lookup: nothing to pack or fuse"
+    elif isinstance(module, nn.LayerNorm):
+        reason = "one op already, and nothing beside it to fuse with"
+    else:
+        reason = "no rule knows this structure"
+    return [PlanItem.left(path, type(module).__name__, reason)]
+
+
+def _refuse_loading(module: nn.Module, *args: Any) -> None:
+    raise loading_refused()

@@ -1,0 +1,137 @@
+"""Every change made to a model, as a value that can undo itself; and the journal that holds them in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.packing import unpack_linear
+from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+
+
+class Change(Protocol):
+    """One change. `undo` either succeeds or raises with nothing done."""
+
+    def undo(self) -> None: ...
+
+
+class Journal:
+    """The changes of one model. They are recorded one by one, so a failure at any point can be undone.
+
+    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model take the journal
+    along, and can be restored like the model itself.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def record(self, change: Change) -> None:
+        self.changes.append(change)
+
+    def undo(self) -> None:
+        """Undo the changes from the last to the first, releasing what they hold one by one."""
+        while self.changes:
+            self.changes[-1].undo()
+            self.changes.pop()
+
+    def check(self) -> None:
+        """Fail before the first change is undone if a weight cannot be brought back.
+
+        Raises:
+            RuntimeError: the original weights were dropped, or stayed in another process.
+        """
+        for change in self.changes:
+            if isinstance(change, FreedWeight) and change.ticket is not None:
+                change.store.check()
+                return
+
+
+@dataclass(frozen=True)
+class SwappedModule:
+    """`parent.name` was `original`."""
+
+    parent: nn.Module
+    name: str
+    original: nn.Module
+
+    def undo(self) -> None:
+        self.parent._modules[self.name] = self.original
+
+
+@dataclass(frozen=True)
+class FreedWeight:
+    """The values of `parameter` were released; they come from `store`, or exactly from the packed weight."""
+
+    parameter: nn.Parameter
+    packed: PackedLinear
+    store: OriginalsStore
+    ticket: Ticket | None
+
+    def undo(self) -> None:
+        ticket = self.ticket
+        values = unpack_linear(self.packed.packed) if ticket is None else self.store.get(ticket)
+        self.parameter.data = values.to(self.packed.weight_dtype)
+
+
+@dataclass(frozen=True)
+class FrozenParameters:
+    """These parameters required gradients."""
+
+    parameters: list[nn.Parameter]
+
+    def undo(self) -> None:
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class SwappedAttribute:
+    """`module.name`, a plain attribute, was `original`.
+
+    What was set on the replacement meanwhile (a label map, a problem type) goes back to the original with it, except for
+    `ours`, the attributes that we set there.
+    """
+
+    module: nn.Module
+    name: str
+    original: Any
+    replacement: Any
+    ours: tuple[str, ...]
+    before: dict[str, Any] = field(repr=False)
+
+    def undo(self) -> None:
+        setattr(self.module, self.name, self.original)
+        for key, value in vars(self.replacement).items():
+            unchanged = key in self.before and value is self.before[key]
+            if key not in self.ours and not unchanged:
+                vars(self.original)[key] = value
+
+
+def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacement: nn.Module) -> None:
+    """Put `replacement` in all the places (parent, name) of one module."""
+    for parent, name in slots:
+        original = parent._modules[name]
+        assert original is not None
+        journal.record(SwappedModule(parent, name, original))
+        parent._modules[name] = replacement
+
+
+def free_weight(
+    journal: Journal, parameter: nn.Parameter, packed: PackedLinear, store: OriginalsStore, *, lossless: bool
+) -> None:
+    """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
+    ticket = None if lossless else store.put(parameter.data)
+    journal.record(FreedWeight(parameter, packed, store, ticket))
+    parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+def freeze_parameters(journal: Journal, module: nn.Module) -> None:
+    """No parameter asks for a gradient any more, so a forward outside of `torch.no_grad()` works too."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    journal.record(FrozenParameters(parameters))
+    for parameter in parameters:
+        parameter.requires_grad_(False)

@@ -1,0 +1,115 @@
+"""What the rules need to know about the model as a whole."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.rewrite.changes import Journal
+from hf_cpu_accel.rewrite.originals import OriginalsStore
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+# Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
+MIN_OUT_FEATURES = 16
+
+
+@dataclass
+class Context:
+    """The model under rewrite.
+
+    Attributes:
+        dtype: `"float32"`, `"bfloat16"` or `"int8"`, resolved.
+        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
+        owners: the paths of the parameters, by storage: several where weights are tied.
+        handled: ids of the modules that a rule has taken care of.
+    """
+
+    root: nn.Module
+    config: CPUAccelConfig
+    dtype: str
+    journal: Journal
+    store: OriginalsStore
+    slots: dict[int, list[tuple[nn.Module, str]]]
+    owners: dict[int, list[str]]
+    handled: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls, root: nn.Module, config: CPUAccelConfig, dtype: str, journal: Journal, store: OriginalsStore
+    ) -> Context:
+        slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        for parent in root.modules():
+            for name, child in parent._modules.items():
+                if child is not None:
+                    slots[id(child)].append((parent, name))
+        return cls(root, config, dtype, journal, store, slots, weight_owners(root))
+
+    def skipped(self, path: str) -> bool:
+        """Whether `path` or a module above it matches `skip_modules`."""
+        parts = path.split(".")
+        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        return any(
+            fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules
+        )
+
+    def other_owner(self, parameter: Tensor, path: str) -> str | None:
+        """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
+        return next((owner for owner in self.owners[_address(parameter)] if owner != path), None)
+
+    def is_tied(self, linear: nn.Linear) -> bool:
+        return len(self.owners[_address(linear.weight)]) > 1
+
+
+def weight_owners(root: nn.Module) -> dict[int, list[str]]:
+    """{address: paths of the parameters that live there}. A module that is used twice counts once."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for path, module in root.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners[_address(parameter)].append(f"{path}.{name}" if path else name)
+    return owners
+
+
+def _address(parameter: Tensor) -> int:
+    return parameter.data_ptr() if parameter.numel() else id(parameter)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    if any(hooks) or parametrize.is_parametrized(module):
+        return False
+    return "forward" not in vars(module) and module._compiled_call_impl is None
+
+
+def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
+    """Why this linear is not packed, or None if it can be."""
+    if type(linear) is not nn.Linear:
+        return f"{type(linear).__name__} is not a plain nn.Linear"
+    if not is_plain(linear):
+        return "it has hooks, parametrizations or a forward of its own"
+    if context.skipped(path):
+        return "skip_modules"
+    if linear is context.root:
+        return "it is the target itself, and has no parent to hang the packed layer in"
+    if linear.weight.dtype not in WEIGHT_DTYPES:
+        return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
+    if linear.out_features < MIN_OUT_FEATURES:
+        return f"only {linear.out_features} output features: packing gains nothing"
+    if linear.in_features == 0:
+        return "no input features"
+    owner = context.other_owner(linear.weight, f"{path}.weight")
+    if owner is not None and context.dtype == "float32":
+        return f"shares its weight with {owner}; packing would hold it twice"
+    return None

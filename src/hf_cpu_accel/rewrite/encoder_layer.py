@@ -1,0 +1,272 @@
+"""Level two: a whole transformer encoder layer in six op calls, without the Python of its dozen submodules in between.
+
+What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The guess is then proved:
+the fused layer must give what the layer gave, with and without padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.ops.ffn import ffn
+from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.attention_interface import as_key_padding
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
+from hf_cpu_accel.rewrite.norm import NormSpec, identify_norm
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.verify import probe, row_error
+
+STRUCTURE = "encoder layer"
+
+# How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
+# rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
+_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class EncoderLayerParts:
+    """The parts of one layer, all of them modules in it.
+
+    Attributes:
+        attention: how attention was called, and on what; query, key and value lie side by side in one projection group.
+        pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
+        returns_tuple: whether the layer's forward gives (hidden_states,) instead of hidden_states.
+    """
+
+    attention: AttentionCall
+    output: PackedLinear
+    attention_norm: tuple[nn.Module, NormSpec]
+    up: PackedLinear
+    down: PackedLinear
+    ffn_norm: tuple[nn.Module, NormSpec]
+    activation: str
+    pre_norm: bool
+    returns_tuple: bool
+
+
+class FusedEncoderLayer(nn.Module):
+    """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
+
+    So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden states
+    and a mask (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed linears.
+    """
+
+    _parts: EncoderLayerParts
+    _original_class: type[nn.Module]
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L] -> as the original."""
+        if hidden_states.dim() != 3 or _asks_for_more(args, kwargs):
+            return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
+        check_inference(self, hidden_states)
+        parts = self._parts
+        mask = attention_mask
+        if mask is not None:
+            mask = (
+                as_key_padding(mask, hidden_states.shape[0])
+                if mask.dtype is torch.bool
+                else mask.to(hidden_states.dtype)
+            )
+        if parts.pre_norm:
+            hidden_states = self._attend(
+                _norm(parts.attention_norm, hidden_states), mask, residual=hidden_states
+            )
+            output = self._feed_forward(_norm(parts.ffn_norm, hidden_states), residual=hidden_states)
+        else:
+            hidden_states = _norm(
+                parts.attention_norm, self._attend(hidden_states, mask, residual=hidden_states)
+            )
+            output = _norm(parts.ffn_norm, self._feed_forward(hidden_states, residual=hidden_states))
+        return (output,) if parts.returns_tuple else output
+
+    def _attend(self, input: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
+        call, dense = self._parts.attention, self._parts.output
+        group = call.query.group
+        indices = (call.query.index, call.key.index, call.value.index)
+        first, last = min(indices), max(indices)
+        packed, bias = group.weight(first, last)
+        projected = linear(input, packed, bias)
+        start = group.ranges[first][0]
+        batch, length, _ = input.shape
+        query, key, value = (
+            projected[..., group.ranges[index][0] - start : group.ranges[index][1] - start]
+            .view(batch, length, heads, call.head_size)
+            .transpose(1, 2)
+            for index, heads in zip(indices, (call.heads, call.key_heads, call.key_heads), strict=True)
+        )
+        context = attention(query, key, value, mask=mask, scale=call.scale).view(batch, length, -1)
+        return linear(context, dense.packed, dense.bias, residual=residual)
+
+    def _feed_forward(self, input: Tensor, residual: Tensor) -> Tensor:
+        up, down = self._parts.up, self._parts.down
+        return ffn(
+            input,
+            up.packed,
+            up.bias,
+            down.packed,
+            down.bias,
+            activation=self._parts.activation,
+            residual=residual,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._original_class,), self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+def fuse_encoder_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    inside: set[int] = set()  # modules of a layer that is fused already
+    for path, layer in list(context.root.named_modules()):
+        if (
+            id(layer) in inside
+            or not context.slots[id(layer)]
+            or context.skipped(path)
+            or not _may_be_layer(layer)
+        ):
+            continue
+        parts = _parts_of(layer)
+        if parts is None:
+            continue
+        inside.update(id(module) for module in layer.modules())
+        swap_module(context.journal, context.slots[id(layer)], fuse(layer, parts))
+        items.append(
+            PlanItem(path, STRUCTURE, "linear, attention, linear, ffn", context.dtype, 0, reason=None)
+        )
+    return items
+
+
+def fuse(layer: nn.Module, parts: EncoderLayerParts) -> nn.Module:
+    """`layer` with the fused forward; the original is not changed."""
+    fused = _rebuild(type(layer))
+    # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
+    fused.__dict__.update(vars(layer))
+    fused.__dict__.update(_modules=dict(layer._modules), _parts=parts)
+    return fused
+
+
+_fused_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _fused_class(original: type[nn.Module]) -> type[nn.Module]:
+    if original in _fused_classes:
+        return _fused_classes[original]
+    members = {"_original_class": original, "__module__": original.__module__, "__doc__": original.__doc__}
+    fused = type(f"Fused{original.__name__}", (FusedEncoderLayer, original), members)
+    return _fused_classes.setdefault(original, fused)
+
+
+def _rebuild(original: type[nn.Module]) -> nn.Module:
+    cls = _fused_class(original)
+    return cls.__new__(cls)
+
+
+def _may_be_layer(module: nn.Module) -> bool:
+    """Six packed linears, two norms, and no parameters besides theirs."""
+    if (
+        isinstance(module, FusedEncoderLayer)
+        or "forward" in vars(module)
+        or module._compiled_call_impl is not None
+    ):
+        return False
+    if next(iter(inspect.signature(module.forward).parameters), None) != "hidden_states":
+        return False
+    linears = [child for child in module.modules() if isinstance(child, PackedLinear)]
+    if len(linears) != 6:
+        return False
+    norms = [child for child in module.modules() if identify_norm(child) is not None]
+    theirs = {id(p) for part in (*linears, *norms) for p in part.parameters(recurse=False)}
+    return (
+        len(norms) == 2
+        and all(id(p) in theirs for p in module.parameters())
+        and not any(True for _ in module.buffers())
+    )
+
+
+def _parts_of(layer: nn.Module) -> EncoderLayerParts | None:
+    """The reading of a trace of `layer` that computes what it computes, or None."""
+    width = next(child.in_features for child in layer.modules() if isinstance(child, PackedLinear))
+    dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+    hidden_states = probe(width, dtype)
+    batch, length = hidden_states.shape[:2]
+    trace = LayerTrace(layer)
+    with torch.no_grad(), members_apart():
+        try:
+            with trace:
+                output = layer(hidden_states, None)
+        except Exception:  # unknown code: whatever it raises, it does not take (hidden_states, mask)
+            return None
+    candidates = _candidates(trace, output)
+    padding = torch.ones(batch, length, dtype=torch.bool)
+    padding[-1, length - 1 :] = False
+    masks = (None, padding[:, None, None, :].expand(batch, 1, length, length))
+    best, best_error = None, _TOLERANCES[dtype]
+    with torch.no_grad(), members_apart():
+        expected = [_hidden_states(layer(hidden_states, mask)) for mask in masks] if candidates else []
+        for parts in candidates:
+            fused = fuse(layer, parts)
+            given = [_hidden_states(fused(hidden_states, mask)) for mask in masks]
+            error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
+            if error <= best_error:
+                best, best_error = parts, error
+    return best
+
+
+def _candidates(trace: LayerTrace, output: Any) -> list[EncoderLayerParts]:
+    """What a layer with this trace may be: where its norms are, and which of its activations is in the FFN."""
+    if isinstance(output, tuple) and len(output) != 1:
+        return []
+    call = trace.attention[0] if len(trace.attention) == 1 else None
+    if call is None or len(trace.linears) != 6 or len(trace.norms) != 2 or not _adjacent(call):
+        return []
+    specs = [identify_norm(norm) for norm in trace.norms]
+    if {call.query, call.key, call.value} != set(trace.linears[:3]) or specs[0] is None or specs[1] is None:
+        return []
+    return [
+        EncoderLayerParts(
+            attention=call,
+            output=trace.linears[3],
+            attention_norm=(trace.norms[0], specs[0]),
+            up=trace.linears[4],
+            down=trace.linears[5],
+            ffn_norm=(trace.norms[1], specs[1]),
+            activation=activation,
+            pre_norm=pre_norm,
+            returns_tuple=isinstance(output, tuple),
+        )
+        for activation in trace.activations
+        for pre_norm in (False, True)
+    ]
+
+
+def _adjacent(call: AttentionCall) -> bool:
+    """Query, key and value lie side by side in one packed weight, in any order."""
+    indices = sorted(part.index for part in (call.query, call.key, call.value))
+    one_group = call.query.group is call.key.group is call.value.group
+    return one_group and indices[2] - indices[0] == 2
+
+
+def _norm(part: tuple[nn.Module, NormSpec], input: Tensor) -> Tensor:
+    module, spec = part
+    return spec.compute(module, input)
+
+
+def _hidden_states(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _asks_for_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """None and False are what callers pass for what they do not want."""
+    return any(value is not None and value is not False for value in (*args, *kwargs.values()))

@@ -1,0 +1,92 @@
+"""Containers around two linears with an activation between them: one op, and no intermediate tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.ffn import ffn
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.fused_container import FusedContainer
+from hf_cpu_accel.rewrite.linear import pack, packed_item, release
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.parts import computes, plain_linear, probes, take_apart
+from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.verify import disagreement
+
+STRUCTURE = "ffn"
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(activation(up(x))): the names of the two linears in their container, and of the input of its forward."""
+
+    up: str
+    down: str
+    activation: str
+    input: str
+
+
+class FusedFFN(FusedContainer):
+    """`ops.ffn` in place of a feed-forward module: [..., K] -> [..., N]."""
+
+    def __init__(
+        self, original: nn.Module, up: PackedLinear, down: PackedLinear, feed_forward: FeedForward
+    ) -> None:
+        packed = {feed_forward.up: up, feed_forward.down: down}
+        super().__init__(original, packed, (feed_forward.input,))
+        self.feed_forward = feed_forward
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        (input,) = self.bind(args, kwargs)
+        check_inference(self, input)
+        names = self.feed_forward
+        up, down = self.packed_child(names.up), self.packed_child(names.down)
+        return ffn(input, up.packed, up.bias, down.packed, down.bias, activation=names.activation)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.feed_forward.activation}"
+
+
+class FFNRule:
+    """T5's and DistilBERT's feed-forward modules, and what is built like them."""
+
+    name = "ffn"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        parts = take_apart(module, path, context)
+        if parts is None or len(parts.linears) != 2 or parts.norm is not None or len(parts.inputs) != 1:
+            return None
+        for (up_name, up), (down_name, down) in (parts.linears, parts.linears[::-1]):
+            if up.out_features != down.in_features or up.weight.dtype != down.weight.dtype:
+                continue
+            inputs = probes(up, 1)
+            hidden = ACTIVATIONS[parts.activation](plain_linear(up, inputs[0]))
+            if computes(module, inputs, plain_linear(down, hidden)):
+                return Match(module, path, FeedForward(up_name, down_name, parts.activation, parts.inputs[0]))
+        return None
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        found: FeedForward = match.found
+        up, down = match.module.get_submodule(found.up), match.module.get_submodule(found.down)
+        assert isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
+        packed_up, packed_down = pack([up], context.dtype)[0], pack([down], context.dtype)[0]
+        fused = FusedFFN(match.module, packed_up, packed_down, found)
+        if context.config.verify:
+            inputs = probes(up, 1)
+            with torch.no_grad():
+                reason = disagreement(fused(*inputs), match.module(*inputs), context.dtype, up.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
+        swap_module(context.journal, context.slots[id(match.module)], fused)
+        items = []
+        for name, linear, packed in ((found.up, up, packed_up), (found.down, down, packed_down)):
+            release(linear, packed, context)
+            items.append(packed_item(f"{match.path}.{name}", STRUCTURE, "ffn", packed))
+        return Outcome(tuple(items), tuple(match.module.modules()))

@@ -1,0 +1,126 @@
+"""Norms written in Python, recognised by what they compute: RMSNorm and LayerNorm on the fused ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.ops.norm import layer_norm, rms_norm
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.packed_linear import check_inference
+from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.verify import disagreement, probe, row_error, run_alone
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """`kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance."""
+
+    kind: str
+    eps: float
+
+    def compute(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The fused op on `input` [..., N], with the parameters of `module`."""
+        weight = module.weight
+        assert weight is None or isinstance(weight, Tensor)
+        if self.kind == "rms_norm":
+            return rms_norm(input, weight, self.eps)
+        bias = module.bias
+        assert bias is None or isinstance(bias, Tensor)
+        return layer_norm(input, weight, bias, self.eps)
+
+    def reference(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The same in plain torch."""
+        parameters = {name: value.detach().float() for name, value in module.named_parameters(recurse=False)}
+        shape, weight, values = input.shape[-1:], parameters.get("weight"), input.float()
+        if self.kind == "rms_norm":
+            return functional.rms_norm(values, shape, weight, self.eps).to(input.dtype)
+        return functional.layer_norm(values, shape, weight, parameters.get("bias"), self.eps).to(input.dtype)
+
+
+def identify_norm(module: nn.Module) -> NormSpec | None:
+    """What norm over the last dimension `module` computes, or None.
+
+    `nn.LayerNorm` is taken by its class. A Python module is taken if it has just a weight (and a bias), a small float
+    attribute that can be eps, and gives the values of the plain formula on ordinary and on tiny inputs, where eps shows.
+    """
+    if type(module) is nn.LayerNorm:
+        return NormSpec("layer_norm", module.eps) if len(module.normalized_shape) == 1 else None
+    parameters = dict(module.named_parameters(recurse=False))
+    kind = {("weight",): "rms_norm", ("bias", "weight"): "layer_norm"}.get(tuple(sorted(parameters)))
+    weight = parameters.get("weight")
+    if kind is None or weight is None or weight.dim() != 1 or module._modules or module._buffers:
+        return None
+    for eps in _small_floats(module):
+        spec = NormSpec(kind, eps)
+        if all(_agrees(spec, module, scale, weight) for scale in (1.0, 1e-3)):
+            return spec
+    return None
+
+
+def _small_floats(module: nn.Module) -> list[float]:
+    return [value for value in vars(module).values() if isinstance(value, float) and 0 <= value < 1e-2]
+
+
+def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> bool:
+    # An offset tells a norm that takes the mean off from one that does not.
+    input = (probe(weight.shape[0], weight.dtype) + 0.5) * scale
+    output = run_alone(module, input)
+    if output is None:
+        return False
+    tolerance = 0.02 if weight.dtype is torch.bfloat16 else 1e-5
+    return row_error(output, spec.reference(module, input)) <= tolerance
+
+
+class FusedNorm(nn.Module):
+    """A norm in one pass: [..., N] -> [..., N]. It has the parameters of the module that it stands for."""
+
+    def __init__(self, original: nn.Module, spec: NormSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        for name, parameter in original._parameters.items():
+            self.register_parameter(name, parameter)
+        self.training = False
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        check_inference(self, hidden_states)
+        return self.spec.compute(self, hidden_states)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec.kind}, eps={self.spec.eps}"
+
+
+class NormRule:
+    """Norms of several Python statements become one op. `nn.LayerNorm` is one op already, and is left."""
+
+    name = "norm"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is nn.LayerNorm or not context.slots[id(module)] or not is_plain(module):
+            return None
+        if context.skipped(path) or any(
+            p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
+        ):
+            return None
+        spec = identify_norm(module)
+        return None if spec is None else Match(module, path, spec)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        spec: NormSpec = match.found
+        structure = spec.kind.replace("_", " ")
+        weight = next(match.module.parameters(recurse=False))
+        fused = FusedNorm(match.module, spec)
+        if context.config.verify:
+            input = probe(weight.shape[0], weight.dtype)
+            with torch.no_grad():
+                reason = disagreement(fused(input), match.module(input), "float32", weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, structure, reason),), (match.module,))
+        swap_module(context.journal, context.slots[id(match.module)], fused)
+        item = PlanItem(match.path, structure, spec.kind, "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), (match.module,))

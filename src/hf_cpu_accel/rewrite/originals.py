@@ -1,0 +1,154 @@
+"""Where the original weights wait for `restore` when packing loses information."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.runtime.home import home_folder
+
+
+class Ticket:
+    """Where one tensor lies in a store: byte offset, shape and dtype."""
+
+    def __init__(self, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.offset = offset
+        self.shape = shape
+        self.dtype = dtype
+
+
+class OriginalsStore(Protocol):
+    def put(self, tensor: Tensor) -> Ticket:
+        """Take the values of `tensor`."""
+
+    def get(self, ticket: Ticket) -> Tensor:
+        """The values as they were put, in a new tensor."""
+
+    def check(self) -> None:
+        """Raise a RuntimeError if `get` would."""
+
+
+class DiskStore:
+    """An append-only file without a name: it goes away with the last reference, also if the process is killed.
+
+    Not in the system's temporary folder, since that is memory on many machines. Deep copies share the file, as nothing
+    in it ever changes; pickles leave it behind, since an accelerated model is pickled to be served, not to be restored.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Create the folder and make sure that `nbytes` fit.
+
+        Raises:
+            OSError: the folder is not writable, or the disk too full.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.directory).free
+        except OSError as error:
+            raise self._failure(error) from error
+        if free < nbytes:
+            raise self._failure(f"{nbytes / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
+
+    def put(self, tensor: Tensor) -> Ticket:
+        """Write the values of `tensor`.
+
+        Raises:
+            OSError: the write failed.
+        """
+        values = tensor.detach().contiguous()
+        view = values.reshape(-1).view(torch.uint8).numpy().data
+        with self._lock:
+            try:
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115 (outlives us)
+                written = 0
+                while written < len(view):
+                    written += os.pwrite(self._file.fileno(), view[written:], self._end + written)
+            except OSError as error:
+                raise self._failure(error) from error
+            ticket = Ticket(self._end, values.shape, values.dtype)
+            self._end += len(view)
+        return ticket
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: the store came through a pickle.
+        """
+        if self._file is None:
+            raise RuntimeError(
+                "the original weights stayed in the process that pickled this model: load it again with from_pretrained"
+            )
+
+    def get(self, ticket: Ticket) -> Tensor:
+        self.check()
+        assert self._file is not None
+        values = torch.empty(ticket.shape, dtype=ticket.dtype)
+        view = values.reshape(-1).view(torch.uint8).numpy().data
+        read = 0
+        while read < len(view):
+            count = os.preadv(self._file.fileno(), [view[read:]], ticket.offset + read)
+            if count == 0:
+                raise OSError(
+                    f"the file of original weights in {self.directory} ends at {ticket.offset + read} bytes"
+                )
+            read += count
+        return values
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DiskStore:
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"directory": self.directory}
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        self.__init__(state["directory"])  # type: ignore[misc]
+
+    def _failure(self, reason: OSError | str) -> OSError:
+        return OSError(
+            f"cannot keep the original weights in {self.directory}: {reason}. "
+            "Set HF_CPU_ACCEL_HOME to a folder with space, or pass originals='memory' or originals='drop'."
+        )
+
+
+class DroppedStore:
+    """Keeps nothing: `restore` is refused."""
+
+    def put(self, tensor: Tensor) -> Ticket:
+        return Ticket(0, tensor.shape, tensor.dtype)
+
+    def get(self, ticket: Ticket) -> Tensor:
+        self.check()
+        raise AssertionError("check always raises")
+
+    def check(self) -> None:
+        raise RuntimeError(
+            "this model was accelerated with originals='drop', so its original weights are gone: load it again with "
+            "from_pretrained, and pass originals='disk' to be able to restore"
+        )
+
+
+def make_store(originals: str, nbytes: int) -> OriginalsStore:
+    """The store for `originals` in `"disk"`, `"memory"` (the weights are never freed, so nothing is put), `"drop"`.
+
+    `nbytes` is how much will be put at most: a disk that cannot take it is refused before anything is touched.
+    """
+    if originals == "drop":
+        return DroppedStore()
+    store = DiskStore(home_folder() / "originals")
+    if originals == "disk" and nbytes:
+        store.reserve(nbytes)
+    return store

@@ -1,0 +1,116 @@
+"""`PackedLinear`: what stands in for an `nn.Linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
+from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
+
+
+class PackedLinear(nn.Module):
+    """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is.
+
+    It has the bias parameter of the linear that it stands for, and its weight as the member `index` of `group`. The
+    packed weight is deliberately neither parameter nor buffer, so `model.to(torch.bfloat16)` does not touch it.
+    `state_dict()` gives the names and shapes of the original, with dequantised values.
+
+    Attributes:
+        group, index: which part of which packed weight this is; `range` are its output features.
+        bias: the very Parameter of the original, or None.
+        weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, group: ProjectionGroup, index: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.group = group
+        self.index = index
+        self.weight_dtype = linear.weight.dtype
+        self.register_parameter("bias", linear.bias)
+        self.training = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        return self.group.forward(self.index, input)
+
+    @property
+    def packed(self) -> PackedWeight:
+        return self.group.weight(self.index, self.index)[0]
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.group.ranges[self.index]
+
+    @property
+    def weight(self) -> Tensor:
+        """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
+        dequantised values."""
+        kept = self._parameters.get("weight")
+        return LazyWeight(self.packed, self.weight_dtype) if kept is None else kept
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        raise read_only()
+
+    def keep_original(self, weight: nn.Parameter) -> None:
+        """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
+        # In front of the bias, where nn.Linear has it: state_dict keys keep their order.
+        self._parameters = {"weight": weight, **self._parameters}
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"packed={self.group.packed.dtype}, range={self.range} of {self.group.packed.out_features}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        like_weight = fn(torch.empty(0, dtype=self.weight_dtype))
+        if like_weight.device.type != "cpu":
+            raise RuntimeError(
+                f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: "
+                "call hf_cpu_accel.restore first"
+            )
+        self.weight_dtype = like_weight.dtype
+        super()._apply(fn, recurse)
+        self.group.forget_biases()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if "weight" not in self._parameters:
+            destination[prefix + "weight"] = LazyWeight(self.packed, self.weight_dtype).unpack()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise loading_refused()
+
+
+def check_inference(module: nn.Module, input: Tensor) -> None:
+    """The ops have no gradient, so where one is wanted say so instead of detaching in silence.
+
+    Raises:
+        RuntimeError: `module` is in training mode, or `input` requires a gradient while gradients are recorded.
+    """
+    if module.training:
+        raise RuntimeError(
+            "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
+        )
+    if input.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "an accelerated layer got an input that requires a gradient, but accelerated layers have none: run under "
+            "torch.no_grad(), or call hf_cpu_accel.restore(model) first"
+        )
+
+
+def loading_refused() -> RuntimeError:
+    return RuntimeError(
+        "cannot load a state_dict into an accelerated model: call hf_cpu_accel.restore(model), load, and accelerate again"
+    )

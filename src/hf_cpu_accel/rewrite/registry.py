@@ -1,0 +1,21 @@
+"""The rules, in the order in which they look at a module."""
+
+from __future__ import annotations
+
+from hf_cpu_accel.rewrite.attention import AttentionRule
+from hf_cpu_accel.rewrite.ffn import FFNRule
+from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
+from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
+from hf_cpu_accel.rewrite.norm import NormRule
+from hf_cpu_accel.rewrite.rule import Rule
+
+# Larger structures first: what they take, the rules for its parts do not see. Modules are visited from the root
+# downwards, so a linear is only alone if no module above it had a use for it.
+RULES: tuple[Rule, ...] = (
+    AttentionRule(),
+    FFNRule(),
+    LinearBlockRule(),
+    NormRule(),
+    MergedProjectionsRule(),
+    LinearRule(),
+)

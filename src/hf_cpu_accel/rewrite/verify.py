@@ -1,0 +1,64 @@
+"""Does a replacement compute what the original computes?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Largest relative error of an output row, ||candidate - reference|| / ||reference||, by dtype of the packed weight. Random
+# inputs and weights give about 1e-6, 3e-3 and 1.5e-2; a wrong epilogue or a dropped bias gives far more.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.1}
+# Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.
+_SMALL_ROW = 1e-2
+
+_BATCH, _TOKENS = 2, 3
+
+
+def probe(features: int, dtype: torch.dtype, *, seed: int = 0) -> Tensor:
+    """A random input [2, 3, features], the same in every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(_BATCH, _TOKENS, features, generator=generator).to(dtype)
+
+
+def row_error(candidate: object, reference: object) -> float:
+    """The largest relative error over the rows (last dimension) of two tensors.
+
+    It is inf where one of them is no tensor, shapes differ, or one holds NaN.
+    """
+    if not isinstance(candidate, Tensor) or not isinstance(reference, Tensor):
+        return float("inf")
+    if candidate.shape != reference.shape:
+        return float("inf")
+    if reference.numel() == 0:
+        return 0.0
+    expected = reference.double()
+    norms = expected.norm(dim=-1)
+    floor = (norms.max() * _SMALL_ROW).clamp_min(1e-12)
+    errors = (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
+    worst = errors.max().item()
+    return worst if worst == worst else float("inf")
+
+
+def tolerance(dtype: str, compute: torch.dtype) -> float:
+    """What `row_error` may reach for a weight packed as `dtype` in a model that computes in `compute`."""
+    rounding = TOLERANCES["bfloat16"] if compute is torch.bfloat16 else 0.0
+    return max(TOLERANCES[dtype], rounding)
+
+
+def disagreement(candidate: object, reference: object, dtype: str, compute: torch.dtype) -> str | None:
+    """None if the two agree, else a sentence for the plan."""
+    error = row_error(candidate, reference)
+    allowed = tolerance(dtype, compute)
+    if error <= allowed:
+        return None
+    return f"its replacement differs by {error:.1e} (relative, worst row; allowed {allowed:.0e})"
+
+
+def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
+    """`module.forward(*inputs)` without gradients, or None if it does not take them or gives no tensor."""
+    with torch.no_grad():
+        try:
+            output = module.forward(*inputs)
+        except Exception:  # unknown code: whatever it raises, it is not the structure that was looked for
+            return None
+    return output if isinstance(output, Tensor) else None

@@ -1,0 +1,188 @@
+"""Whole encoder layers in a few ops: which layers, the same numbers, and what falls back to the layer's own forward."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.encoder_layer import STRUCTURE, FusedEncoderLayer
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+}
+
+
+def bert(**changes: object) -> nn.Module:
+    return tf.BertModel(tf.BertConfig(**{**SIZES, **changes})).eval()
+
+
+def distilbert() -> nn.Module:
+    return tf.DistilBertModel(
+        tf.DistilBertConfig(vocab_size=99, dim=64, n_layers=2, n_heads=4, hidden_dim=96)
+    ).eval()
+
+
+def bart_encoder() -> nn.Module:
+    sizes = {
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+    }
+    return (
+        tf.BartModel(tf.BartConfig(vocab_size=99, d_model=64, encoder_layers=2, decoder_layers=1, **sizes))
+        .eval()
+        .encoder
+    )
+
+
+def vit() -> nn.Module:
+    sizes = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
+    return tf.ViTModel(tf.ViTConfig(image_size=32, patch_size=8, **sizes)).eval()
+
+
+FUSED = {"bert": (bert, 2), "distilbert": (distilbert, 2), "bart": (bart_encoder, 2), "vit": (vit, 2)}
+
+
+def inputs(model: nn.Module) -> dict[str, Tensor]:
+    if isinstance(model, tf.ViTModel):
+        return {"pixel_values": torch.randn(2, 3, 32, 32)}
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    return {"input_ids": torch.randint(3, 99, (2, 7)), "attention_mask": mask}
+
+
+def run(model: nn.Module, batch: dict[str, Tensor], **more: object) -> Tensor:
+    with torch.no_grad():
+        hidden = model(**batch, **more)[0]
+    return hidden * batch["attention_mask"][..., None] if "attention_mask" in batch else hidden
+
+
+def fused_layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, FusedEncoderLayer)]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_layers_are_fused_and_give_the_same(name: str) -> None:
+    build, count = FUSED[name]
+    model = build()
+    batch = inputs(model)
+    before, modules = run(model, batch), list(model.modules())
+    accelerate_for_cpu(model, dtype="float32")
+    assert len(fused_layers(model)) == count
+    assert sum(item.structure == STRUCTURE and item.reason is None for item in explain(model).items) == count
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    restore(model)
+    assert torch.equal(run(model, batch), before)
+    assert all(one is other for one, other in zip(model.modules(), modules, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 0.02), ("int8", 0.06)])
+def test_reduced_precision_stays_close(dtype: str, error: float) -> None:
+    model = bert()
+    batch = inputs(model)
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype=dtype)
+    assert len(fused_layers(model)) == 2
+    assert (run(model, batch) - before).norm() <= error * before.norm()
+
+
+def test_the_class_and_the_paths_are_kept() -> None:
+    model = bert()
+    keys, layer_class = set(model.state_dict()), type(model.encoder.layer[0])
+    accelerate_for_cpu(model, dtype="float32")
+    assert isinstance(model.encoder.layer[0], layer_class)
+    assert set(model.state_dict()) == keys
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hidden_states_can_be_captured(when: str) -> None:
+    """transformers installs its capture hooks at first use, on whatever modules are there then."""
+    model = bert()
+    batch = inputs(model)
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        expected = reference(**batch, output_hidden_states=True).hidden_states
+        if when == "before":
+            model(**batch, output_hidden_states=True)
+        accelerate_for_cpu(model, dtype="float32")
+        got = model(**batch, output_hidden_states=True).hidden_states
+        assert len(got) == len(expected) == 3
+        for ours, theirs in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        restore(model)
+        again = model(**batch, output_hidden_states=True).hidden_states
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again, expected, strict=True))
+
+
+def test_a_causal_decoder_is_not_mistaken_for_an_encoder() -> None:
+    model = tf.BertLMHeadModel(tf.BertConfig(is_decoder=True, **SIZES)).eval()
+    batch = {"input_ids": torch.randint(3, 99, (2, 7))}
+    with torch.no_grad():
+        before = model(**batch).logits
+        generated = model.generate(batch["input_ids"], max_new_tokens=5, do_sample=False)
+        accelerate_for_cpu(model, dtype="float32")
+        assert not fused_layers(model)
+        torch.testing.assert_close(model(**batch).logits, before, rtol=1e-4, atol=1e-5)
+        assert torch.equal(model.generate(batch["input_ids"], max_new_tokens=5, do_sample=False), generated)
+
+
+def test_arguments_beyond_a_mask_take_the_layers_own_forward() -> None:
+    model = bert()
+    layer = model.encoder.layer[0]
+    hidden = torch.randn(2, 5, 64)
+    bias = torch.randn(2, 1, 5, 5)
+    with torch.no_grad():
+        expected = layer(hidden, bias)
+        accelerate_for_cpu(model, dtype="float32")
+        fused = model.encoder.layer[0]
+        torch.testing.assert_close(fused(hidden, bias), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            fused(hidden, bias, None, None, None, some_flag=True), expected, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_layer_that_computes_something_else_is_left() -> None:
+    class Doubled(tf.models.bert.modeling_bert.BertLayer):
+        def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+            return 2 * super().forward(hidden_states, *args, **kwargs)
+
+    model = bert()
+    model.encoder.layer[1].__class__ = Doubled
+    batch = inputs(model)
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype="float32")
+    assert len(fused_layers(model)) == 1
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_and_pickles_work_and_are_independent() -> None:
+    model = bert()
+    batch = inputs(model)
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype="float32", originals="memory")
+    accelerated = run(model, batch)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert len(fused_layers(twin)) == 2
+        assert torch.equal(run(twin, batch), accelerated)
+        restore(twin)
+        assert torch.equal(run(twin, batch), before)
+    assert len(fused_layers(model)) == 2
+
+
+def test_the_fused_model_traces_in_one_graph() -> None:
+    model = bert()
+    accelerate_for_cpu(model, dtype="float32")
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (5, 9):
+        batch = {"input_ids": torch.randint(3, 99, (2, length))}
+        torch.testing.assert_close(run(compiled, batch), run(model, batch), rtol=1e-4, atol=1e-5)
