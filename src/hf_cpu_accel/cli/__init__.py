@@ -1,0 +1,1 @@
+"""The command line tool ``hf-cpu-accel``: ``main`` gathers the commands, one file per command."""

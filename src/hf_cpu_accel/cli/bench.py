@@ -1,0 +1,110 @@
+"""`hf-cpu-accel bench`: eager against accelerated on this machine, for one model, task and batch shape."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+
+
+def bench(
+    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    task: Annotated[str, typer.Option(help="Which head and which outputs.")] = "feature-extraction",
+    dtypes: Annotated[
+        str, typer.Option(help="Accelerated dtypes, separated by commas.")
+    ] = "float32,bfloat16,int8",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per call.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 10,
+    random_config: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for every system [default: what doctor says].")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write all results here.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a chart here (.png, .svg, .pdf).", show_default=False)
+    ] = None,
+) -> None:
+    """Measure eager float32 against accelerated copies of a model: time, accuracy, memory.
+
+    The systems take turns (A B C, C B A, ...), so drift of the machine cancels in the ratios. Examples:
+
+    hf-cpu-accel bench sentence-transformers/all-MiniLM-L6-v2 --seq 32
+
+    hf-cpu-accel bench --random-config bert-base-uncased --task text-classification --plot bert.png
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hf_cpu_accel.cli import bench_report
+    from hf_cpu_accel.cli.bench_measure import measure
+    from hf_cpu_accel.cli.bench_workload import workload as make_workload
+    from hf_cpu_accel.config import CPUAccelConfig
+    from hf_cpu_accel.measure import environment
+    from hf_cpu_accel.runtime.threads import apply_threads
+
+    names = [name.strip() for name in dtypes.split(",") if name.strip()]
+    try:
+        workload = make_workload(model, random_config, task, batch, seq)
+        for name in names:
+            CPUAccelConfig(dtype=name)  # a misspelt dtype is told before a model is loaded
+        _check_writable(json, "--json")
+        _check_writable(plot, "--plot")
+        if plot is not None and plot.suffix not in bench_report.CHART_SUFFIXES:
+            raise ValueError(f"--plot {plot}: accepted endings are {', '.join(bench_report.CHART_SUFFIXES)}")
+        if plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("--plot needs matplotlib: pip install matplotlib")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    choice = apply_threads(threads)
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("starting", total=repeats * (1 + len(names)))
+        try:
+            results = measure(
+                workload,
+                names,
+                repeats=repeats,
+                threads=threads,
+                on_stage=lambda stage: progress.update(bar, description=stage),
+                on_burst=lambda system: progress.advance(bar),
+            )
+        except OSError as error:  # what transformers raises when it finds no such model
+            console.print(f"[red]Cannot load {workload.title}:[/red] {error}", highlight=False)
+            console.print("Without a network, pass a local folder or --random-config NAME.")
+            raise typer.Exit(1) from error
+    facts = environment.environment()
+    title = f"{workload.title}, {task}, {batch} x {seq} tokens"
+    caption = environment.summary(facts, choice.count)
+    console.print(bench_report.table(results, title, caption))
+    context: dict[str, object] = {
+        "command": "hf-cpu-accel " + " ".join(sys.argv[1:]),
+        **facts,
+        "threads": choice.count,
+        "thread_reason": choice.reason,
+        "workload": {"model": workload.title, "task": task, "batch": batch, "seq": seq},
+        "repeats": repeats,
+    }
+    if json is not None:
+        bench_report.write_json(json, results, context)
+        console.print(f"wrote {json}")
+    if plot is not None:
+        bench_report.write_chart(plot, results, title, caption)
+        console.print(f"wrote {plot}")
+
+
+def _check_writable(path: Path | None, option: str) -> None:
+    """Tell before the measurement, not after it, that its result has nowhere to go."""
+    if path is not None and not path.resolve().parent.is_dir():
+        raise ValueError(f"{option} {path}: {path.resolve().parent} is not a folder; create it first")

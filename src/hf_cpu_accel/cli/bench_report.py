@@ -1,0 +1,112 @@
+"""How `hf-cpu-accel bench` shows its results: a table, JSON and a chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from hf_cpu_accel.cli.bench_measure import EAGER, Result
+from hf_cpu_accel.measure import Estimate
+
+_HEADINGS = (
+    "median\nms",
+    "95 %\ninterval",
+    "speedup",
+    "worst row\ncosine",
+    "max rel\nerror",
+    "peak\nMB",
+    "ready\ns",
+)
+CHART_SUFFIXES = (".png", ".svg", ".pdf")
+_EAGER_COLOUR, _OURS_COLOUR, _SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
+
+
+def table(results: Sequence[Result], title: str, caption: str) -> Table:
+    """One row per system, 80 columns wide; a system slower than eager is named so in its own row."""
+    out = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    out.title_justify = out.caption_justify = "left"
+    out.padding = (0, 1, 0, 0)
+    out.add_column("system", no_wrap=True)
+    for heading in _HEADINGS:
+        out.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        eager = result.system == EAGER
+        out.add_row(
+            result.system,
+            milliseconds(result.seconds.value),
+            f"{milliseconds(result.seconds.low)}..{milliseconds(result.seconds.high)}",
+            "1.00x" if eager else speedup_text(result.speedup),
+            "-" if eager else f"{result.agreement.worst_cosine:.6f}",
+            "-" if eager else f"{result.agreement.max_relative_error:.1e}",
+            "-" if result.peak_bytes is None else f"{result.peak_bytes / 1e6:.0f}",
+            f"{result.ready_seconds:.2f}",
+        )
+    return out
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits, which is more than the machine's noise allows to read."""
+    value = seconds * 1e3
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def speedup_text(ratio: Estimate) -> str:
+    """The ratio, with "slower" in words where it is one: colour alone is lost in a pasted table."""
+    if ratio.value < 1:
+        return f"[red]{ratio.value:.2f}x slower[/red]"
+    return f"[green]{ratio.value:.2f}x[/green]"
+
+
+def write_json(path: Path, results: Sequence[Result], context: dict[str, object]) -> None:
+    """`context` (machine, workload, settings) and one object per system; seconds and bytes."""
+    document = {**context, "systems": [result.to_dict() for result in results]}
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
+    """Median latency as horizontal bars with their intervals; the suffix is one of CHART_SUFFIXES."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(8, 1.3 + 0.5 * len(results)), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    medians = [result.seconds.value * 1e3 for result in results]
+    errors = [
+        [(result.seconds.value - result.seconds.low) * 1e3 for result in results],
+        [(result.seconds.high - result.seconds.value) * 1e3 for result in results],
+    ]
+    colours = [
+        _EAGER_COLOUR if result.system == EAGER else _SLOWER_COLOUR if result.slower else _OURS_COLOUR
+        for result in results
+    ]
+    places = range(len(results))
+    axes.barh(
+        places,
+        medians,
+        height=0.62,
+        color=colours,
+        xerr=errors,
+        error_kw={"ecolor": "#333333", "elinewidth": 1, "capsize": 3},
+    )
+    reach = max(result.seconds.high for result in results) * 1e3
+    for place, result in zip(places, results, strict=True):
+        text = f"{milliseconds(result.seconds.value)} ms"
+        if result.system != EAGER:
+            text += f"   {result.speedup.value:.2f}x" + (" slower than eager" if result.slower else "")
+        axes.text(result.seconds.high * 1e3 + reach * 0.015, place, text, va="center", fontsize=9)
+    axes.set_yticks(list(places), [result.system for result in results])
+    axes.invert_yaxis()
+    axes.set_xlim(0, reach * (1.45 if any(result.slower for result in results) else 1.28))
+    axes.set_xlabel("milliseconds per call, median and 95 % interval (shorter is better)", fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8, color="#bbbbbb")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#bbbbbb")
+    axes.xaxis.grid(True, color="#e8e8e8")
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    figure.supxlabel(caption, fontsize=6.5, color="#777777", x=0.01, ha="left")
+    figure.savefig(path)

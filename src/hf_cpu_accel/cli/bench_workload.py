@@ -1,0 +1,102 @@
+"""What `hf-cpu-accel bench` runs: a model with a task's head, and one batch of inputs for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.cli import random_models
+from hf_cpu_accel.measure import float_tensors
+
+_SEQUENCE_CLASSIFICATION = ("AutoModelForSequenceClassification", ("logits",))
+# task -> (auto class that chooses the head, the outputs that are the answer)
+_TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "feature-extraction": ("AutoModel", ("last_hidden_state",)),
+    "fill-mask": ("AutoModelForMaskedLM", ("logits",)),
+    "question-answering": ("AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
+    "sentence-similarity": ("SentenceTransformer", ("sentence_embedding",)),
+    "text-classification": _SEQUENCE_CLASSIFICATION,
+    "token-classification": ("AutoModelForTokenClassification", ("logits",)),
+    "zero-shot-classification": _SEQUENCE_CLASSIFICATION,
+}
+TASKS = tuple(_TASKS)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model under one task with one batch shape."""
+
+    title: str
+    task: str
+    batch: int
+    seq: int
+    build: Callable[[], nn.Module]
+
+    def inputs(self, model: nn.Module) -> dict[str, Tensor]:
+        """Random token ids and a full attention mask, both int64 [batch, seq]; the same on every call."""
+        vocab = _vocabulary_size(model)
+        generator = torch.Generator().manual_seed(0)
+        # Published vocabularies keep the special tokens (padding, mask, end) in the first ids.
+        low = 1000 if vocab > 2000 else 0
+        ids = torch.randint(low, vocab, (self.batch, self.seq), generator=generator)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """The task's float outputs, without gradients."""
+        with torch.inference_mode():
+            # SentenceTransformer takes its features as one mapping and adds its results to it.
+            output: Any = model(dict(inputs)) if self.task == "sentence-similarity" else model(**inputs)
+        return float_tensors([output[name] for name in _TASKS[self.task][1]])
+
+
+def workload(model: str | None, random_config: str | None, task: str, batch: int, seq: int) -> Workload:
+    """Check the arguments of the command line and make the workload; loads nothing yet.
+
+    Raises ValueError naming the argument and the remedy.
+    """
+    if task not in _TASKS:
+        raise ValueError(f"task={task!r} is not known; accepted: {', '.join(TASKS)}")
+    if (model is None) == (random_config is None):
+        raise ValueError("give one of MODEL (an id or a local folder) and --random-config NAME")
+    if batch < 1 or seq < 1:
+        raise ValueError(f"batch={batch}, seq={seq}: both must be at least 1")
+    auto_class = _TASKS[task][0]
+    if random_config is not None:
+        if random_config not in random_models.NAMES:
+            raise ValueError(
+                f"random_config={random_config!r} is not known; accepted: {', '.join(random_models.NAMES)}"
+            )
+        if auto_class == "SentenceTransformer":
+            raise ValueError("task='sentence-similarity' needs a MODEL; or use feature-extraction")
+        name = random_config
+        return Workload(
+            f"{name} (random weights)", task, batch, seq, lambda: random_models.build(name, auto_class)
+        )
+    assert model is not None
+    path = model
+    title = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
+    return Workload(title, task, batch, seq, lambda: _load(path, auto_class))
+
+
+def _load(model: str, auto_class: str) -> nn.Module:
+    if auto_class == "SentenceTransformer":
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(model, device="cpu").float().eval()
+    import transformers
+
+    loaded: nn.Module = getattr(transformers, auto_class).from_pretrained(model, dtype=torch.float32)
+    return loaded.eval()
+
+
+def _vocabulary_size(model: nn.Module) -> int:
+    for module in model.modules():  # SentenceTransformer holds its transformer as a child
+        size = getattr(getattr(module, "config", None), "vocab_size", None)
+        if isinstance(size, int):
+            return size
+    raise ValueError(f"{type(model).__name__} has no vocabulary; bench measures models that read token ids")

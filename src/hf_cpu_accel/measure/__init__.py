@@ -1,0 +1,22 @@
+"""How the project measures itself: interleaved timing, agreement of outputs, peak memory.
+
+The command line (`hf-cpu-accel bench`, `demo`) and `benchmarks/` share these, so that a number printed by one
+means the same as a number printed by the other.
+"""
+
+from hf_cpu_accel.measure.agreement import Agreement, compare, float_tensors
+from hf_cpu_accel.measure.peak_memory import PeakMemory
+from hf_cpu_accel.measure.timing import Estimate, Timing, burst, interleaved, median_estimate, speedup
+
+__all__ = [
+    "Agreement",
+    "Estimate",
+    "PeakMemory",
+    "Timing",
+    "burst",
+    "compare",
+    "float_tensors",
+    "interleaved",
+    "median_estimate",
+    "speedup",
+]

@@ -1,0 +1,70 @@
+"""How far one system's outputs are from another's, row by row.
+
+One cosine over a flattened tensor hides a few wrong rows and a wrong scale, so the worst row and the largest
+error are reported, both in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Outputs of one system against a reference.
+
+    worst_cosine: the smallest cosine similarity of any row (a row is a vector along the last dimension).
+    max_relative_error: max |output - reference| / max |reference|, the worst over all output tensors.
+    """
+
+    worst_cosine: float
+    max_relative_error: float
+
+
+def float_tensors(output: object) -> list[Tensor]:
+    """The floating-point tensors of a model output, in order; sequences and mappings may be nested."""
+    if isinstance(output, Tensor):
+        return [output.detach()] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        return [tensor for part in output for tensor in float_tensors(part)]
+    return []
+
+
+def compare(output: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:
+    """Compare two lists of output tensors of equal shapes; any float dtype.
+
+    A non-finite value in `output` gives cosine -1 and an infinite error. Raises ValueError if the lists
+    differ in length or shapes, are empty, or if the reference itself is not finite.
+    """
+    if not reference or [tuple(t.shape) for t in output] != [tuple(t.shape) for t in reference]:
+        raise ValueError(
+            f"cannot compare outputs of shapes {[tuple(t.shape) for t in output]} with a reference of shapes "
+            f"{[tuple(t.shape) for t in reference]}; pass the outputs of the same call of the same model"
+        )
+    pairs = [_compare_one(ours, truth) for ours, truth in zip(output, reference, strict=True)]
+    return Agreement(min(p.worst_cosine for p in pairs), max(p.max_relative_error for p in pairs))
+
+
+def _compare_one(output: Tensor, reference: Tensor) -> Agreement:
+    ours, truth = output.double(), reference.double()
+    if ours.numel() == 0:
+        return Agreement(1.0, 0.0)
+    if not bool(torch.isfinite(truth).all()):
+        raise ValueError("the reference output holds NaN or infinity; nothing can be measured against it")
+    if not bool(torch.isfinite(ours).all()):
+        return Agreement(-1.0, math.inf)
+    width = ours.shape[-1] if ours.ndim else 1
+    rows, true_rows = ours.reshape(-1, width), truth.reshape(-1, width)
+    product = rows.norm(dim=1) * true_rows.norm(dim=1)
+    # Two zero rows agree; a zero row against a non-zero one does not.
+    same_zero = (rows.norm(dim=1) == 0) & (true_rows.norm(dim=1) == 0)
+    cosine = torch.where(same_zero, 1.0, (rows * true_rows).sum(1) / product.clamp_min(1e-300))
+    scale = max(float(truth.abs().max()), 1e-300)
+    return Agreement(min(1.0, float(cosine.min())), float((ours - truth).abs().max()) / scale)

@@ -1,0 +1,62 @@
+"""Markdown for RESULTS.md and the names of workloads."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks import report, workloads
+from benchmarks.harness import Record
+
+from hf_cpu_accel.measure import Agreement, Timing
+
+_PROBE = {"float32": 346.0, "bfloat16": 172.0, "int8": 1380.0, "read_bandwidth": 41.5, "threads": 2}
+
+
+def record(system: str, seconds: float) -> Record:
+    ready = {"first_result_seconds": 1.5, "added_peak_bytes": 440_000_000, "threads": 2, "model_bytes": 1}
+    return Record(
+        "bert-tiny:1x8",
+        system,
+        timing=Timing(((seconds,),) * 6),
+        base=Timing(((0.2,),) * 6),
+        agreement=Agreement(0.99991, 1e-3),
+        ready=ready,
+        probes=(_PROBE, _PROBE),
+    )
+
+
+def test_markdown_shows_slower_and_failed_systems() -> None:
+    failed = Record("bert-tiny:1x8", "ours-int8", error="ours-int8: ValueError: a | b")
+    text = report.markdown("bert-tiny:1x8", [record("eager-fp32", 0.2), record("ours-fp32", 0.25), failed])
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert "0.80x slower" in text
+    assert "failed: ours-int8: ValueError: a \\| b" in text
+    assert "346 GFLOP/s float32" in text
+
+
+def test_records_become_json_values() -> None:
+    fields = record("ours-fp32", 0.1).to_dict()
+    assert fields["speedup"] == {"value": 2.0, "low": 2.0, "high": 2.0}
+    assert fields["probes"] == [_PROBE, _PROBE]
+    assert Record("w", "s", error="died").to_dict() == {"workload": "w", "system": "s", "error": "died"}
+
+
+def test_only_the_measured_part_of_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    path.write_text(f"# Results\n{report.BEGIN}\nold\n{report.END}\nprose\n")
+    report.write_markdown(path, "new\n")
+    assert path.read_text() == f"# Results\n{report.BEGIN}\n\nnew\n\n{report.END}\nprose\n"
+    path.write_text("# no markers\n")
+    with pytest.raises(ValueError, match="measured: begin"):
+        report.write_markdown(path, "new")
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-uncased:128", ":1x2", "a:1x2x3"])
+def test_workload_names_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match="MODEL:BATCHxTOKENS"):
+        workloads.parse(name)
+
+
+@pytest.mark.parametrize("name", workloads.DEFAULT)
+def test_default_workloads_exist(name: str) -> None:
+    assert f"{workloads.parse(name).batch}x{workloads.parse(name).seq}" == name.split(":")[1]

