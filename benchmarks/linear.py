@@ -9,6 +9,7 @@ goes through all: in a model a layer's weight is not in the near cache when its 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -45,7 +46,9 @@ def _torch_int8(weight: Tensor, bias: Tensor, rows: int) -> Callable[[Tensor], T
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
     layer.weight.data, layer.bias.data = weight, bias
     module = torch.nn.Sequential(layer)
-    return torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, torch.qint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and still what many people run
+        return torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear}, torch.qint8)
 
 
 def _ours(dtype: str) -> Provider:
@@ -60,11 +63,11 @@ def _ours(dtype: str) -> Provider:
 PROVIDERS: dict[str, tuple[torch.dtype, dict[str, Provider]]] = {
     "float32": (
         torch.float32,
-        {"F.linear": _torch_linear, "oneDNN packed": _onednn_packed, "ours": _ours("float32")},
+        {"F.linear": _torch_linear, "oneDNN": _onednn_packed, "ours": _ours("float32")},
     ),
     "bfloat16": (
         torch.bfloat16,
-        {"F.linear": _torch_linear, "oneDNN packed": _onednn_packed, "ours": _ours("bfloat16")},
+        {"F.linear": _torch_linear, "oneDNN": _onednn_packed, "ours": _ours("bfloat16")},
     ),
     "int8": (torch.float32, {"quantize_dynamic": _torch_int8, "ours": _ours("int8")}),
 }
@@ -123,9 +126,12 @@ def main(
         if re.fullmatch(r"\d+x\d+x\d+", text) is None:
             raise typer.BadParameter(f"shape {text!r} is not of the form MxKxN, e.g. {DEFAULT[0]}")
         m, k, n = (int(size) for size in text.split("x"))
-        table = Table(title=f"{m} x {k} -> {n}", box=box.SIMPLE_HEAD, title_justify="left")
-        for heading in ("dtype", "provider", "us", "95 % interval", "GFLOP/s", "% of peak", "max rel error"):
-            table.add_column(heading, justify="left" if heading in ("dtype", "provider") else "right")
+        table = Table(title=f"{m} x {k} -> {n}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        table.padding = (0, 1, 0, 0)
+        for heading in ("dtype", "provider"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("us", "95 % interval", "GFLOP/s", "% of peak", "rel error"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for dtype in dtypes.split(","):
             results = measure((m, k, n), dtype, footprint=footprint << 20, rounds=rounds, seconds=seconds)
             for name, (timing, agreement) in results.items():
@@ -134,7 +140,7 @@ def main(
                     dtype,
                     name,
                     f"{timing.seconds.value * 1e6:.1f}",
-                    f"{timing.seconds.low * 1e6:.1f}..{timing.seconds.high * 1e6:.1f}",
+                    f"{timing.seconds.low * 1e6:.0f}..{timing.seconds.high * 1e6:.0f}",
                     f"{rate:.0f}",
                     f"{100 * rate / getattr(peaks, dtype):.0f}",
                     f"{agreement.max_relative_error:.1e}",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness import Record
@@ -50,7 +51,7 @@ def table(workload: str, records: Sequence[Record]) -> Table:
     for number, heading in enumerate(_HEADINGS):
         out.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
     for record in records:
-        out.add_row(*cells(record))
+        out.add_row(*(escape(cell) for cell in cells(record)))
     return out
 
 

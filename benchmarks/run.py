@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks import harness, report, systems, workloads
 from benchmarks.driver import WorkerError
@@ -73,7 +74,7 @@ def main(
                     say=status.update,
                 )
             except WorkerError as error:
-                console.print(f"[red]{name}: {error}[/red]", highlight=False)
+                console.print(f"[red]{name}: {escape(str(error))}[/red]", highlight=False)
                 raise typer.Exit(1) from error
         console.print(report.table(name, records))
         sections.append(report.markdown(name, records))

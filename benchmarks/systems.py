@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -28,7 +29,9 @@ def _compiled(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _quantize_dynamic(model: nn.Module) -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and still what many people run
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
 def _ours(model: nn.Module, dtype: str) -> nn.Module:

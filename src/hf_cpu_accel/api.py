@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,11 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import plan as plans
-from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.frontends.find import Root, find
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
-from hf_cpu_accel.rewrite.checks import check_model
+from hf_cpu_accel.rewrite.checks import check_model, check_patterns
 from hf_cpu_accel.runtime.threads import apply_threads
 
 T = TypeVar("T")
@@ -53,14 +52,14 @@ def accelerate_for_cpu(
             to do. After any exception the target is as it was, except that one accelerated with other settings may
             have been restored.
     """
-    settings = _settings(config, dtype=dtype, compile=compile, **options)
+    settings = resolve(config, dtype=dtype, compile=compile, **options)
     roots = find(target)
     with _lock:
         if all(_has_settings(root.module, settings) for root in roots):
             return target
         for root in roots:
             _check(root)
-            _check_patterns(root.module, settings)
+            check_patterns(root.module, settings.skip_modules)
         for root in roots:
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
@@ -133,21 +132,6 @@ def explain(target: object) -> Plan:
     return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
 
 
-def _settings(config: CPUAccelConfig | None, **given: Any) -> CPUAccelConfig:
-    if config is None:
-        config = CPUAccelConfig()
-    elif not isinstance(config, CPUAccelConfig):
-        raise TypeError(
-            f"config is a {type(config).__name__}, expected a CPUAccelConfig; a dtype goes in dtype=..."
-        )
-    defaults = {field.name: field.default for field in dataclasses.fields(CPUAccelConfig)}
-    unknown = sorted(set(given) - set(defaults))
-    if unknown:
-        raise TypeError(f"unknown option {unknown[0]!r}, accepted: {', '.join(defaults)}")
-    changes = {name: value for name, value in given.items() if value is not defaults[name]}
-    return dataclasses.replace(config, **changes)
-
-
 def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
     acceleration = rewrite.acceleration_of(module)
     return acceleration is not None and acceleration.config == settings
@@ -164,9 +148,3 @@ def _check_whole(module: nn.Module) -> None:
             f"target: this {type(module).__name__} is a part of an accelerated model: "
             "explain or restore that model as a whole"
         )
-
-
-def _check_patterns(module: nn.Module, settings: CPUAccelConfig) -> None:
-    for pattern in settings.skip_modules:
-        if not rewrite.matches_any(module, pattern):
-            raise ValueError(f"skip_modules: {pattern!r} matches no module of {type(module).__name__}")

@@ -105,6 +105,26 @@ class CPUAccelConfig:
         return cls.from_json((Path(directory) / FILE_NAME).read_text(encoding="utf-8"))
 
 
+def resolve(config: CPUAccelConfig | None, **options: Any) -> CPUAccelConfig:
+    """`config` (None for the defaults), overridden by the `options` that are not at their defaults.
+
+    Raises:
+        TypeError: `config` is something else, or an option does not exist.
+        ValueError: a value that is not accepted.
+    """
+    if config is None:
+        config = CPUAccelConfig()
+    elif not isinstance(config, CPUAccelConfig):
+        raise TypeError(
+            f"config is a {type(config).__name__}, expected a CPUAccelConfig; a dtype goes in dtype=..."
+        )
+    defaults = {field.name: field.default for field in dataclasses.fields(CPUAccelConfig)}
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}, accepted: {', '.join(defaults)}")
+    return dataclasses.replace(config, **{k: v for k, v in options.items() if v is not defaults[k]})
+
+
 def _check_choice(name: str, value: object, accepted: tuple[str, ...], planned: tuple[str, ...] = ()) -> None:
     quoted = ", ".join(repr(choice) for choice in accepted)
     if not isinstance(value, str):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from benchmarks import harness
 from benchmarks.driver import WorkerError
 from benchmarks.quiet import exclusive, group_priority

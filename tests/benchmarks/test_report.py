@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from benchmarks import report, workloads
 from benchmarks.harness import Record
-
 from hf_cpu_accel.measure import Agreement, Timing
 
 _PROBE = {"float32": 346.0, "bfloat16": 172.0, "int8": 1380.0, "read_bandwidth": 41.5, "threads": 2}

@@ -132,6 +132,16 @@ def test_bad_arguments_name_what_is_accepted(arguments: list[str], message: str)
     assert message in result.output
 
 
+def test_a_model_that_cannot_be_accelerated_ends_in_words(tmp_path: Path) -> None:
+    model = random_models.build("bert-tiny")
+    with torch.no_grad():
+        model.get_parameter("encoder.layer.0.output.dense.bias")[0] = torch.nan
+    model.save_pretrained(tmp_path / "broken")
+    result = run(str(tmp_path / "broken"), "--dtypes", "float32", "--seq", "4", "--repeats", "1")
+    assert result.exit_code == 1
+    assert "encoder.layer.0.output.dense.bias" in result.output
+
+
 def test_missing_model_says_what_works_offline(tmp_path: Path) -> None:
     result = run(str(tmp_path / "absent"))
     assert result.exit_code == 1

@@ -1,5 +1,8 @@
 """The high-water mark sees what was freed before the block ended."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from hf_cpu_accel.measure import PeakMemory, peak_memory
@@ -17,7 +20,7 @@ def test_peak_counts_memory_that_is_already_gone() -> None:
     assert kept[0] == 1
 
 
-def test_unknown_where_the_mark_cannot_be_reset(monkeypatch, tmp_path) -> None:
+def test_unknown_where_the_mark_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(peak_memory, "_PROC", tmp_path / "nowhere")
     with PeakMemory() as peak:
         pass

@@ -26,7 +26,7 @@ def test_turns_go_there_and_back() -> None:
     seen: list[str] = []
     calls: list[str] = []
     timings = interleaved(
-        {name: lambda name=name: calls.append(name) for name in "abc"},  # type: ignore[misc]
+        {name: lambda name=name: calls.append(name) for name in "abc"},
         rounds=3,
         calls=2,
         on_burst=seen.append,

@@ -12,8 +12,8 @@ from hf_cpu_accel.ops.ffn import ffn
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
 from hf_cpu_accel.packing import pack_linear, unpack_linear
 
-# Largest error relative to the largest output. int8: half a quantisation step of the input (1/127 or 1/63 of the row maximum) averages
-# out over k; the bound holds for the 7-bit input of CPUs without VNNI too.
+# Largest error relative to the largest output. int8: half a quantisation step of the input (1/127 or 1/63 of the row maximum)
+# averages out over k; the bound holds for the 7-bit input of CPUs without VNNI too.
 BOUND = {"float32": 3e-6, "bfloat16": 6e-3, "int8": 4e-2}
 SHAPES = [
     (1, 1, 1),

@@ -387,15 +387,14 @@ def test_row_error_sees_scale_single_rows_and_nan():
     assert row_error(reference[:1], reference) == float("inf")
 
 
-def test_transformer_encoder_layer_of_torch():
+def test_transformer_encoder_layer_of_torch_keeps_its_own_fused_path():
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, activation="gelu")
-    model = nn.TransformerEncoder(layer, 2).eval()
-    padding = torch.arange(7)[None] >= torch.tensor([7, 4, 1])[:, None]
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(64, 64)).eval()
     with torch.no_grad():
-        expected = model(X), model(X, src_key_padding_mask=padding)
+        expected = model(X)
         accelerate_for_cpu(model, dtype="float32")
-        assert explain(model).counts() == {"linear": 4}
-        torch.testing.assert_close(model(X), expected[0], rtol=1e-4, atol=1e-5)
-        masked = model(X, src_key_padding_mask=padding)
-        torch.testing.assert_close(masked[~padding], expected[1][~padding], rtol=1e-4, atol=1e-5)
-        assert torch.equal(restore(model)(X), expected[0])
+        assert explain(model).counts() == {"linear": 1}
+        reasons = {item.name: item.reason for item in explain(model).left}
+        assert "torch's own fused encoder layer" in reasons["0.layers.1.linear2"]
+        torch.testing.assert_close(model(X), expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(restore(model)(X), expected)

@@ -81,8 +81,13 @@ def bench(
                 on_burst=lambda system: progress.advance(bar),
             )
         except OSError as error:  # what transformers raises when it finds no such model
-            console.print(f"[red]Cannot load {workload.title}:[/red] {error}", highlight=False)
+            console.print(
+                f"Cannot load {workload.title}: {error}", style="red", markup=False, highlight=False
+            )
             console.print("Without a network, pass a local folder or --random-config NAME.")
+            raise typer.Exit(1) from error
+        except ValueError as error:  # what accelerate_for_cpu and transformers refuse, with the reason
+            console.print(f"{workload.title}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
     facts = environment.environment()
     title = f"{workload.title}, {task}, {batch} x {seq} tokens"

@@ -44,7 +44,7 @@ def demo(
         with console.status("loading all-MiniLM-L6-v2"):
             model = demo_measure.load_minilm()
     except ModuleNotFoundError as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
     texts = demo_measure.sentences()
 

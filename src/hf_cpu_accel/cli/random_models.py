@@ -5,10 +5,12 @@ Speed does not depend on the values of the weights. Accuracy does: measure that 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # name -> (transformers model type, what its published config.json sets differently from the type's defaults)
 _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,7 +60,7 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 NAMES = tuple(_ARCHITECTURES)
 
 
-def build(name: str, auto_class: str = "AutoModel", seed: int = 0) -> nn.Module:
+def build(name: str, auto_class: str = "AutoModel", seed: int = 0) -> PreTrainedModel:
     """A model of a well-known shape in eval mode, float32, random weights from `seed`.
 
     Biases and norm weights get noise (they start at exactly 0 and 1), so that a dropped one shows.
@@ -75,7 +77,7 @@ def build(name: str, auto_class: str = "AutoModel", seed: int = 0) -> nn.Module:
     config = transformers.AutoConfig.for_model(model_type, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = getattr(transformers, auto_class).from_config(config)
+        model: PreTrainedModel = getattr(transformers, auto_class).from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:

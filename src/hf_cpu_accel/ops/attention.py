@@ -115,6 +115,8 @@ def attention_reference(
     if mask is not None and mask.dtype == torch.bool:
         allowed = mask[:, None, None] if mask.dim() == 2 else mask
         scores = scores.masked_fill(~allowed, -math.inf)
+        if mask.dim() == 2:
+            v = v.masked_fill(~mask[:, None, :, None], 0.0)  # 0 * NaN: padding must not reach the output
     elif mask is not None:
         scores = scores + mask.to(precision)
     if is_causal:

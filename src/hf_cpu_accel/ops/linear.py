@@ -1,7 +1,9 @@
 """linear: activation(input @ weight^T + bias) + residual, with a packed weight.
 
-With int8 weights the input is quantised per row on the fly (W8A8): scale = max|row| / 127, values round(x / scale); sums are exact
-in int32. On CPUs without VNNI the input gets 7 bits (max|row| / 63), since their int16 pair sums would saturate.
+With int8 weights the input is quantised per row on the fly (W8A8) over the row's range [min, max], widened to hold 0:
+scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in int32. The range and not the
+largest magnitude, because activations after GELU are nearly one-sided: it halves the step there. On CPUs without VNNI the input gets
+7 bits (125 steps), since their int16 pair sums would saturate.
 """
 
 from __future__ import annotations
@@ -90,10 +92,11 @@ def linear_reference(
 
 
 def quantize_rows(input: Tensor) -> Tensor:
-    """Per-row symmetric 8-bit rounding of float32 [..., K], as values again."""
+    """Per-row 8-bit rounding of float32 [..., K] over the row's range, as values again."""
     if input.shape[-1] == 0:
         return input
-    step = input.abs().amax(dim=-1, keepdim=True) / 127
+    low, high = input.amin(dim=-1, keepdim=True).clamp(max=0), input.amax(dim=-1, keepdim=True).clamp(min=0)
+    step = (high - low) / 253
     return torch.where(step > 0, torch.round(input / torch.where(step > 0, step, 1.0)) * step, input)
 
 

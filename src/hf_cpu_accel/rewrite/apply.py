@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -64,11 +63,6 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     if accelerated_parts(root):
         return False
     return any(isinstance(module, PackedLinear) for module in root.modules())
-
-
-def matches_any(root: nn.Module, pattern: str) -> bool:
-    """Whether a `skip_modules` pattern matches a module of `root`."""
-    return any(fnmatchcase(path, pattern) for path, _ in root.named_modules())
 
 
 def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceleration:

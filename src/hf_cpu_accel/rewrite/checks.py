@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,17 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
     for name, buffer in root.named_buffers():
         _check_initialised(name, buffer)
         _check_device(name, buffer)
+
+
+def check_patterns(root: nn.Module, patterns: Iterable[str]) -> None:
+    """Refuse a `skip_modules` pattern that matches no module of `root`: it is a slip of the pen.
+
+    Raises:
+        ValueError: naming the pattern.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path, _ in root.named_modules()):
+            raise ValueError(f"skip_modules: {pattern!r} matches no module of {type(root).__name__}")
 
 
 def _check_mode(module: nn.Module) -> None:

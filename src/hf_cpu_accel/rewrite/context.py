@@ -109,6 +109,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return f"only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
         return "no input features"
+    if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
+        return "torch's own fused encoder layer reads its weights instead of calling it"
     owner = context.other_owner(linear.weight, f"{path}.weight")
     if owner is not None and context.dtype == "float32":
         return f"shares its weight with {owner}; packing would hold it twice"

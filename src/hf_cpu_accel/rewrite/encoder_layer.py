@@ -122,7 +122,7 @@ class FusedEncoderLayer(nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._original_class,), self.__getstate__()  # type: ignore[no-untyped-call]
+        return _rebuild, (self._original_class,), self.__getstate__()
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:

@@ -53,7 +53,8 @@ class LayerTrace(TorchDispatchMode):
         self._packed = {
             m.packed.data.data_ptr(): m for m in self.layer.modules() if isinstance(m, PackedLinear)
         }
-        self._norms = {m.weight.data_ptr(): m for m in self.layer.modules() if _is_layer_norm(m)}
+        norms = [module for module in self.layer.modules() if _is_layer_norm(module)]
+        self._norms = {norm.get_parameter("weight").data_ptr(): norm for norm in norms}
         self._made_by: dict[int, PackedLinear] = {}
         self._alive: list[
             Any

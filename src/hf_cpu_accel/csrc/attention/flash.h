@@ -4,6 +4,7 @@
 // from memory and packed (once per task: rows amortise it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
+#include "one_row.h"
 #include "softmax.h"
 
 namespace HFCA_TIER {
@@ -41,9 +42,9 @@ struct AttentionScratch {
 
 inline int64_t attention_scratch_floats(const hfca::Attention& a, int64_t rows) { return AttentionScratch(a, rows, nullptr).floats; }
 
-// Rows [row, row + rows) of the task against keys [begin, end), which are packed.
+// Rows [row, row + rows) of the task against keys [begin, end), which are packed unless the tile is a single row of few.
 inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const AttentionScratch& s, int64_t row, int rows, int64_t begin,
-                        int64_t end, bool first_block) {
+                        int64_t end, bool first_block, bool packed) {
   const float infinity = __builtin_inff();
   const int64_t index = row - task.row_begin, distance = static_cast<int64_t>(rows) * chunk;
   int64_t visible[tile_rows], keys = 0;  // keys of this block that a row, that any row may attend
@@ -54,7 +55,9 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
     if (visible[i] > keys) keys = visible[i];
   }
   if (keys == 0 && !first_block) return;
-  multiply_chunks(rows, s.queries + index * s.head_columns, a.head_dim, s.keys, a.head_dim, keys, s.scores, false);
+  const float* queries = s.queries + index * s.head_columns;
+  if (packed) multiply_chunks(rows, queries, a.head_dim, s.keys, a.head_dim, keys, s.scores, false);
+  else score_keys(a, task, queries, begin, keys, s.scores);
 
   // Pass by pass over all rows, not row by row: the latencies of one row's reduction hide behind the next row's work.
   float maximum[tile_rows];
@@ -81,7 +84,8 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
         Simd::store(p, Simd::mul(Simd::set1(factor), Simd::load(p)));
       }
   }
-  multiply_chunks(rows, s.scores, keys, s.values, key_block, a.value_dim, sums, !first_block);
+  if (packed) multiply_chunks(rows, s.scores, keys, s.values, key_block, a.value_dim, sums, !first_block);
+  else weigh_values(a, task, s.scores, begin, keys, sums, !first_block);
 }
 
 // output rows = sums / running sum; rows that attended nothing give 0.
@@ -99,7 +103,9 @@ inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task
 }
 
 inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, float* memory) {
-  const int64_t rows = task.row_end - task.row_begin, tiles = (rows + tile_rows - 1) / tile_rows;
+  const int64_t rows = task.row_end - task.row_begin;
+  const bool packed = rows > unpacked_rows;
+  const int64_t tiles = packed ? (rows + tile_rows - 1) / tile_rows : rows;
   const AttentionScratch s(a, rows, memory);
   const auto each_tile = [&](auto&& f) {  // f(first row, rows); heights nearly equal
     for (int64_t t = 0; t < tiles; ++t) {
@@ -120,9 +126,11 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
   bool first_block = true;
   for (int64_t begin = task.kv_begin; begin < kv_end || first_block; begin += key_block, first_block = false) {
     const int64_t end = begin + key_block < kv_end ? begin + key_block : kv_end > begin ? kv_end : begin;
-    pack_keys(a, task, begin, end, s.keys);
-    pack_values(a, task, begin, end, key_block, s.values);
-    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
+    if (packed) {
+      pack_keys(a, task, begin, end, s.keys);
+      pack_values(a, task, begin, end, key_block, s.values);
+    }
+    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block, packed); });
   }
   each_tile([&](int64_t row, int height) { write_tile(a, task, s, row, height); });
 }

@@ -81,8 +81,8 @@ struct DotBf16 {
 };
 #endif
 
-// int8: uint8 input (zero point added) times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would
-// saturate with 8-bit input, so these tiers quantise the input to 7 bits (ao PR 4266 describes the trap).
+// int8: uint8 input times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would saturate with 8-bit
+// input, so these tiers quantise the input to 7 bits (ao PR 4266 describes the trap). steps: see ByteWords.
 struct DotInt8 {
   static constexpr int substeps = 1;
 #if defined(HFCA_SIMD_AVX512)
@@ -95,14 +95,14 @@ struct DotInt8 {
   static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
   static void store(float* p, Acc acc) { _mm512_storeu_ps(p, _mm512_cvtepi32_ps(acc)); }
 #if defined(__AVX512VNNI__)
-  static constexpr int rows = 14, zero_point = 128;
+  static constexpr int rows = 14, steps = 253;
   // Not the intrinsic: gcc 12 spills its accumulators (the builtin works on another vector type than __m512i).
   static Acc step(Acc acc, Input a, Weight b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
   }
 #else
-  static constexpr int rows = 12, zero_point = 64;
+  static constexpr int rows = 12, steps = 125;
   static Acc step(Acc acc, Input a, Weight b) {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
   }
@@ -111,7 +111,7 @@ struct DotInt8 {
   using Acc = __m256i;
   using Weight = __m256i;
   using Input = __m256i;
-  static constexpr int rows = 4, zero_point = 64, vectors = 2;
+  static constexpr int rows = 4, steps = 125, vectors = 2;
   static Acc zero() { return _mm256_setzero_si256(); }
   static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Input broadcast(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
@@ -123,7 +123,7 @@ struct DotInt8 {
   using Acc = Simd::Int;
   using Weight = Simd::Int;  // four bytes per lane
   struct Input { int32_t byte[4]; };
-  static constexpr int rows = 4, zero_point = 128, vectors = 1;
+  static constexpr int rows = 4, steps = 253, vectors = 1;
   static Acc zero() { return Acc{}; }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
   static Input broadcast(const uint32_t* p) {
@@ -135,7 +135,7 @@ struct DotInt8 {
   static void store(float* p, Acc acc) { Simd::store(p, Simd::to_float(acc)); }
 #endif
   static const Weight& widen(const Weight& w, int) { return w; }
-  using Words = ByteWords<zero_point>;
+  using Words = ByteWords<steps>;
 };
 
 }  // namespace HFCA_TIER

@@ -10,7 +10,7 @@ namespace hfca {
 // Sizes that depend on the tier; fill them before asking for workspace.
 inline void plan_gemm(Gemm& g) { g.input_words = dispatch().gemm[static_cast<int>(g.kind)].input_words(g.k); }
 inline size_t gemm_workspace(const Gemm& g) {
-  return Workspace::size_of<uint32_t>(g.m * g.input_words) + Workspace::size_of<float>(g.m);
+  return Workspace::size_of<uint32_t>(g.m * g.input_words) + 2 * Workspace::size_of<float>(g.m);
 }
 
 // Rows are cut into tiles of nearly equal height (no short last tile), tiles into blocks whose packed input stays in L2 while the
@@ -21,6 +21,7 @@ inline void run_gemm(Gemm& g, Workspace& workspace) {
   const GemmKernels& kernels = dispatch().gemm[static_cast<int>(g.kind)];
   g.words = workspace.take<uint32_t>(g.m * g.input_words);
   g.input_scale = workspace.take<float>(g.m);
+  g.input_zero = workspace.take<float>(g.m);
 
   const int64_t tiles = (g.m + kernels.tile_rows - 1) / kernels.tile_rows;
   const int64_t panels = (g.n + panel_columns - 1) / panel_columns;

@@ -27,23 +27,23 @@ inline Simd::Float activate(Simd::Float x) {
   }
 }
 
-// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. zero_point 0 means floating point weights.
-template <hfca::Activation act, int zero_point>
+// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. quantised: int8 weights and input.
+template <hfca::Activation act, bool quantised>
 inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
   for (int j = 0; j < columns; j += Simd::width) {
     const int n = columns - j < Simd::width ? columns - j : Simd::width;
     const int64_t c = column + j;
     const Simd::Float offset = bias.data ? load_any_n(bias, 0, c, n) : Simd::zero();
-    Simd::Float scale = Simd::zero(), correction = Simd::zero();
-    if constexpr (zero_point != 0) {
+    Simd::Float scale = Simd::zero(), sum = Simd::zero();
+    if constexpr (quantised) {
       scale = Simd::load_n(g.weight_scale + c, n);
-      correction = Simd::mul(Simd::load_n(g.weight_sum + c, n), Simd::set1(static_cast<float>(zero_point)));
+      sum = Simd::load_n(g.weight_sum + c, n);
     }
     for (int i = 0; i < rows; ++i) {
       Simd::Float x = Simd::load(sums + i * hfca::panel_columns + j);
-      if constexpr (zero_point != 0)
-        x = Simd::fma(Simd::mul(Simd::sub(x, correction), Simd::set1(g.input_scale[row + i])), scale, offset);
+      if constexpr (quantised)
+        x = Simd::fma(Simd::mul(Simd::fnma(Simd::set1(g.input_zero[row + i]), sum, x), Simd::set1(g.input_scale[row + i])), scale, offset);
       else
         x = Simd::add(x, offset);
       x = activate<act>(x);
@@ -57,17 +57,17 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
   }
 }
 
-template <int zero_point>
+template <bool quantised>
 inline void finish(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
   switch (g.activation) {
-    case Activation::none: return finish_tile<Activation::none, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::gelu: return finish_tile<Activation::gelu, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::gelu_tanh: return finish_tile<Activation::gelu_tanh, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::relu: return finish_tile<Activation::relu, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::silu: return finish_tile<Activation::silu, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::quick_gelu: return finish_tile<Activation::quick_gelu, zero_point>(g, sums, row, rows, column, columns);
-    case Activation::tanh: return finish_tile<Activation::tanh, zero_point>(g, sums, row, rows, column, columns);
+    case Activation::none: return finish_tile<Activation::none, quantised>(g, sums, row, rows, column, columns);
+    case Activation::gelu: return finish_tile<Activation::gelu, quantised>(g, sums, row, rows, column, columns);
+    case Activation::gelu_tanh: return finish_tile<Activation::gelu_tanh, quantised>(g, sums, row, rows, column, columns);
+    case Activation::relu: return finish_tile<Activation::relu, quantised>(g, sums, row, rows, column, columns);
+    case Activation::silu: return finish_tile<Activation::silu, quantised>(g, sums, row, rows, column, columns);
+    case Activation::quick_gelu: return finish_tile<Activation::quick_gelu, quantised>(g, sums, row, rows, column, columns);
+    case Activation::tanh: return finish_tile<Activation::tanh, quantised>(g, sums, row, rows, column, columns);
   }
 }
 

@@ -43,7 +43,8 @@ struct Gemm {
   Array bias;                           // data may be null
   Activation activation = Activation::none;
   uint32_t* words = nullptr;     // packed input: m * input_words words
-  float* input_scale = nullptr;  // int8: [m]
+  float* input_scale = nullptr;  // int8: [m], input = (byte - zero) * scale
+  float* input_zero = nullptr;   // int8: [m]
   int64_t input_words = 0;       // words per packed input row
 };
 

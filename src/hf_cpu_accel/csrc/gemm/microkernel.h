@@ -42,10 +42,7 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
 
 template <class Dot>
 struct TierGemm {
-  static constexpr int zero_point() {
-    if constexpr (requires_zero_point<Dot>(0)) return Dot::zero_point;
-    else return 0;
-  }
+  static constexpr bool quantised = __is_same(Dot, DotInt8);
 
   static int64_t weight_words(int64_t k) { return Dot::Words::count(k) / Dot::substeps; }
   static int64_t panel_bytes(int64_t k) { return weight_words(k) * hfca::panel_columns * 4; }
@@ -56,7 +53,7 @@ struct TierGemm {
     const int64_t words = g.input_words / Dot::substeps, column = panel * hfca::panel_columns, left = g.n - column;
     const uint32_t* weight = static_cast<const uint32_t*>(g.weight) + panel * words * hfca::panel_columns;
     multiply<Dot, rows>(g.words + row * g.input_words, weight, words, sums, ahead);
-    finish<zero_point()>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
+    finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, hfca::Ahead ahead) {
@@ -71,12 +68,6 @@ struct TierGemm {
   }
 
   static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &Dot::Words::count, &panel_bytes, &Dot::Words::pack, &compute}; }
-
- private:
-  template <class D>
-  static constexpr auto requires_zero_point(int) -> decltype(D::zero_point, true) { return true; }
-  template <class D>
-  static constexpr bool requires_zero_point(long) { return false; }
 };
 
 }  // namespace HFCA_TIER

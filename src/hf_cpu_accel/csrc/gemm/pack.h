@@ -17,6 +17,12 @@ inline Simd::Float load_any_n(const hfca::Matrix& x, int64_t row, int64_t column
   return x.bf16 ? Simd::load_bf16_n(static_cast<const uint16_t*>(x.data) + at, n) : Simd::load_n(static_cast<const float*>(x.data) + at, n);
 }
 
+inline float first_of(Simd::Float x) {
+  float value;
+  Simd::store_n(&value, x, 1);
+  return value;
+}
+
 constexpr int max_tile_rows = 16;
 constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
 
@@ -114,8 +120,10 @@ struct Bf16Words {
   }
 };
 
-// Four uint8 per word, quantised per row: byte = round(x / scale) + zero_point, scale = max|row| / (zero_point - 1).
-template <int zero_point>
+// Four uint8 per word, quantised per row over the range from its least to its largest value, which always holds 0:
+//   byte = round(x / scale) + zero,   scale = (max - min) / steps,   zero = 1 + round(-min / scale)
+// Rounding stays within [0, steps + 2], so that no byte needs clamping.
+template <int steps>
 struct ByteWords {
   static int64_t count(int64_t k) { return (k + 3) / 4; }
 
@@ -126,23 +134,28 @@ struct ByteWords {
   }
 
  private:
+  struct Range {
+    float low, high, magnitude;  // magnitude: NaN or infinity if there is one
+  };
+
   template <class T>
-  static float absolute_max(const T* x, int64_t k) {
-    Simd::Float largest[2] = {Simd::zero(), Simd::zero()};
+  static Range range_of(const T* x, int64_t k) {
+    Simd::Float low = Simd::zero(), high = Simd::zero(), magnitude = Simd::zero();
+    const auto take = [&](Simd::Float value) {
+      low = Simd::min(value, low);
+      high = Simd::max(value, high);
+      magnitude = Simd::max_magnitude(magnitude, value);
+    };
     int64_t j = 0;
-    for (; j + 2 * Simd::width <= k; j += 2 * Simd::width) {
-      largest[0] = Simd::max_magnitude(largest[0], load_as_float(x + j));
-      largest[1] = Simd::max_magnitude(largest[1], load_as_float(x + j + Simd::width));
-    }
-    for (; j < k; j += Simd::width)
-      largest[0] = Simd::max_magnitude(largest[0], load_as_float_n(x + j, k - j < Simd::width ? static_cast<int>(k - j) : Simd::width));
-    return Simd::reduce_max_magnitude(Simd::max_magnitude(largest[0], largest[1]));
+    for (; j + Simd::width <= k; j += Simd::width) take(load_as_float(x + j));
+    if (j < k) take(load_as_float_n(x + j, static_cast<int>(k - j)));
+    return {-Simd::reduce_max(Simd::sub(Simd::zero(), low)), Simd::reduce_max(high), Simd::reduce_max_magnitude(magnitude)};
   }
 
   // `bytes` bytes from values that run out after `values`.
   template <class T>
-  static void quantise(const T* x, int64_t values, int64_t bytes, float inverse, uint8_t* out) {
-    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(static_cast<float>(zero_point));
+  static void quantise(const T* x, int64_t values, int64_t bytes, float inverse, float zero_point, uint8_t* out) {
+    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(zero_point);
     int64_t j = 0;
     for (; j + Simd::width <= values && j + Simd::width <= bytes; j += Simd::width)
       Simd::store_bytes(out + j, Simd::fma(load_as_float(x + j), scale, zero));
@@ -152,7 +165,7 @@ struct ByteWords {
       Simd::store_bytes_n(out + j, Simd::fma(load_as_float_n(x + j, n), scale, zero), room);
       j += room;
     }
-    for (; j < bytes; ++j) out[j] = zero_point;  // meets zero weights
+    for (; j < bytes; ++j) out[j] = 0;  // meets zero weights
   }
 
   template <class T>
@@ -160,15 +173,18 @@ struct ByteWords {
     uint32_t* out = g.words + row * g.input_words;
     float inverse[max_tile_rows];
     for (int i = 0; i < rows; ++i) {
-      const float largest = absolute_max(input + i * g.input.stride, g.k);
-      g.input_scale[row + i] = largest / (zero_point - 1);  // NaN and infinity stay: the whole output row becomes non-finite
-      inverse[i] = largest > 0.0f ? (zero_point - 1) / largest : 0.0f;
+      const Range r = range_of(input + i * g.input.stride, g.k);
+      const float width = r.high - r.low;
+      const bool usable = width > 0.0f && r.magnitude <= 3.0e38f;
+      inverse[i] = usable ? steps / width : 0.0f;
+      g.input_scale[row + i] = usable ? width / steps : r.magnitude;  // 0, or what makes the whole output row non-finite
+      g.input_zero[row + i] = 1.0f - first_of(Simd::round(Simd::set1(r.low * inverse[i])));
     }
     alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
     for (int64_t w = 0; w < g.input_words; w += pack_words) {
       const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
       for (int i = 0; i < rows; ++i)
-        quantise(input + i * g.input.stride + 4 * w, g.k - 4 * w, 4 * words, inverse[i], block + i * pack_words * 4);
+        quantise(input + i * g.input.stride + 4 * w, g.k - 4 * w, 4 * words, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
       transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
     }
   }
