@@ -108,7 +108,12 @@ class BuildKernels(build_ext):
             )
         python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
         torch = [*STABLE_ABI, f"-isystem{root / 'include'}"]
-        for source in ["dispatch.cpp", "module.cpp", *sorted(p.name for p in CSRC.glob("ops_*.cpp"))]:
+        for source in [
+            "buffers.cpp",
+            "dispatch.cpp",
+            "module.cpp",
+            *sorted(p.name for p in CSRC.glob("ops_*.cpp")),
+        ]:
             target = build / f"{Path(source).stem}.o"
             jobs.append(([*common, *python, *torch, "-c", str(CSRC / source), "-o", str(target)], target))
         newest_header = max(p.stat().st_mtime for p in CSRC.rglob("*.*"))

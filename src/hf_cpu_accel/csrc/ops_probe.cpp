@@ -1,4 +1,4 @@
-// What was chosen at load, and what this machine can do at most.
+// What was chosen at load, what this machine can do at most, and the memory that the ops keep.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "buffers.h"
 #include "dispatch.h"
 
 namespace hfca {
@@ -13,6 +14,7 @@ namespace {
 
 std::string tier() { return dispatch().tier; }
 bool bf16_dot() { return dispatch().bf16_dot; }
+int64_t release_buffers() { return static_cast<int64_t>(trim_buffers()); }
 
 template <class F>
 double best_rate(int64_t threads, double amount_per_thread, F work) {
@@ -57,6 +59,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def("tier() -> str");
   m.def("bf16_dot() -> bool");
+  m.def("release_buffers() -> int");
   m.def("measure_flops(str dtype, int threads) -> float");
   m.def("measure_read_bandwidth(int threads, int megabytes) -> float");
 }
@@ -64,6 +67,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) {
   m.impl("tier", TORCH_BOX(&hfca::tier));
   m.impl("bf16_dot", TORCH_BOX(&hfca::bf16_dot));
+  m.impl("release_buffers", TORCH_BOX(&hfca::release_buffers));
   m.impl("measure_flops", TORCH_BOX(&hfca::measure_flops));
   m.impl("measure_read_bandwidth", TORCH_BOX(&hfca::measure_read_bandwidth));
 }

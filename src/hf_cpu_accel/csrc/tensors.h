@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "buffers.h"
 #include "gemm/gemm.h"
 
 namespace hfca {
@@ -29,8 +30,18 @@ inline std::vector<int64_t> sizes_of(const Tensor& t) {
   return sizes;
 }
 
+// A dense tensor of `like`'s dtype whose memory is reused (buffers.h); its contents are arbitrary.
 inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
-  return torch::stable::new_empty(like, sizes, like.scalar_type());
+  std::vector<int64_t> strides(sizes.size());
+  int64_t count = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= sizes[i] > 0 ? sizes[i] : 1;
+  }
+  for (int64_t size : sizes) count = size == 0 ? 0 : count;
+  void* data = take_buffer(static_cast<size_t>(count) * like.element_size());
+  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, -1);
+  return torch::stable::from_blob(data, sizes, strides, cpu, like.scalar_type(), &return_buffer);
 }
 
 // The tensor as rows of its last dimension. Rows at one common stride are taken as they are, anything else is made contiguous;

@@ -1,10 +1,10 @@
-// Scratch memory of the calling thread: grows, is kept between calls, aligned to cache lines. Keeping it avoids page faults, which
-// cost more than the arithmetic on freshly mapped memory. One call holds one Workspace at a time and carves it up itself.
+// Scratch memory of the calling thread: grows, is kept between calls, aligned to cache lines. One call holds one Workspace at a time
+// and carves it up itself.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
+
+#include "buffers.h"
 
 namespace hfca {
 
@@ -30,18 +30,17 @@ class Workspace {
     return (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64 + 64;
   }
 
-  ~Workspace() { std::free(data_); }
+  ~Workspace() {
+    if (data_) return_buffer(data_);
+  }
 
  private:
   void reserve(size_t bytes) {
     if (bytes <= capacity_) return;
-    std::free(data_);
-    capacity_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-    data_ = std::aligned_alloc(4096, capacity_);
-    if (!data_) {
-      capacity_ = 0;
-      throw std::bad_alloc();
-    }
+    if (data_) return_buffer(data_);
+    data_ = nullptr, capacity_ = 0;
+    data_ = take_buffer(bytes + bytes / 4);
+    capacity_ = bytes + bytes / 4;
   }
 
   void* data_ = nullptr;
