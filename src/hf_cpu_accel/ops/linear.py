@@ -2,8 +2,8 @@
 
 With int8 weights the input is quantised per row on the fly (W8A8) over the row's range [min, max], widened to hold 0:
 scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in int32. The range and not the
-largest magnitude, because activations after GELU are nearly one-sided: it halves the step there. On CPUs without VNNI the input gets
-7 bits (125 steps), since their int16 pair sums would saturate.
+largest magnitude, because activations after GELU are nearly one-sided: it halves the step there. On CPUs without VNNI the input
+gets 7 bits (125 steps), since their int16 pair sums would saturate.
 """
 
 from __future__ import annotations
