@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_cpu_accel.ops.ffn import ffn
-from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
+from hf_cpu_accel.ops.linear import ACTIVATIONS, linear, linear_split
 from hf_cpu_accel.packing import pack_linear, unpack_linear
 
 # Largest error relative to the largest output. int8: half a quantisation step of the input (1/127 or 1/63 of the row maximum)
@@ -206,3 +206,24 @@ def test_bad_arguments_are_named() -> None:
             None,
             activation="none",
         )
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("sizes", [[70], [32, 32, 32], [64, 32, 7]], ids=str)
+def test_split_outputs_are_the_slices_of_one(dtype: str, sizes: list[int]) -> None:
+    packed, bias = pack_linear(torch.randn(sum(sizes), 50), dtype), torch.randn(sum(sizes))
+    for x in (torch.randn(3, 11, 50), torch.randn(2, 50).bfloat16(), torch.empty(0, 50)):
+        expected = linear(x, packed, bias).split(sizes, dim=-1)
+        got = linear_split(x, packed, bias, sizes)
+        assert all(part.is_contiguous() for part in got)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, expected, strict=True))
+
+
+def test_split_opcheck_and_bad_sizes() -> None:
+    packed = pack_linear(torch.randn(100, 24), "int8")
+    x = torch.randn(3, 24)
+    torch.library.opcheck(torch.ops.hf_cpu_accel.linear_split, (x, packed.data, packed.scale, None, [64, 36]))
+    with pytest.raises(ValueError, match="sum must be 100"):
+        linear_split(x, packed, None, [64, 32])
+    with pytest.raises(RuntimeError, match="multiples of 32"):
+        linear_split(x, packed, None, [50, 50])

@@ -22,13 +22,16 @@ def linears():
 def gemms(monkeypatch):
     """The output features of every GEMM that ran."""
     calls = []
-    linear = projection_group.linear
 
-    def counting(input, weight, bias=None, **options):
-        calls.append(weight.out_features)
-        return linear(input, weight, bias, **options)
+    def counting(op):
+        def counted(input, weight, *rest):
+            calls.append(weight.out_features)
+            return op(input, weight, *rest)
 
-    monkeypatch.setattr(projection_group, "linear", counting)
+        return counted
+
+    for name in ("linear", "linear_split"):
+        monkeypatch.setattr(projection_group, name, counting(getattr(projection_group, name)))
     return calls
 
 
@@ -55,6 +58,13 @@ def test_learns_which_members_share_an_input(linears, gemms):
     other = torch.randn(1, 3, WIDTH)
     _check(packed, linears, other, other, other)
     assert gemms == [116]
+
+
+def test_merged_outputs_are_contiguous_like_those_of_a_linear(linears):
+    """Some models call q.view(-1, head_dim): a strided slice would break them from the second forward on."""
+    packed, input = pack(linears, "float32"), torch.randn(2, 5, WIDTH)
+    for _ in range(3):
+        assert all(member(input).is_contiguous() for member in packed)
 
 
 def test_cross_attention_merges_key_and_value_only(linears, gemms):

@@ -1,4 +1,4 @@
-// linear and ffn: schema, checks, call.
+// linear, linear_split and ffn: schema, checks, call.
 #include "gemm/driver.h"
 #include "tensors.h"
 
@@ -51,6 +51,11 @@ Tensor output_for(const Tensor& input, int64_t features) {
   return empty_of(input, sizes);
 }
 
+void write_to(Gemm& g, Matrix output) {
+  g.outputs[0] = output;
+  g.output_begin[1] = g.n;
+}
+
 Matrix residual_rows(const std::optional<Tensor>& residual, const Tensor& output, const char* op, Tensor& keep) {
   if (!residual) return {};
   check_floating(*residual, op, "residual");
@@ -68,9 +73,34 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   Tensor keep_input = input, keep_residual = input;
   g.input = as_rows(input, keep_input);
   g.residual = residual_rows(residual, output, "linear", keep_residual);
-  g.output = {output.mutable_data_ptr(), out_features, is_bf16(output)};
+  write_to(g, {output.mutable_data_ptr(), out_features, is_bf16(output)});
   run_gemm(g, Workspace::of_thread(gemm_workspace(g)));
   return output;
+}
+
+// linear whose output features are divided among dense tensors of their own.
+std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
+                                 const std::vector<int64_t>& sizes) {
+  check_floating(input, "linear_split", "input");
+  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear_split: input must have at least one dimension");
+  STD_TORCH_CHECK(!sizes.empty() && sizes.size() <= max_outputs, "hf_cpu_accel::linear_split: sizes must have 1 to ", max_outputs, " entries");
+  int64_t out_features = 0;
+  for (int64_t size : sizes) {
+    STD_TORCH_CHECK(size > 0 && out_features % panel_columns == 0, "hf_cpu_accel::linear_split: all sizes but the last must be multiples of ",
+                    panel_columns);
+    out_features += size;
+  }
+  Gemm g = gemm_of("linear_split", row_count(input), out_features, input.size(input.dim() - 1), weight, scale, bias, Activation::none);
+  Tensor keep_input = input;
+  g.input = as_rows(input, keep_input);
+  std::vector<Tensor> outputs;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    outputs.push_back(output_for(input, sizes[i]));
+    g.outputs[i] = {outputs[i].mutable_data_ptr(), sizes[i], is_bf16(input)};
+    g.output_begin[i + 1] = g.output_begin[i] + sizes[i];
+  }
+  run_gemm(g, Workspace::of_thread(gemm_workspace(g)));
+  return outputs;
 }
 
 // down(activation(up(input))) + residual. The intermediate stays in float32 workspace memory.
@@ -87,9 +117,10 @@ Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& u
   Workspace& workspace =
       Workspace::of_thread(gemm_workspace(first) + gemm_workspace(second) + Workspace::size_of<float>(m * intermediate_features));
   first.input = as_rows(input, keep_input);
-  first.output = second.input = {workspace.take<float>(m * intermediate_features), intermediate_features, false};
+  second.input = {workspace.take<float>(m * intermediate_features), intermediate_features, false};
+  write_to(first, second.input);
   second.residual = residual_rows(residual, output, "ffn", keep_residual);
-  second.output = {output.mutable_data_ptr(), out_features, is_bf16(output)};
+  write_to(second, {output.mutable_data_ptr(), out_features, is_bf16(output)});
   run_gemm(first, workspace);
   run_gemm(second, workspace);
   return output;
@@ -101,6 +132,7 @@ Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& u
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
       "linear(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, str activation) -> Tensor");
+  m.def("linear_split(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, int[] sizes) -> Tensor[]");
   m.def(
       "ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
       "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
@@ -108,5 +140,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
   m.impl("linear", TORCH_BOX(&hfca::linear));
+  m.impl("linear_split", TORCH_BOX(&hfca::linear_split));
   m.impl("ffn", TORCH_BOX(&hfca::ffn));
 }

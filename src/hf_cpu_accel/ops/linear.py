@@ -1,4 +1,4 @@
-"""linear: activation(input @ weight^T + bias) + residual, with a packed weight.
+"""linear: activation(input @ weight^T + bias) + residual, with a packed weight; linear_split: the same in several outputs.
 
 With int8 weights the input is quantised per row on the fly (W8A8) over the row's range [min, max], widened to hold 0:
 scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in int32. The range and not the
@@ -8,7 +8,7 @@ gets 7 bits (125 steps), since their int16 pair sums would saturate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..packing import PackedWeight, unpack_linear
 from .registry import declare
+
+MAX_SPLIT = 16  # most outputs of linear_split
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -58,6 +60,31 @@ def linear(
     )
 
 
+def linear_split(
+    input: Tensor, weight: PackedWeight, bias: Tensor | None, sizes: Sequence[int]
+) -> list[Tensor]:
+    """input @ weight^T + bias with the output features divided among tensors: query, key and value in one GEMM.
+
+    Args:
+        input: [..., K] float32 or bfloat16, any strides.
+        weight: N x K, packed.
+        bias: [N] or None.
+        sizes: how many features go to each output, at most 16 of them; all but the last are multiples of 32, their sum is N.
+
+    Returns:
+        One contiguous [..., size] per size, dtype of the input.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    check_input(input, weight)
+    if sum(sizes) != weight.out_features:
+        raise ValueError(
+            f"sizes={list(sizes)}: their sum must be {weight.out_features}, the weight's out_features"
+        )
+    return torch.ops.hf_cpu_accel.linear_split(input, weight.data, weight.scale, bias, list(sizes))
+
+
 def check_input(input: Tensor, weight: PackedWeight) -> None:
     if input.dim() == 0 or input.shape[-1] != weight.in_features:
         raise ValueError(
@@ -91,6 +118,14 @@ def linear_reference(
     return output.to(input.dtype).contiguous()
 
 
+def linear_split_reference(
+    input: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, sizes: list[int]
+) -> list[Tensor]:
+    """The op in plain torch."""
+    whole = linear_reference(input, weight, scale, bias, None, sum(sizes), "none")
+    return [part.contiguous() for part in whole.split(sizes, dim=-1)]
+
+
 def quantize_rows(input: Tensor) -> Tensor:
     """Per-row 8-bit rounding of float32 [..., K] over the row's range, as values again."""
     if input.shape[-1] == 0:
@@ -112,6 +147,17 @@ def _linear_fake(
     return input.new_empty((*input.shape[:-1], out_features))
 
 
+def _linear_split_fake(
+    input: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, sizes: list[int]
+) -> list[Tensor]:
+    return [input.new_empty((*input.shape[:-1], size)) for size in sizes]
+
+
+declare(
+    "linear_split(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, int[] sizes) -> Tensor[]",
+    fake=_linear_split_fake,
+    reference=linear_split_reference,
+)
 declare(
     "linear(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, "
     "str activation) -> Tensor",

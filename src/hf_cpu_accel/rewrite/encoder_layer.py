@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.ops.ffn import ffn
-from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.ops.linear import linear, linear_split
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention_interface import as_key_padding
 from hf_cpu_accel.rewrite.changes import swap_module
@@ -97,14 +97,12 @@ class FusedEncoderLayer(nn.Module):
         indices = (call.query.index, call.key.index, call.value.index)
         first, last = min(indices), max(indices)
         packed, bias = group.weight(first, last)
-        projected = linear(input, packed, bias)
-        start = group.ranges[first][0]
+        sizes = [stop - start for start, stop in group.ranges[first : last + 1]]
+        projected = linear_split(input, packed, bias, sizes)
         batch, length, _ = input.shape
         query, key, value = (
-            projected[..., group.ranges[index][0] - start : group.ranges[index][1] - start]
-            .view(batch, length, heads, call.head_size)
-            .transpose(1, 2)
-            for index, heads in zip(indices, (call.heads, call.key_heads, call.key_heads), strict=True)
+            projected[index - first].view(batch, length, -1, call.head_size).transpose(1, 2)
+            for index in indices
         )
         context = attention(query, key, value, mask=mask, scale=call.scale).view(batch, length, -1)
         return linear(context, dense.packed, dense.bias, residual=residual)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.ops.linear import MAX_SPLIT, linear, linear_split
 from hf_cpu_accel.packing import PackedWeight
 
 # Calls that may start a new run, after which a group has seen enough of its model and stops taking notes.
@@ -99,7 +99,8 @@ class ProjectionGroup:
 
     def _compute_run(self, index: int, first: int, last: int, input: Tensor) -> Tensor:
         lengths = [stop - start for start, stop in self.ranges[first : last + 1]]
-        slices = self._compute(first, last, input).split(lengths, dim=-1)
+        packed, bias = self.weight(first, last)
+        slices = linear_split(input, packed, bias, lengths)
         outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
         self._calls.stash = _Stash(index, input, outputs)
         return slices[index - first]
@@ -122,7 +123,7 @@ class ProjectionGroup:
             return
         if trace is not None and trace.members[0] not in self.runs:
             first, last = min(trace.members), max(trace.members)
-            if 1 < len(trace.members) == last - first + 1:
+            if 1 < len(trace.members) == last - first + 1 <= MAX_SPLIT:
                 self.runs[trace.members[0]] = (first, last)
         self._lessons -= 1
         self._calls.trace = None if index in self.runs or not self._lessons else _Trace(index, input)

@@ -31,6 +31,9 @@ inline Simd::Float activate(Simd::Float x) {
 template <hfca::Activation act, bool quantised>
 inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
+  int part = 0;
+  while (column >= g.output_begin[part + 1]) ++part;
+  const hfca::Matrix output = g.outputs[part];
   for (int j = 0; j < columns; j += Simd::width) {
     const int n = columns - j < Simd::width ? columns - j : Simd::width;
     const int64_t c = column + j;
@@ -48,11 +51,11 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
         x = Simd::add(x, offset);
       x = activate<act>(x);
       if (g.residual.data) x = Simd::add(x, load_any_n(g.residual, row + i, c, n));
-      const int64_t at = (row + i) * g.output.stride + c;
-      if (g.output.bf16)
-        Simd::store_bf16_n(static_cast<uint16_t*>(g.output.data) + at, x, n);
+      const int64_t at = (row + i) * output.stride + c - g.output_begin[part];
+      if (output.bf16)
+        Simd::store_bf16_n(static_cast<uint16_t*>(output.data) + at, x, n);
       else
-        Simd::store_n(static_cast<float*>(g.output.data) + at, x, n);
+        Simd::store_n(static_cast<float*>(output.data) + at, x, n);
     }
   }
 }

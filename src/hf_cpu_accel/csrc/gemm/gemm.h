@@ -33,10 +33,16 @@ struct Matrix {
   bool bf16 = false;
 };
 
+constexpr int max_outputs = 16;
+
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   WeightKind kind = WeightKind::float32;
-  Matrix input, residual, output;  // residual.data may be null
+  Matrix input, residual;  // residual.data may be null
+  // The output features may go to several matrices (query, key and value): number i takes those from output_begin[i] to
+  // output_begin[i + 1]. All but the last boundary are multiples of panel_columns.
+  Matrix outputs[max_outputs];
+  int64_t output_begin[max_outputs + 1] = {};
   const void* weight = nullptr;
   const float* weight_scale = nullptr;  // int8: [n]
   const float* weight_sum = nullptr;    // int8: [n]
