@@ -16,6 +16,7 @@ from hf_cpu_accel.frontends.find import Root, find
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
+from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ def restore(target: T) -> T:
             _check_whole(root.module)
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
+    release_buffers()
     return target
 
 

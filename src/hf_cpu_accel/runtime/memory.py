@@ -13,6 +13,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from hf_cpu_accel import extension
 from hf_cpu_accel.runtime.files import read_text
 
 # <malloc.h> of glibc
@@ -69,9 +72,20 @@ def heap_status() -> HeapStatus:
 
 
 def trim_heap() -> bool:
-    """Give the heap's free pages back to the system once; True if there were any, False without glibc."""
+    """Give the heap's free pages back to the system once, and the output buffers that the kernels keep for reuse.
+
+    True if the heap had any, False without glibc.
+    """
+    release_buffers()
     libc = _glibc()
     return libc is not None and allocator() == "glibc" and libc.malloc_trim(0) == 1
+
+
+def release_buffers() -> int:
+    """Free the idle output buffers of the kernels (at most 512 MiB are kept); how many bytes that were."""
+    if not extension.status().loaded:
+        return 0
+    return int(torch.ops.hf_cpu_accel.release_buffers())
 
 
 def allocator(root: Path = Path("/")) -> str:
