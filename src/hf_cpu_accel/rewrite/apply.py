@@ -17,6 +17,7 @@ from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.rule import Rule
+from hf_cpu_accel.runtime.memory import trim_heap
 
 # A plain attribute of the model, so that its deep copies and pickles have it too.
 _ATTRIBUTE = "_hf_cpu_accel"
@@ -87,6 +88,7 @@ def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceler
     except BaseException:
         journal.undo()
         raise
+    trim_heap()
     return acceleration
 
 

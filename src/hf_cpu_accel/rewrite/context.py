@@ -28,6 +28,7 @@ class Context:
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
         owners: the paths of the parameters, by storage: several where weights are tied.
         handled: ids of the modules that a rule has taken care of.
+        freed: bytes of weights that were released since the heap was last trimmed.
     """
 
     root: nn.Module
@@ -38,6 +39,7 @@ class Context:
     slots: dict[int, list[tuple[nn.Module, str]]]
     owners: dict[int, list[str]]
     handled: set[int] = field(default_factory=set)
+    freed: int = 0
 
     @classmethod
     def of(

@@ -16,6 +16,9 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement, probe
+from hf_cpu_accel.runtime.memory import trim_heap
+
+_TRIM_BYTES = 64 << 20
 
 MERGED = "merged projections"
 ALONE = "linear"
@@ -41,7 +44,12 @@ def release(linear: nn.Linear, packed: PackedLinear, context: Context) -> None:
         packed.keep_original(weight)
         return
     lossless = context.dtype == "float32" or (context.dtype == "bfloat16" and weight.dtype is torch.bfloat16)
+    context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)
+    if context.freed > _TRIM_BYTES:
+        # A packed weight need not fit into the hole that an original left: let the system have the holes.
+        trim_heap()
+        context.freed = 0
 
 
 def packed_item(path: str, structure: str, op: str, packed: PackedLinear) -> PlanItem:

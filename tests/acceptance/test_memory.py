@@ -1,0 +1,38 @@
+"""What acceleration of a model of real size may cost in memory: the model and 15 %, at the worst moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# A process of its own: the peak of the resident set is reset once the model is there (clear_refs), and read at the end.
+SCRIPT = """
+import sys, torch, transformers
+from pathlib import Path
+from hf_cpu_accel import accelerate_for_cpu
+
+def status(name):
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+model = transformers.BertModel(transformers.BertConfig()).eval()
+size = sum(parameter.nbytes for parameter in model.parameters())
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+accelerate_for_cpu(model, dtype=sys.argv[1])
+with torch.inference_mode():
+    model(input_ids=torch.ones(1, 128, dtype=torch.long))
+print((status("VmHWM") - before) / size, (status("VmRSS") - before) / size)
+"""
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float32", 0.15), ("bfloat16", -0.25), ("int8", -0.4)])
+def test_peak_and_resident_memory(dtype: str, kept: float) -> None:
+    """The peak of accelerating and of the first forward, and what the process holds afterwards, as parts of the model's size."""
+    run = subprocess.run([sys.executable, "-c", SCRIPT, dtype], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]
+    peak, resident = map(float, run.stdout.split()[-2:])
+    assert peak <= 0.15
+    assert resident <= kept
