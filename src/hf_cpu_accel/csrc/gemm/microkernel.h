@@ -42,6 +42,8 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
 
 template <class Dot>
 struct TierGemm {
+  static_assert(Dot::rows <= Simd::width, "transpose_words packs a tile's rows in one register square");
+
   static constexpr bool quantised = __is_same(Dot, DotInt8);
 
   static int64_t weight_words(int64_t k) { return Dot::Words::count(k) / Dot::substeps; }

@@ -1,6 +1,7 @@
 // Input packing: rows of float32/bfloat16 to words, transposed to [k_words][rows].
 #pragma once
 #include "../simd/simd.h"
+#include "../simd/unroll.h"
 #include "gemm.h"
 
 namespace HFCA_TIER {
@@ -26,51 +27,17 @@ inline float first_of(Simd::Float x) {
 constexpr int max_tile_rows = 16;
 constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
 
-#if defined(HFCA_SIMD_AVX512)
-// 16 x 16 words: rows in r, transposed in place.
-inline void transpose_16x16(__m512i (&r)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i + 0] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
-  }
-}
-#endif
-
-// out[w * rows + i] = source[i * stride + w]
+// out[w * rows + i] = source[i * stride + w], in squares of registers. Words pass through float registers as plain bits.
 inline void transpose_words(const uint32_t* source, int64_t stride, int rows, int64_t words, uint32_t* out) {
   int64_t w = 0;
-#if defined(HFCA_SIMD_AVX512)
-  const __mmask16 valid = Simd::mask(rows);
-  for (; w + 16 <= words; w += 16) {
-    __m512i r[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) r[i] = i < rows ? _mm512_loadu_si512(source + i * stride + w) : _mm512_setzero_si512();
-    transpose_16x16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(out + (w + i) * rows, valid, r[i]);
+#if !defined(HFCA_SIMD_GENERIC)
+  for (; w + Simd::width <= words; w += Simd::width) {
+    Simd::Float r[Simd::width];
+    unroll<0, Simd::width>([&](auto i) HFCA_INLINE {
+      r[i] = i < rows ? Simd::load(reinterpret_cast<const float*>(source + i * stride + w)) : Simd::zero();
+    });
+    Simd::transpose(r);
+    unroll<0, Simd::width>([&](auto i) HFCA_INLINE { Simd::store_n(reinterpret_cast<float*>(out + (w + i) * rows), r[i], rows); });
   }
 #endif
   for (; w < words; ++w)
