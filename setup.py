@@ -57,11 +57,16 @@ def torch_root() -> Path:
 
 class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
+        ext.optional = os.environ.get("HF_CPU_ACCEL_REQUIRE_EXTENSION") != "1"
         try:
             self._compile(ext)
         except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-            if os.environ.get("HF_CPU_ACCEL_REQUIRE_EXTENSION") == "1":
+            if not ext.optional:
                 raise
+            # Kernels of an earlier build must not go on serving newer Python code.
+            Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
+            for stale in Path("src/hf_cpu_accel").glob("_C*.so"):
+                stale.unlink()
             self.warn(f"kernels not built, plain-torch references will serve: {error}")
 
     def _compile(self, ext: Extension) -> None:
@@ -116,11 +121,11 @@ class BuildKernels(build_ext):
         ]:
             target = build / f"{Path(source).stem}.o"
             jobs.append(([*common, *python, *torch, "-c", str(CSRC / source), "-o", str(target)], target))
-        newest_header = max(p.stat().st_mtime for p in CSRC.rglob("*.*"))
+        newest = max(p.stat().st_mtime for p in (*CSRC.rglob("*.*"), Path("setup.py"), root / "version.py"))
         stale = [
             (command, target)
             for command, target in jobs
-            if not target.exists() or target.stat().st_mtime < newest_header
+            if not target.exists() or target.stat().st_mtime < newest
         ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda job: subprocess.run(job[0], check=True), stale))

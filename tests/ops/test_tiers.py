@@ -19,8 +19,9 @@ best = extension.status().tier
 available = LADDER[: LADDER.index(best) + 1] if best else []
 
 
-def run(tier: str, code: str) -> str:
+def run(tier: str, code: str, **variables: str) -> str:
     environment = {
+        **variables,
         **os.environ,
         "HF_CPU_ACCEL_ISA": tier,
         "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
@@ -44,6 +45,22 @@ def test_tier(tier: str) -> None:
     )
     code = f"import torch; torch.set_num_threads(2); {calls}; from hf_cpu_accel import extension; print(extension.status().tier)"
     assert run(tier, code).strip() == tier
+
+
+@pytest.mark.parametrize("tier", available)
+def test_linear_and_norm_suites_on_tier(tier: str) -> None:
+    files = [str(TESTS / "test_linear.py"), str(TESTS / "test_norm.py")]
+    code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{files!r}]))"
+    assert " passed" in run(tier, code)
+
+
+@pytest.mark.skipif(best != "avx512_bf16", reason="the CPU has no vdpbf16ps instruction")
+@pytest.mark.parametrize("dot", ["0", "1"])
+def test_both_ways_to_multiply_bfloat16(dot: str) -> None:
+    """Which of the two serves is measured at load, so without this one of them would go untested on each machine."""
+    code = "from test_linear import check_linear; check_linear(seed=3)"
+    code += "; from hf_cpu_accel import extension; print(extension.status().bf16_dot)"
+    assert run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT=dot).strip() == str(dot == "1")
 
 
 def test_without_the_library_the_references_serve(tmp_path: Path) -> None:

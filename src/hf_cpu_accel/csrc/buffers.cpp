@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 #if defined(__linux__)
@@ -13,7 +14,7 @@
 namespace hfca {
 namespace {
 
-constexpr size_t header_bytes = 64, smallest = 1024, huge_page = size_t{2} << 20;
+constexpr size_t smallest = 1024, huge_page = size_t{2} << 20;
 constexpr size_t idle_limit = size_t{512} << 20;  // bytes kept for reuse
 constexpr int classes = 4 * 40;
 
@@ -34,12 +35,9 @@ size_t class_bytes(int index) {
   return power + power / 4 * static_cast<size_t>(index % 4);
 }
 
-struct Header {
-  int index;
-};
-
 struct Pool {
   std::mutex mutex;
+  std::unordered_map<void*, int> class_of_block;  // beside the blocks: a header in front would cost large ones another page
   std::vector<void*> idle[classes + 1];
   size_t idle_bytes = 0;
 };
@@ -50,50 +48,45 @@ Pool& pool() {
   return instance;
 }
 
-void* allocate(int index) {
-  size_t bytes = class_bytes(index) + header_bytes;
-  const size_t alignment = bytes >= huge_page ? huge_page : 64;
-  bytes = (bytes + alignment - 1) / alignment * alignment;
-  void* block = std::aligned_alloc(alignment, bytes);
-  if (!block) throw std::bad_alloc();
+void* allocate(size_t bytes) {
+  void* block = nullptr;
+  if (posix_memalign(&block, bytes >= huge_page ? huge_page : 64, bytes) != 0) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (alignment == huge_page) madvise(block, bytes, MADV_HUGEPAGE);
+  if (bytes >= huge_page) madvise(block, bytes, MADV_HUGEPAGE);
 #endif
-  static_cast<Header*>(block)->index = index;
-  return static_cast<char*>(block) + header_bytes;
+  return block;
 }
-
-void* block_of(void* data) { return static_cast<char*>(data) - header_bytes; }
 
 }  // namespace
 
 void* take_buffer(size_t bytes) {
   const int index = class_of(bytes);
   Pool& p = pool();
-  {
-    const std::lock_guard<std::mutex> lock(p.mutex);
-    if (!p.idle[index].empty()) {
-      void* data = p.idle[index].back();
-      p.idle[index].pop_back();
-      p.idle_bytes -= class_bytes(index);
-      return data;
-    }
+  const std::lock_guard<std::mutex> lock(p.mutex);
+  auto& idle = p.idle[index];
+  if (!idle.empty()) {
+    void* block = idle.back();
+    idle.pop_back();
+    p.idle_bytes -= class_bytes(index);
+    return block;
   }
-  return allocate(index);
+  void* block = allocate(class_bytes(index));
+  p.class_of_block[block] = index;
+  return block;
 }
 
-void return_buffer(void* data) {
-  const int index = static_cast<Header*>(block_of(data))->index;
+void return_buffer(void* block) {
   Pool& p = pool();
-  {
-    const std::lock_guard<std::mutex> lock(p.mutex);
-    if (p.idle_bytes + class_bytes(index) <= idle_limit) {
-      p.idle[index].push_back(data);
-      p.idle_bytes += class_bytes(index);
-      return;
-    }
+  const std::lock_guard<std::mutex> lock(p.mutex);
+  const auto entry = p.class_of_block.find(block);
+  const int index = entry->second;
+  if (p.idle_bytes + class_bytes(index) <= idle_limit) {
+    p.idle[index].push_back(block);
+    p.idle_bytes += class_bytes(index);
+  } else {
+    p.class_of_block.erase(entry);
+    std::free(block);
   }
-  std::free(block_of(data));
 }
 
 size_t trim_buffers() {
@@ -101,7 +94,10 @@ size_t trim_buffers() {
   const std::lock_guard<std::mutex> lock(p.mutex);
   const size_t freed = p.idle_bytes;
   for (auto& blocks : p.idle) {
-    for (void* data : blocks) std::free(block_of(data));
+    for (void* block : blocks) {
+      p.class_of_block.erase(block);
+      std::free(block);
+    }
     blocks.clear();
   }
   p.idle_bytes = 0;

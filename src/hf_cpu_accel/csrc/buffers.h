@@ -13,7 +13,7 @@ namespace hfca {
 void* take_buffer(size_t bytes);
 
 // Takes a block of take_buffer back.
-void return_buffer(void* data);
+void return_buffer(void* block);
 
 // Frees the idle blocks; the bytes that were idle.
 size_t trim_buffers();

@@ -46,6 +46,7 @@ const Kernels& table(int tier) {
   return kernels_generic();
 }
 
+#if defined(HFCA_X86)
 double rate(const Kernels& kernels, WeightKind kind) {
   double best = 0.0;
   for (int i = 0; i < 5; ++i) {
@@ -56,6 +57,7 @@ double rate(const Kernels& kernels, WeightKind kind) {
   }
   return best;
 }
+#endif
 
 Dispatch choose() {
   const int tier = chosen_tier();
@@ -66,7 +68,9 @@ Dispatch choose() {
   if (tier == 4) {
     // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:
     // there bfloat16 weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
-    d.bf16_dot = rate(kernels, WeightKind::bfloat16) > rate(kernels, WeightKind::float32);
+    // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
+    const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
+    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(kernels, WeightKind::bfloat16) > rate(kernels, WeightKind::float32);
     if (!d.bf16_dot) d.gemm[static_cast<int>(WeightKind::bfloat16)] = kernels_avx512_vnni().gemm_bfloat16;
   }
 #endif

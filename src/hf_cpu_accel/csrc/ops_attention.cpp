@@ -106,11 +106,13 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const int64_t rows = a.group * a.q_len, blocks = row_blocks(batch * kv_heads, rows, kernels.tile_rows);
   const int64_t scratch = kernels.scratch_floats(a, (rows + blocks - 1) / blocks);
   torch::stable::parallel_for(0, batch * kv_heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    float* memory = Workspace::of_thread(Workspace::size_of<float>(scratch)).take<float>(scratch);
+    Workspace workspace(Workspace::size_of<float>(scratch));
+    float* memory = workspace.take<float>(scratch);
+    const auto mine = a;  // not on the calling thread's stack: see gemm/driver.h
     for (int64_t t = begin; t < end; ++t) {
       const int64_t pair = t / blocks, block = t % blocks, b = pair / kv_heads;
       const KeyRange range = ranges[static_cast<size_t>(b)];
-      kernels.run(a, {b, pair % kv_heads, block * rows / blocks, (block + 1) * rows / blocks, range.begin, range.end}, memory);
+      kernels.run(mine, {b, pair % kv_heads, block * rows / blocks, (block + 1) * rows / blocks, range.begin, range.end}, memory);
     }
   });
   return output;

@@ -23,6 +23,8 @@ WeightKind kind_of(const Tensor& weight, const char* op) {
   return WeightKind::float32;
 }
 
+constexpr int64_t max_int8_features = 65536;  // 255 * 127 * 65536 < 2^31
+
 // Weight side of a GEMM. weight: [panels, k_words, 32, values per word]; scale (int8 only): [2, n], scales then sums.
 Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const std::optional<Tensor>& scale,
              const std::optional<Tensor>& bias, Activation activation) {
@@ -34,6 +36,7 @@ Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weig
                   "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n, " output features");
   g.weight = weight.const_data_ptr();
   if (g.kind == WeightKind::int8) {
+    STD_TORCH_CHECK(k <= max_int8_features, "hf_cpu_accel::", op, ": int8 sums of more than ", max_int8_features, " input features would overflow");
     STD_TORCH_CHECK(scale && scale->scalar_type() == ScalarType::Float && scale->dim() == 2 && scale->size(0) == 2 && scale->size(1) == n &&
                         scale->stride(1) == 1,
                     "hf_cpu_accel::", op, ": an int8 weight needs float32 scales and sums [2, ", n, "]");
@@ -74,7 +77,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   g.input = as_rows(input, keep_input);
   g.residual = residual_rows(residual, output, "linear", keep_residual);
   write_to(g, {output.mutable_data_ptr(), out_features, is_bf16(output)});
-  run_gemm(g, Workspace::of_thread(gemm_workspace(g)));
+  Workspace workspace(gemm_workspace(g));
+  run_gemm(g, workspace);
   return output;
 }
 
@@ -99,7 +103,8 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
     g.outputs[i] = {outputs[i].mutable_data_ptr(), sizes[i], is_bf16(input)};
     g.output_begin[i + 1] = g.output_begin[i] + sizes[i];
   }
-  run_gemm(g, Workspace::of_thread(gemm_workspace(g)));
+  Workspace workspace(gemm_workspace(g));
+  run_gemm(g, workspace);
   return outputs;
 }
 
@@ -114,8 +119,7 @@ Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& u
   Gemm second = gemm_of("ffn", m, out_features, intermediate_features, down, down_scale, down_bias, Activation::none);
   Tensor output = output_for(input, out_features);
   Tensor keep_input = input, keep_residual = input;
-  Workspace& workspace =
-      Workspace::of_thread(gemm_workspace(first) + gemm_workspace(second) + Workspace::size_of<float>(m * intermediate_features));
+  Workspace workspace(gemm_workspace(first) + gemm_workspace(second) + Workspace::size_of<float>(m * intermediate_features));
   first.input = as_rows(input, keep_input);
   second.input = {workspace.take<float>(m * intermediate_features), intermediate_features, false};
   write_to(first, second.input);

@@ -36,7 +36,9 @@ Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* res
   const auto kernel = rms ? dispatch().norm.rms_norm : dispatch().norm.layer_norm;
   torch::stable::parallel_for(0, rows, 1 + grain_elements / norm.columns, [&](int64_t begin, int64_t end) {
     const int64_t count = norm_buffer_rows * norm.columns;
-    kernel(norm, begin, end, Workspace::of_thread(Workspace::size_of<float>(count)).take<float>(count));
+    Workspace workspace(Workspace::size_of<float>(count));
+    const Norm mine = norm;  // not on the calling thread's stack: see gemm/driver.h
+    kernel(mine, begin, end, workspace.take<float>(count));
   });
   return output;
 }

@@ -34,12 +34,16 @@ inline std::vector<int64_t> sizes_of(const Tensor& t) {
 inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t count = 1;
+  bool overflow = false;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = count;
-    count *= sizes[i] > 0 ? sizes[i] : 1;
+    overflow |= __builtin_mul_overflow(count, sizes[i] > 0 ? sizes[i] : 1, &count);
   }
   for (int64_t size : sizes) count = size == 0 ? 0 : count;
-  void* data = take_buffer(static_cast<size_t>(count) * like.element_size());
+  int64_t bytes = 0;
+  const bool fits = !overflow && !__builtin_mul_overflow(count, static_cast<int64_t>(like.element_size()), &bytes);
+  STD_TORCH_CHECK(fits, "hf_cpu_accel: an output of so many elements does not exist");
+  void* data = take_buffer(static_cast<size_t>(bytes));
   const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, -1);
   return torch::stable::from_blob(data, sizes, strides, cpu, like.scalar_type(), &return_buffer);
 }

@@ -1,5 +1,4 @@
-// Scratch memory of the calling thread: grows, is kept between calls, aligned to cache lines. One call holds one Workspace at a time
-// and carves it up itself.
+// Scratch memory of one op call, carved up front to back. The block comes from the pool of buffers.h and goes back there.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,13 +9,10 @@ namespace hfca {
 
 class Workspace {
  public:
-  // Bytes for this call; the contents of earlier calls are lost.
-  static Workspace& of_thread(size_t bytes) {
-    thread_local Workspace workspace;
-    workspace.reserve(bytes);
-    workspace.used_ = 0;
-    return workspace;
-  }
+  explicit Workspace(size_t bytes) : data_(take_buffer(bytes)) {}
+  ~Workspace() { return_buffer(data_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
 
   template <class T>
   T* take(int64_t count) {
@@ -25,26 +21,14 @@ class Workspace {
     return p;
   }
 
+  // What take(count) needs: whole cache lines.
   template <class T>
   static size_t size_of(int64_t count) {
     return (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64 + 64;
   }
 
-  ~Workspace() {
-    if (data_) return_buffer(data_);
-  }
-
  private:
-  void reserve(size_t bytes) {
-    if (bytes <= capacity_) return;
-    if (data_) return_buffer(data_);
-    data_ = nullptr, capacity_ = 0;
-    data_ = take_buffer(bytes + bytes / 4);
-    capacity_ = bytes + bytes / 4;
-  }
-
-  void* data_ = nullptr;
-  size_t capacity_ = 0;
+  void* data_;
   size_t used_ = 0;
 };
 

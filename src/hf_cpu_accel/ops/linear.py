@@ -123,7 +123,7 @@ def linear_split_reference(
 ) -> list[Tensor]:
     """The op in plain torch."""
     whole = linear_reference(input, weight, scale, bias, None, sum(sizes), "none")
-    return [part.contiguous() for part in whole.split(sizes, dim=-1)]
+    return [part.clone(memory_format=torch.contiguous_format) for part in whole.split(sizes, dim=-1)]
 
 
 def quantize_rows(input: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
   int64_t unit = begin;
   for (int64_t block = 0; block < grid.blocks && unit < end; ++block) {
     const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, base = first * grid.panels;
-    const int64_t share = (panel_bytes / height + 63) / 64 * 64, step = (share * panel_columns * 4 + panel_bytes - 1) / panel_bytes;
+    const int64_t share = (panel_bytes / height + 63) / 64 * 64;
+    const int64_t step = panel_bytes > 0 ? (share * panel_columns * 4 + panel_bytes - 1) / panel_bytes : 0;
     for (; unit < end && unit < base + height * grid.panels; ++unit) {
       const int64_t panel = (unit - base) / height, tile = (unit - base) % height, t = first + tile;
       const bool more = panel + 1 < grid.panels && unit + height < end;

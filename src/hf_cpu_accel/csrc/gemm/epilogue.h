@@ -46,7 +46,8 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
     for (int i = 0; i < rows; ++i) {
       Simd::Float x = Simd::load(sums + i * hfca::panel_columns + j);
       if constexpr (quantised)
-        x = Simd::fma(Simd::mul(Simd::fnma(Simd::set1(g.input_zero[row + i]), sum, x), Simd::set1(g.input_scale[row + i])), scale, offset);
+        // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
+        x = Simd::fma(Simd::mul(Simd::fnma(Simd::set1(g.input_zero[row + i]), sum, x), scale), Simd::set1(g.input_scale[row + i]), offset);
       else
         x = Simd::add(x, offset);
       x = activate<act>(x);

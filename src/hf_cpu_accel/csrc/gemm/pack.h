@@ -24,6 +24,7 @@ inline float first_of(Simd::Float x) {
   return value;
 }
 
+constexpr float largest_float = 3.402823466e38f, not_a_number = __builtin_nanf("");
 constexpr int max_tile_rows = 16;
 constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
 
@@ -141,10 +142,11 @@ struct ByteWords {
     float inverse[max_tile_rows];
     for (int i = 0; i < rows; ++i) {
       const Range r = range_of(input + i * g.input.stride, g.k);
-      const float width = r.high - r.low;
-      const bool usable = width > 0.0f && r.magnitude <= 3.0e38f;
-      inverse[i] = usable ? steps / width : 0.0f;
-      g.input_scale[row + i] = usable ? width / steps : r.magnitude;  // 0, or what makes the whole output row non-finite
+      const float scale = r.high / steps - r.low / steps;  // the difference first might overflow
+      const bool finite = r.magnitude <= largest_float;
+      // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
+      inverse[i] = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
+      g.input_scale[row + i] = !finite ? not_a_number : inverse[i] > 0.0f ? scale : 0.0f;  // NaN: the whole output row
       g.input_zero[row + i] = 1.0f - first_of(Simd::round(Simd::set1(r.low * inverse[i])));
     }
     alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
