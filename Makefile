@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-# On x86-64 Linux a plain `torch` may bring gigabytes of CUDA: TORCH_INDEX points pip at a CPU index where one is needed.
+# Where a plain `torch` would bring gigabytes of CUDA, make stops; TORCH_INDEX then points pip at an index of CPU builds.
 TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -12,6 +12,9 @@ export TOKENIZERS_PARALLELISM ?= false
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
+	@if $(BIN)/pip install -q --disable-pip-version-check --dry-run --report - $(TORCH) $(TORCH_INDEX) 2>/dev/null | grep -q '"nvidia-'; then \
+	  echo "pip would install the CUDA build of $(TORCH), several GB. Point it at PyTorch's CPU wheels:"; \
+	  echo "  make TORCH_INDEX='--index-url <address of the CPU index, see pytorch.org>' ..."; exit 1; fi
 	$(BIN)/pip install -q --disable-pip-version-check $(TORCH) $(TORCH_INDEX) "setuptools>=77" numpy
 	touch $@
 

@@ -229,3 +229,39 @@ def test_public_names():
     assert "CPUModelForMaskedLM" in dir(hf_cpu_accel)
     with pytest.raises(AttributeError, match="'hf_cpu_accel' has no attribute 'nonsense'"):
         _ = hf_cpu_accel.nonsense
+
+
+def test_a_failure_with_dropped_originals_is_undone_too(monkeypatch):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    expected = model(torch.ones(2, 64))
+
+    def fail(context):
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("hf_cpu_accel.rewrite.apply.fuse_encoder_layers", fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        accelerate_for_cpu(model, dtype="int8", originals="drop")
+    assert torch.equal(model(torch.ones(2, 64)), expected)
+
+
+def test_the_thread_count_comes_back():
+    model = nn.Sequential(nn.Linear(64, 64)).eval()
+    torch.set_num_threads(1)
+    with accelerated(model, threads=2):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 1
+
+
+def test_training_mode_set_meanwhile_survives_restore():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout()).eval()
+    accelerate_for_cpu(model, dtype="float32")
+    model.train()
+    restore(model)
+    assert all(module.training for module in model.modules())
+
+
+def test_half_precision_is_refused_while_accelerated():
+    model = nn.Sequential(nn.Linear(64, 64)).eval()
+    accelerate_for_cpu(model, dtype="float32")
+    with pytest.raises(RuntimeError, match="restore first"):
+        model.half()

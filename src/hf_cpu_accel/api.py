@@ -15,6 +15,7 @@ from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.frontends.find import Root, find
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
+from hf_cpu_accel.rewrite.changes import ThreadCount
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
@@ -64,14 +65,18 @@ def accelerate_for_cpu(
         for root in roots:
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
+        before = torch.get_num_threads()
         threads = apply_threads(settings.threads)
+        changed = ThreadCount(before, torch.get_num_threads())
         plan = plans.make(settings, threads=threads.count, thread_reason=threads.reason)
         done: list[nn.Module] = []
         try:
             for root in roots:
-                rewrite.apply(root.module, plan)
+                acceleration = rewrite.apply(root.module, plan)
                 done.append(root.module)
+                acceleration.journal.changes.insert(0, changed)
         except BaseException:
+            changed.undo()
             for module in reversed(done):
                 rewrite.undo(module)
             raise

@@ -122,7 +122,7 @@ def resolve(config: CPUAccelConfig | None, **options: Any) -> CPUAccelConfig:
     unknown = sorted(set(options) - set(defaults))
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}, accepted: {', '.join(defaults)}")
-    return dataclasses.replace(config, **{k: v for k, v in options.items() if v is not defaults[k]})
+    return dataclasses.replace(config, **{k: v for k, v in options.items() if v != defaults[k]})
 
 
 def _check_choice(name: str, value: object, accepted: tuple[str, ...], planned: tuple[str, ...] = ()) -> None:

@@ -186,3 +186,40 @@ def test_the_fused_model_traces_in_one_graph() -> None:
     for length in (5, 9):
         batch = {"input_ids": torch.randint(3, 99, (2, length))}
         torch.testing.assert_close(run(compiled, batch), run(model, batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_inside_a_layer_are_not_bypassed(when: str) -> None:
+    model = bert()
+    batch = inputs(model)
+    seen: list[str] = []
+
+    def install(layer: nn.Module) -> None:
+        layer.attention.self.register_forward_pre_hook(lambda module, args: seen.append("pre"))
+        layer.output.LayerNorm.register_forward_hook(lambda module, args, output: seen.append("norm"))
+
+    if when == "before":
+        install(model.encoder.layer[0])
+    accelerate_for_cpu(model, dtype="float32")
+    if when == "after":
+        model.encoder.layer[0].attention.self.register_forward_pre_hook(
+            lambda module, args: seen.append("pre")
+        )
+    run(model, batch)
+    assert "pre" in seen
+    assert ("norm" in seen) == (when == "before")
+
+
+def test_a_layer_whose_second_argument_is_no_mask_is_left() -> None:
+    class Shifted(tf.models.bert.modeling_bert.BertLayer):
+        def forward(self, hidden_states: Tensor, offset: Tensor | None = None) -> Tensor:
+            hidden = hidden_states if offset is None else hidden_states + offset
+            return super().forward(hidden)
+
+    model = nn.Sequential(Shifted(tf.BertConfig(_attn_implementation="sdpa", **SIZES))).eval()
+    hidden = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        expected = model(hidden)
+        accelerate_for_cpu(model, dtype="float32")
+        assert not fused_layers(model)
+        torch.testing.assert_close(model(hidden), expected, rtol=1e-4, atol=1e-5)

@@ -55,6 +55,8 @@ def bench(
 
     names = [name.strip() for name in dtypes.split(",") if name.strip()]
     try:
+        if not names:
+            raise ValueError(f"--dtypes {dtypes!r} names none; accepted are float32, bfloat16, int8, auto")
         workload = make_workload(model, random_config, task, batch, seq)
         for name in names:
             CPUAccelConfig(dtype=name)  # a misspelt dtype is told before a model is loaded

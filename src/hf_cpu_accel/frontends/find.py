@@ -26,6 +26,7 @@ class Root:
 
 # Host library -> our file for it. A file is imported only if its library has been: a target cannot come from any other.
 _HOSTS = {
+    "hf_cpu_accel.frontends.optimum": "hf_cpu_accel.frontends.optimum",
     "sentence_transformers": "hf_cpu_accel.frontends.sentence_transformers",
     "transformers": "hf_cpu_accel.frontends.transformers",
 }

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
+from hf_cpu_accel.frontends.find import Root
 from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 
@@ -178,6 +179,13 @@ class CPUModel(OptimizedModel):
         if name == "model" or name.startswith("__"):  # not set yet (copy, pickle): no recursion
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.model, name)
+
+
+def roots(target: object) -> tuple[Root, ...] | None:
+    """The torch model that a `CPUModel` holds; None if `target` is none."""
+    if not isinstance(target, CPUModel):
+        return None
+    return (Root(target.model, "optimum", (target.model,)),)
 
 
 def _saved_config(model_id: str | Path, hub: dict[str, Any]) -> CPUAccelConfig:

@@ -35,5 +35,13 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
     return None
 
 
+def is_library_function(function: object) -> bool:
+    """Of torch or transformers: a callback of the user's must not be called to see what it does."""
+    return callable(function) and str(getattr(function, "__module__", "")).split(".")[0] in (
+        "torch",
+        "transformers",
+    )
+
+
 def _has_state(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None

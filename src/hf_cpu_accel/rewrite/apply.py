@@ -76,15 +76,16 @@ def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceler
     lossy = 0 if plan.dtype == "float32" else sum(parameter.nbytes for parameter in root.parameters())
     journal = Journal()
     context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy))
+    added = _AddedState(root)
     try:
+        journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
         freeze_parameters(journal, root)
         items = _rewrite(context, rules)
         items.extend(fuse_encoder_layers(context))
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
-        added = _AddedState(root)
-        journal.record(added)
         added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
         setattr(root, _ATTRIBUTE, acceleration)
+        context.store.commit()
     except BaseException:
         journal.undo()
         raise

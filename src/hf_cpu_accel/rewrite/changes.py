@@ -59,6 +59,9 @@ class SwappedModule:
     original: nn.Module
 
     def undo(self) -> None:
+        replacement = self.parent._modules[self.name]
+        if replacement is not None and replacement.training != self.original.training:
+            self.original.train(replacement.training)  # model.train() reached the replacement only
         self.parent._modules[self.name] = self.original
 
 
@@ -109,6 +112,18 @@ class SwappedAttribute:
             unchanged = key in self.before and value is self.before[key]
             if key not in self.ours and not unchanged:
                 vars(self.original)[key] = value
+
+
+@dataclass(frozen=True)
+class ThreadCount:
+    """torch ran `before` threads, and `ours` since."""
+
+    before: int
+    ours: int
+
+    def undo(self) -> None:
+        if torch.get_num_threads() == self.ours:  # else somebody has chosen another count meanwhile
+            torch.set_num_threads(self.before)
 
 
 def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacement: nn.Module) -> None:

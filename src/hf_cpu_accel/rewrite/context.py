@@ -17,6 +17,7 @@ from hf_cpu_accel.rewrite.originals import OriginalsStore
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
 MIN_OUT_FEATURES = 16
+MAX_INT8_FEATURES = 65536
 
 
 @dataclass
@@ -105,6 +106,13 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return "skip_modules"
     if linear is context.root:
         return "it is the target itself, and has no parent to hang the packed layer in"
+    if not isinstance(linear.weight, torch.Tensor) or linear.weight.shape != (
+        linear.out_features,
+        linear.in_features,
+    ):
+        return "its weight does not have the shape of a linear's"
+    if context.dtype == "int8" and linear.in_features > MAX_INT8_FEATURES:
+        return f"int8 sums over {linear.in_features} input features would overflow"
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
     if linear.out_features < MIN_OUT_FEATURES:

@@ -21,12 +21,15 @@ from hf_cpu_accel.rewrite.attention_interface import as_key_padding
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
+from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
 from hf_cpu_accel.rewrite.norm import NormSpec, identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
 from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.verify import probe, row_error
 
 STRUCTURE = "encoder layer"
+
+_CAPTURE = "transformers.utils.output_capturing"
 
 # How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
 # rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
@@ -54,7 +57,7 @@ class EncoderLayerParts:
     returns_tuple: bool
 
 
-class FusedEncoderLayer(nn.Module):
+class FusedEncoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden states
@@ -62,13 +65,15 @@ class FusedEncoderLayer(nn.Module):
     """
 
     _parts: EncoderLayerParts
-    _original_class: type[nn.Module]
+    _hooks_inside: tuple[dict[int, Any], ...]
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L] -> as the original."""
-        if hidden_states.dim() != 3 or _asks_for_more(args, kwargs):
+        unusual = hidden_states.dim() != 3 or _asks_for_more(args, kwargs) or _is_odd(attention_mask)
+        # Somebody wants to see (or change) what passes between the submodules.
+        if unusual or (any(self._hooks_inside) and any(map(_has_foreign_hook, self._hooks_inside))):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         check_inference(self, hidden_states)
         parts = self._parts
@@ -119,9 +124,6 @@ class FusedEncoderLayer(nn.Module):
             residual=residual,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._original_class,), self.__getstate__()
-
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
@@ -131,7 +133,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
         if (
             id(layer) in inside
             or not context.slots[id(layer)]
-            or context.skipped(path)
+            or any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
             or not _may_be_layer(layer)
         ):
             continue
@@ -148,27 +150,12 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
 
 def fuse(layer: nn.Module, parts: EncoderLayerParts) -> nn.Module:
     """`layer` with the fused forward; the original is not changed."""
-    fused = _rebuild(type(layer))
+    fused = empty(FusedEncoderLayer, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
     fused.__dict__.update(vars(layer))
-    fused.__dict__.update(_modules=dict(layer._modules), _parts=parts)
+    hooks = [hook for child in layer.modules() if child is not layer for hook in _forward_hooks(child)]
+    fused.__dict__.update(_modules=dict(layer._modules), _parts=parts, _hooks_inside=tuple(hooks))
     return fused
-
-
-_fused_classes: dict[type[nn.Module], type[nn.Module]] = {}
-
-
-def _fused_class(original: type[nn.Module]) -> type[nn.Module]:
-    if original in _fused_classes:
-        return _fused_classes[original]
-    members = {"_original_class": original, "__module__": original.__module__, "__doc__": original.__doc__}
-    fused = type(f"Fused{original.__name__}", (FusedEncoderLayer, original), members)
-    return _fused_classes.setdefault(original, fused)
-
-
-def _rebuild(original: type[nn.Module]) -> nn.Module:
-    cls = _fused_class(original)
-    return cls.__new__(cls)
 
 
 def _may_be_layer(module: nn.Module) -> bool:
@@ -179,7 +166,17 @@ def _may_be_layer(module: nn.Module) -> bool:
         or module._compiled_call_impl is not None
     ):
         return False
-    if next(iter(inspect.signature(module.forward).parameters), None) != "hidden_states":
+    names = [
+        name
+        for name, parameter in inspect.signature(module.forward).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if names[:2] != ["hidden_states", "attention_mask"]:
+        return False
+    inside = [child for child in module.modules() if child is not module]
+    if any("forward" in vars(child) for child in inside) or any(
+        _has_foreign_hook(hooks) for child in inside for hooks in _forward_hooks(child)
+    ):
         return False
     linears = [child for child in module.modules() if isinstance(child, PackedLinear)]
     if len(linears) != 6:
@@ -200,19 +197,18 @@ def _parts_of(layer: nn.Module) -> EncoderLayerParts | None:
     hidden_states = probe(width, dtype)
     batch, length = hidden_states.shape[:2]
     trace = LayerTrace(layer)
-    with torch.no_grad(), members_apart():
-        try:
-            with trace:
-                output = layer(hidden_states, None)
-        except Exception:  # unknown code: whatever it raises, it does not take (hidden_states, mask)
-            return None
-    candidates = _candidates(trace, output)
     padding = torch.ones(batch, length, dtype=torch.bool)
     padding[-1, length - 1 :] = False
     masks = (None, padding[:, None, None, :].expand(batch, 1, length, length))
     best, best_error = None, _TOLERANCES[dtype]
     with torch.no_grad(), members_apart():
-        expected = [_hidden_states(layer(hidden_states, mask)) for mask in masks] if candidates else []
+        try:
+            with trace:
+                output = layer(hidden_states, None)
+            candidates = _candidates(trace, output)
+            expected = [_hidden_states(layer(hidden_states, mask)) for mask in masks] if candidates else []
+        except Exception:  # unknown code: whatever it raises, it does not take (hidden_states, mask)
+            return None
         for parts in candidates:
             fused = fuse(layer, parts)
             given = [_hidden_states(fused(hidden_states, mask)) for mask in masks]
@@ -263,6 +259,22 @@ def _norm(part: tuple[nn.Module, NormSpec], input: Tensor) -> Tensor:
 
 def _hidden_states(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+def _is_odd(mask: Any) -> bool:
+    """Neither None nor a mask of truth values or of numbers to add."""
+    return mask is not None and not (
+        isinstance(mask, Tensor) and (mask.dtype is torch.bool or mask.is_floating_point())
+    )
+
+
+def _forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def _has_foreign_hook(hooks: dict[int, Any]) -> bool:
+    """Whether there is a hook besides those by which transformers collects the outputs that a caller asked for."""
+    return any(getattr(hook, "__module__", None) != _CAPTURE for hook in hooks.values())
 
 
 def _asks_for_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

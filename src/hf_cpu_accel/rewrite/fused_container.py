@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.mixed_class import Mixed, mixed_class
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
 
-class FusedContainer(nn.Module):
+class FusedContainer(Mixed):
     """Has the children of `original` under their names, with `packed` in place of some, and its plain attributes.
 
     So paths, `state_dict` keys and indexing (of a Sequential) stay what they were.
@@ -29,6 +30,7 @@ class FusedContainer(nn.Module):
             self.add_module(name, packed.get(name, child))
         self.inputs = inputs
         self.training = False
+        self.__class__ = mixed_class(type(self), type(original))  # type: ignore[assignment]
 
     def bind(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The inputs in the order of the original's forward."""

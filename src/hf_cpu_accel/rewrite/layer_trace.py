@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.rewrite.activations import identify
+from hf_cpu_accel.rewrite.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
@@ -63,7 +63,10 @@ class LayerTrace(TorchDispatchMode):
     @property
     def activations(self) -> list[str]:
         held = [
-            value for module in self.layer.modules() for value in vars(module).values() if callable(value)
+            value
+            for module in self.layer.modules()
+            for value in vars(module).values()
+            if is_library_function(value)
         ]
         names = {
             identify(value) for value in [*held, *self.layer.modules()] if not isinstance(value, PackedLinear)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,22 +15,33 @@ from hf_cpu_accel.packing import PackedWeight, unpack_linear
 class LazyWeight(Tensor):
     """What `linear.weight` gives where the weight is packed: [N, K], read-only.
 
-    Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. Values
-    are dequantised anew for each operation that needs them.
+    Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
+    compute with the values (MobileBERT's head, Mamba): these are dequantised once and kept in `memo`, so that such a
+    model pays memory for that layer instead of time in every forward.
     """
 
     packed: PackedWeight
+    memo: dict[torch.dtype, Tensor]
 
     @staticmethod
-    def __new__(cls, packed: PackedWeight, dtype: torch.dtype) -> LazyWeight:
+    def __new__(
+        cls, packed: PackedWeight, dtype: torch.dtype, memo: dict[torch.dtype, Tensor] | None = None
+    ) -> LazyWeight:
         shape = (packed.out_features, packed.in_features)
         weight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
         weight.packed = packed
+        weight.memo = {} if memo is None else memo
         return weight
 
     def unpack(self) -> Tensor:
         """The dequantised values as an ordinary tensor."""
         return unpack_linear(self.packed).to(self.dtype)
+
+    def kept(self) -> Tensor:
+        """The same, made once."""
+        if self.dtype not in self.memo:
+            self.memo[self.dtype] = self.unpack()
+        return self.memo[self.dtype]
 
     @property
     def data(self) -> Tensor:
@@ -53,8 +64,7 @@ class LazyWeight(Tensor):
     ) -> Any:
         if func._schema.is_mutable and any(isinstance(arg, LazyWeight) for arg in args):
             raise read_only()
-        unpack: Callable[[LazyWeight], Tensor] = LazyWeight.unpack
-        args, kwargs = tree_map_only(LazyWeight, unpack, (args, kwargs or {}))
+        args, kwargs = tree_map_only(LazyWeight, LazyWeight.kept, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 

@@ -34,6 +34,9 @@ class OriginalsStore(Protocol):
     def check(self) -> None:
         """Raise a RuntimeError if `get` would."""
 
+    def commit(self) -> None:
+        """The rewrite succeeded."""
+
 
 class DiskStore:
     """An append-only file without a name: it goes away with the last reference, also if the process is killed.
@@ -108,6 +111,9 @@ class DiskStore:
             read += count
         return values
 
+    def commit(self) -> None:
+        """Nothing to do: the file stays until the model is restored or gone."""
+
     def __deepcopy__(self, memo: dict[int, object]) -> DiskStore:
         return self
 
@@ -125,16 +131,28 @@ class DiskStore:
 
 
 class DroppedStore:
-    """Keeps nothing: `restore` is refused."""
+    """Keeps the values in memory while the model is rewritten, so that a failure can be undone, and nothing afterwards:
+    `restore` is refused."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] | None = []
 
     def put(self, tensor: Tensor) -> Ticket:
-        return Ticket(0, tensor.shape, tensor.dtype)
+        assert self._values is not None
+        self._values.append(tensor.detach())
+        return Ticket(len(self._values) - 1, tensor.shape, tensor.dtype)
 
     def get(self, ticket: Ticket) -> Tensor:
         self.check()
-        raise AssertionError("check always raises")
+        assert self._values is not None
+        return self._values[ticket.offset]
+
+    def commit(self) -> None:
+        self._values = None
 
     def check(self) -> None:
+        if self._values is not None:
+            return
         raise RuntimeError(
             "this model was accelerated with originals='drop', so its original weights are gone: load it again with "
             "from_pretrained, and pass originals='disk' to be able to restore"

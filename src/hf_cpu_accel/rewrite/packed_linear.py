@@ -35,6 +35,7 @@ class PackedLinear(nn.Module):
         self.group = group
         self.index = index
         self.weight_dtype = linear.weight.dtype
+        self._values: dict[torch.dtype, Tensor] = {}
         self.register_parameter("bias", linear.bias)
         self.training = False
 
@@ -55,7 +56,7 @@ class PackedLinear(nn.Module):
         """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
         dequantised values."""
         kept = self._parameters.get("weight")
-        return LazyWeight(self.packed, self.weight_dtype) if kept is None else kept
+        return LazyWeight(self.packed, self.weight_dtype, self._values) if kept is None else kept
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -79,9 +80,15 @@ class PackedLinear(nn.Module):
                 f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: "
                 "call hf_cpu_accel.restore first"
             )
+        if like_weight.dtype not in (torch.float32, torch.bfloat16):
+            raise RuntimeError(
+                f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
+                "call hf_cpu_accel.restore first"
+            )
         self.weight_dtype = like_weight.dtype
         super()._apply(fn, recurse)
         self.group.forget_biases()
+        self._values.clear()
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_cpu_accel.rewrite.activations import identify
+from hf_cpu_accel.rewrite.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.context import Context, is_plain, refusal
 from hf_cpu_accel.rewrite.norm import NormSpec, identify_norm
 from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
@@ -85,7 +85,9 @@ def probes(linear: nn.Linear, count: int) -> tuple[Tensor, ...]:
 def _activation_functions(module: nn.Module) -> list[str]:
     """Activations that are held as plain functions instead of modules."""
     functions = [
-        value for name, value in vars(module).items() if not name.startswith("_") and callable(value)
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and is_library_function(value)
     ]
     names = [identify(function) for function in functions]
     return [name for name in names if name is not None]

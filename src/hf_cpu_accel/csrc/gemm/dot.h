@@ -2,7 +2,7 @@
 //   Words       input packing (pack.h)
 //   rows        most rows of a register tile: 2 * rows accumulators + weights + broadcast must fit the register file
 //   substeps    input words per weight word (2 where bfloat16 weights are widened to float32)
-//   step(acc, input word, weight, substep)
+//   step(acc, input word, weight), add(acc, acc)
 #pragma once
 #include "pack.h"
 
@@ -19,6 +19,7 @@ struct DotF32 {
 #else
   static constexpr int vectors = 1;
 #endif
+  static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
   static Weight load(const uint32_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
   static Weight widen(Weight w, int) { return w; }
@@ -33,6 +34,7 @@ struct DotBf16Widen {
   using Acc = Simd::Float;
   using Input = Simd::Float;
   static constexpr int rows = Simd::registers == 32 ? 12 : 4, substeps = 2, vectors = DotF32::vectors;
+  static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
   static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
   static Acc step(Acc acc, Input a, Simd::Float b) { return Simd::fma(a, b, acc); }
@@ -69,6 +71,7 @@ struct DotBf16 {
   using Weight = __m512i;
   using Input = __m512i;
   static constexpr int rows = 14, substeps = 1, vectors = 2;
+  static Acc add(Acc a, Acc b) { return _mm512_add_ps(a, b); }
   static Acc zero() { return _mm512_setzero_ps(); }
   static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
   static Weight widen(Weight w, int) { return w; }
@@ -90,6 +93,7 @@ struct DotInt8 {
   using Weight = __m512i;
   using Input = __m512i;
   static constexpr int vectors = 2;
+  static Acc add(Acc a, Acc b) { return _mm512_add_epi32(a, b); }
   static Acc zero() { return _mm512_setzero_si512(); }
   static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
   static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
@@ -112,6 +116,7 @@ struct DotInt8 {
   using Weight = __m256i;
   using Input = __m256i;
   static constexpr int rows = 4, steps = 125, vectors = 2;
+  static Acc add(Acc a, Acc b) { return _mm256_add_epi32(a, b); }
   static Acc zero() { return _mm256_setzero_si256(); }
   static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Input broadcast(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
@@ -124,6 +129,7 @@ struct DotInt8 {
   using Weight = Simd::Int;  // four bytes per lane
   struct Input { int32_t byte[4]; };
   static constexpr int rows = 4, steps = 253, vectors = 1;
+  static Acc add(Acc a, Acc b) { return a + b; }
   static Acc zero() { return Acc{}; }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
   static Input broadcast(const uint32_t* p) {

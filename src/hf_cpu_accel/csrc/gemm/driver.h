@@ -13,6 +13,8 @@ inline size_t gemm_workspace(const Gemm& g) {
   return Workspace::size_of<uint32_t>(g.m * g.input_words) + 2 * Workspace::size_of<float>(g.m);
 }
 
+constexpr int64_t near_bytes = 8192;
+
 // The shape of the work: rows in tiles of nearly equal height (no short last tile), tiles in blocks whose packed input stays in L2
 // while the weight panels pass by.
 struct GemmGrid {
@@ -35,6 +37,11 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
     const int64_t step = panel_bytes > 0 ? (share * panel_columns * 4 + panel_bytes - 1) / panel_bytes : 0;
     for (; unit < end && unit < base + height * grid.panels; ++unit) {
       const int64_t panel = (unit - base) / height, tile = (unit - base) % height, t = first + tile;
+      // A single tile reads its weights once, at the memory's pace: ask for those a few KB ahead, panels lie in a row.
+      if (height == 1) {
+        kernels.compute(g, grid.tile_row(t), grid.tile_height(t), panel, Ahead{weight + panel * panel_bytes + near_bytes, 4 * panel_columns});
+        continue;
+      }
       const bool more = panel + 1 < grid.panels && unit + height < end;
       const Ahead ahead = more ? Ahead{weight + (panel + 1) * panel_bytes + tile * share, step} : Ahead{weight + panel * panel_bytes, 0};
       kernels.compute(g, grid.tile_row(t), grid.tile_height(t), panel, ahead);

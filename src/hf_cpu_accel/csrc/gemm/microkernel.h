@@ -12,14 +12,17 @@ namespace HFCA_TIER {
 template <class Dot, int rows>
 inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
                      hfca::Ahead ahead = {nullptr, 0}) {
-  constexpr int vectors = Dot::vectors, columns = vectors * Simd::width;
+  constexpr int vectors = Dot::vectors, columns = vectors * Simd::width, tile = rows * vectors;
+  // A few rows alone leave the multipliers waiting for their own last sum: they get several sums each, over interleaved words of k.
+  constexpr int chains = tile <= 2 ? 4 : tile <= 4 ? 2 : 1;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
-    typename Dot::Acc acc[rows * vectors];
-    unroll<0, rows * vectors>([&](auto i) HFCA_INLINE { acc[i] = Dot::zero(); });
+    typename Dot::Acc acc[chains][tile];
+    unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
     const uint32_t* a = input;
     const uint32_t* b = weight + column;
-    for (int64_t w = 0; w < weight_words; ++w) {
+    const auto step = [&](auto chain) HFCA_INLINE {
       __builtin_prefetch(ahead.weight, 0, 2);  // harmless where it points nowhere
+      if constexpr (chains > 1) __builtin_prefetch(ahead.weight + 64, 0, 2);
       ahead.weight += ahead.step;
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
@@ -27,15 +30,22 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
         const auto first = Dot::widen(packed[0], s), last = Dot::widen(packed[vectors - 1], s);
         unroll<0, rows>([&](auto i) HFCA_INLINE {
           const auto x = Dot::broadcast(a + s * rows + i);
-          acc[i * vectors] = Dot::step(acc[i * vectors], x, first);
-          if constexpr (vectors == 2) acc[i * vectors + 1] = Dot::step(acc[i * vectors + 1], x, last);
+          auto& sum = acc[chain];
+          sum[i * vectors] = Dot::step(sum[i * vectors], x, first);
+          if constexpr (vectors == 2) sum[i * vectors + 1] = Dot::step(sum[i * vectors + 1], x, last);
         });
       });
       a += Dot::substeps * rows;
       b += hfca::panel_columns;
+    };
+    int64_t w = 0;
+    for (; w + chains <= weight_words; w += chains) unroll<0, chains>(step);
+    if constexpr (chains > 1) {
+      for (; w < weight_words; ++w) step(Index<0>{});
+      unroll<tile, chains * tile>([&](auto i) HFCA_INLINE { acc[0][i % tile] = Dot::add(acc[0][i % tile], acc[i / tile][i % tile]); });
     }
-    unroll<0, rows * vectors>([&](auto i) HFCA_INLINE {
-      Dot::store(sums + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width, acc[i]);
+    unroll<0, tile>([&](auto i) HFCA_INLINE {
+      Dot::store(sums + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width, acc[0][i]);
     });
   }
 }

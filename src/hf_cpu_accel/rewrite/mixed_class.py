@@ -1,0 +1,41 @@
+"""Fused modules keep the class of what they stand for: isinstance checks, class attributes and other methods go on working."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+
+class Mixed(nn.Module):
+    """A fused forward to be mixed into other classes; copies and pickles name the two classes instead of the mixture."""
+
+    _fused_class: type[nn.Module]
+    _original_class: type[nn.Module]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return empty, (self._fused_class, self._original_class), self.__getstate__()
+
+
+def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+    """The class that is `fused` first and `original` besides; the same for the same two."""
+    known = _classes.get((fused, original))
+    if known is not None:
+        return known
+    members = {
+        "_fused_class": fused,
+        "_original_class": original,
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+    }
+    return _classes.setdefault(
+        (fused, original), type(f"Fused{original.__name__}", (fused, original), members)
+    )
+
+
+def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:
+    """An instance without attributes, not even a module's own."""
+    cls = mixed_class(fused, original)
+    return cls.__new__(cls)
