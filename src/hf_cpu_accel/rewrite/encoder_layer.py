@@ -7,6 +7,7 @@ the fused layer must give what the layer gave, with and without padding.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
-from hf_cpu_accel.ops.ffn import ffn
-from hf_cpu_accel.ops.linear import linear, linear_split
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention_interface import as_key_padding
 from hf_cpu_accel.rewrite.changes import swap_module
@@ -28,6 +27,10 @@ from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.verify import probe, row_error
 
 STRUCTURE = "encoder layer"
+
+_OPS = torch.ops.hf_cpu_accel
+_LINEAR, _LINEAR_SPLIT, _FFN = _OPS.linear.default, _OPS.linear_split.default, _OPS.ffn.default
+_ATTENTION, _LAYER_NORM = _OPS.attention.default, _OPS.layer_norm.default
 
 _CAPTURE = "transformers.utils.output_capturing"
 
@@ -66,6 +69,7 @@ class FusedEncoderLayer(Mixed):
 
     _parts: EncoderLayerParts
     _hooks_inside: tuple[dict[int, Any], ...]
+    _bound: Bound | None
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
@@ -76,52 +80,90 @@ class FusedEncoderLayer(Mixed):
         if unusual or (any(self._hooks_inside) and any(map(_has_foreign_hook, self._hooks_inside))):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         check_inference(self, hidden_states)
-        parts = self._parts
+        bound = self._bound or self._bind()
         mask = attention_mask
-        if mask is not None:
-            mask = (
-                as_key_padding(mask, hidden_states.shape[0])
-                if mask.dtype is torch.bool
-                else mask.to(hidden_states.dtype)
-            )
-        if parts.pre_norm:
-            hidden_states = self._attend(
-                _norm(parts.attention_norm, hidden_states), mask, residual=hidden_states
-            )
-            output = self._feed_forward(_norm(parts.ffn_norm, hidden_states), residual=hidden_states)
+        if mask is not None and mask.dtype is torch.bool:
+            mask = as_key_padding(mask, hidden_states.shape[0])
+        elif mask is not None:
+            mask = mask.to(hidden_states.dtype)
+        if bound.pre_norm:
+            normed = _LAYER_NORM(hidden_states, *bound.attention_norm)
+            hidden_states = self._attend(bound, normed, mask, residual=hidden_states)
+            normed = _LAYER_NORM(hidden_states, *bound.ffn_norm)
+            output = _FFN(normed, *bound.ffn, hidden_states, *bound.ffn_sizes)
         else:
-            hidden_states = _norm(
-                parts.attention_norm, self._attend(hidden_states, mask, residual=hidden_states)
+            hidden_states = self._attend(bound, hidden_states, mask, residual=hidden_states)
+            hidden_states = _LAYER_NORM(hidden_states, *bound.attention_norm)
+            output = _LAYER_NORM(
+                _FFN(hidden_states, *bound.ffn, hidden_states, *bound.ffn_sizes), *bound.ffn_norm
             )
-            output = _norm(parts.ffn_norm, self._feed_forward(hidden_states, residual=hidden_states))
-        return (output,) if parts.returns_tuple else output
+        return (output,) if self._parts.returns_tuple else output
 
-    def _attend(self, input: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
-        call, dense = self._parts.attention, self._parts.output
-        group = call.query.group
+    @staticmethod
+    def _attend(bound: Bound, input: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
+        batch, length, _ = input.shape
+        shape = (batch, length, -1, bound.head_size)
+        projected = _LINEAR_SPLIT(input, *bound.qkv)
+        first, second, third = bound.order
+        query = projected[first].view(shape).transpose(1, 2)
+        key = projected[second].view(shape).transpose(1, 2)
+        value = projected[third].view(shape).transpose(1, 2)
+        if mask is None:
+            context = _ATTENTION(query, key, value, None, False, bound.scale)
+        else:
+            context = attention(query, key, value, mask=mask, scale=bound.scale)
+        return _LINEAR(context.view(batch, length, -1), *bound.output, residual, *bound.output_size)
+
+    def _bind(self) -> Bound:
+        self._bound = Bound.of(self._parts)
+        return self._bound
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:
+        super()._apply(fn, recurse)
+        self._bound = None  # holds a copy of the biases
+        return self
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The arguments of a layer's six op calls, looked up once: for short sequences the look-ups cost as much as an op."""
+
+    qkv: tuple[Tensor, Tensor | None, Tensor | None, list[int]]
+    order: tuple[int, int, int]
+    head_size: int
+    scale: float | None
+    output: tuple[Tensor, Tensor | None, Tensor | None]
+    output_size: tuple[int, str]
+    attention_norm: tuple[Tensor | None, Tensor | None, float]
+    ffn: tuple[Tensor | None, ...]
+    ffn_sizes: tuple[int, int, str]
+    ffn_norm: tuple[Tensor | None, Tensor | None, float]
+    pre_norm: bool
+
+    @classmethod
+    def of(cls, parts: EncoderLayerParts) -> Bound:
+        call, group = parts.attention, parts.attention.query.group
         indices = (call.query.index, call.key.index, call.value.index)
         first, last = min(indices), max(indices)
         packed, bias = group.weight(first, last)
-        sizes = [stop - start for start, stop in group.ranges[first : last + 1]]
-        projected = linear_split(input, packed, bias, sizes)
-        batch, length, _ = input.shape
-        query, key, value = (
-            projected[index - first].view(batch, length, -1, call.head_size).transpose(1, 2)
-            for index in indices
-        )
-        context = attention(query, key, value, mask=mask, scale=call.scale).view(batch, length, -1)
-        return linear(context, dense.packed, dense.bias, residual=residual)
-
-    def _feed_forward(self, input: Tensor, residual: Tensor) -> Tensor:
-        up, down = self._parts.up, self._parts.down
-        return ffn(
-            input,
-            up.packed,
-            up.bias,
-            down.packed,
-            down.bias,
-            activation=self._parts.activation,
-            residual=residual,
+        up, down, output = parts.up.packed, parts.down.packed, parts.output.packed
+        return cls(
+            qkv=(
+                packed.data,
+                packed.scale,
+                bias,
+                [stop - start for start, stop in group.ranges[first : last + 1]],
+            ),
+            order=(indices[0] - first, indices[1] - first, indices[2] - first),
+            head_size=call.head_size,
+            scale=call.scale,
+            output=(output.data, output.scale, parts.output.bias),
+            output_size=(output.out_features, "none"),
+            attention_norm=_norm_arguments(parts.attention_norm),
+            ffn=(up.data, up.scale, parts.up.bias, down.data, down.scale, parts.down.bias),
+            ffn_sizes=(up.out_features, down.out_features, parts.activation),
+            ffn_norm=_norm_arguments(parts.ffn_norm),
+            pre_norm=parts.pre_norm,
         )
 
 
@@ -154,7 +196,9 @@ def fuse(layer: nn.Module, parts: EncoderLayerParts) -> nn.Module:
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
     fused.__dict__.update(vars(layer))
     hooks = [hook for child in layer.modules() if child is not layer for hook in _forward_hooks(child)]
-    fused.__dict__.update(_modules=dict(layer._modules), _parts=parts, _hooks_inside=tuple(hooks))
+    fused.__dict__.update(
+        _modules=dict(layer._modules), _parts=parts, _hooks_inside=tuple(hooks), _bound=None
+    )
     return fused
 
 
@@ -252,9 +296,9 @@ def _adjacent(call: AttentionCall) -> bool:
     return one_group and indices[2] - indices[0] == 2
 
 
-def _norm(part: tuple[nn.Module, NormSpec], input: Tensor) -> Tensor:
+def _norm_arguments(part: tuple[nn.Module, NormSpec]) -> tuple[Tensor | None, Tensor | None, float]:
     module, spec = part
-    return spec.compute(module, input)
+    return module.get_parameter("weight"), module._parameters.get("bias"), spec.eps
 
 
 def _hidden_states(output: Any) -> Tensor:
