@@ -77,3 +77,12 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
         f"status = extension.status(); assert not status.loaded, status; assert 'not built' in status.error; {calls}"
     )
     run("generic", code)
+    model = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch, transformers as tf; "
+        "from hf_cpu_accel import accelerate_for_cpu, explain; "
+        "config = tf.BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, vocab_size=99); "
+        "model, ids = tf.BertModel(config).eval(), torch.randint(3, 99, (2, 7)); "
+        "expected = model(ids)[0]; accelerate_for_cpu(model, dtype='float32'); "
+        "torch.testing.assert_close(model(ids)[0], expected, rtol=1e-4, atol=1e-5); print(explain(model).kernels)"
+    )
+    assert run("generic", model).strip() == "reference"

@@ -1,1 +1,8 @@
-"""The ops behind everything: `torch.ops.hf_cpu_accel.*`. One file per family: function, reference, fake kernel."""
+"""The ops behind everything: `torch.ops.hf_cpu_accel.*`. One file per family: function, reference, fake kernel.
+
+All families are declared as soon as one is imported, so that every op exists, with the C++ library or without.
+"""
+
+from hf_cpu_accel.ops import attention, ffn, linear, norm
+
+__all__ = ["attention", "ffn", "linear", "norm"]
