@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.ffn import ffn
@@ -48,6 +49,17 @@ def check(
     assert error <= BOUND[dtype], f"{dtype} {m}x{k}x{n} {activation}: error {error:.2e}"
 
 
+def check_within_half_a_step(x: Tensor, weight: Tensor) -> None:
+    """int8 against float64: each input is off by at most half a step of its row's range, and 1 % for float32."""
+    packed = pack_linear(weight, "int8")
+    values = unpack_linear(packed).double()
+    steps = 125 if SEVEN_BITS else 253
+    step = (x.amax(dim=1).clamp(min=0) - x.amin(dim=1).clamp(max=0)) / steps
+    truth = x.double() @ values.T
+    limit = 0.51 * step[:, None].double() * values.abs().sum(dim=1)
+    assert ((linear(x, packed) - truth).abs() <= limit + 1e-6 * truth.abs().max()).all()
+
+
 def check_linear(seed: int = 0) -> None:
     """All of it in one call, for the test that repeats it on every instruction-set tier."""
     for dtype in BOUND:
@@ -78,7 +90,12 @@ def test_activations_and_residual(dtype: str, activation: str) -> None:
     seed=st.integers(0, 99),
 )
 def test_random_shapes(m: int, k: int, n: int, dtype: str, seed: int) -> None:
-    check(m, k, n, dtype, seed=seed)
+    if dtype != "int8":
+        check(m, k, n, dtype, seed=seed)
+        return
+    # A few input features do not average the rounding out: the limit is half a step for each of them.
+    g = torch.Generator().manual_seed(seed)
+    check_within_half_a_step(torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -148,19 +165,13 @@ def test_no_input_features_give_the_bias() -> None:
 def test_int8_follows_the_range_of_a_row(scale: float, level: float) -> None:
     """Tiny, huge, one-sided and nearly constant rows: the error is half a step of the row's own range."""
     weight = torch.randn(40, 64) / 8
-    packed = pack_linear(weight, "int8")
-    steps = 125 if SEVEN_BITS else 253
     for x in (
         torch.randn(3, 64) + level,
         torch.rand(3, 64) + level,
         torch.full((1, 64), 3.0),
         torch.zeros(1, 64),
     ):
-        x = x * scale
-        step = (x.amax(dim=1).clamp(min=0) - x.amin(dim=1).clamp(max=0)) / steps
-        truth = x.double() @ unpack_linear(packed).double().T
-        limit = 0.51 * step[:, None].double() * unpack_linear(packed).double().abs().sum(dim=1)
-        assert ((linear(x, packed) - truth).abs() <= limit + 1e-6 * truth.abs().max()).all()
+        check_within_half_a_step(x * scale, weight)
 
 
 def test_int8_at_the_ends_of_float32() -> None:

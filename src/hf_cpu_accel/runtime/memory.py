@@ -13,9 +13,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from hf_cpu_accel import extension
 from hf_cpu_accel.runtime.files import read_text
 
 # <malloc.h> of glibc
@@ -83,6 +80,10 @@ def trim_heap() -> bool:
 
 def release_buffers() -> int:
     """Free the idle output buffers of the kernels (at most 512 MiB are kept); how many bytes that were."""
+    import torch  # here, since detecting the hardware reads this file's facts and must not wait for torch
+
+    from hf_cpu_accel import extension
+
     if not extension.status().loaded:
         return 0
     return int(torch.ops.hf_cpu_accel.release_buffers())
