@@ -52,7 +52,7 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
         x = Simd::add(x, offset);
       x = activate<act>(x);
       if (g.residual.data) x = Simd::add(x, load_any_n(g.residual, row + i, c, n));
-      const int64_t at = (row + i) * output.stride + c - g.output_begin[part];
+      const int64_t at = output.offset(row + i) + c - g.output_begin[part];
       if (output.bf16)
         Simd::store_bf16_n(static_cast<uint16_t*>(output.data) + at, x, n);
       else

@@ -26,11 +26,15 @@ struct Array {
   bool bf16 = false;
 };
 
-// Rows of a float32 or bfloat16 matrix whose last dimension is dense. `stride` counts elements.
+// Rows of a float32 or bfloat16 matrix whose last dimension is dense. `stride` counts elements. With an index, row i is the row
+// index[i] of the memory: the tokens of a padded batch without the padding between them.
 struct Matrix {
   void* data = nullptr;
   int64_t stride = 0;
   bool bf16 = false;
+  const int32_t* index = nullptr;
+
+  int64_t offset(int64_t row) const { return (index ? index[row] : row) * stride; }
 };
 
 constexpr int max_outputs = 16;

@@ -14,7 +14,7 @@ inline Simd::Float load_as_float_n(const float* p, int n) { return Simd::load_n(
 inline Simd::Float load_as_float_n(const uint16_t* p, int n) { return Simd::load_bf16_n(p, n); }
 
 inline Simd::Float load_any_n(const hfca::Matrix& x, int64_t row, int64_t column, int n) {
-  const int64_t at = row * x.stride + column;
+  const int64_t at = x.offset(row) + column;
   return x.bf16 ? Simd::load_bf16_n(static_cast<const uint16_t*>(x.data) + at, n) : Simd::load_n(static_cast<const float*>(x.data) + at, n);
 }
 
@@ -28,21 +28,22 @@ constexpr float largest_float = 3.402823466e38f, not_a_number = __builtin_nanf("
 constexpr int max_tile_rows = 16;
 constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
 
-// out[w * rows + i] = source[i * stride + w], in squares of registers. Words pass through float registers as plain bits.
-inline void transpose_words(const uint32_t* source, int64_t stride, int rows, int64_t words, uint32_t* out) {
+// out[w * rows + i] = row(i)[w], in squares of registers. Words pass through float registers as plain bits.
+template <class Row>
+inline void transpose_words(Row row, int rows, int64_t words, uint32_t* out) {
   int64_t w = 0;
 #if !defined(HFCA_SIMD_GENERIC)
   for (; w + Simd::width <= words; w += Simd::width) {
     Simd::Float r[Simd::width];
     unroll<0, Simd::width>([&](auto i) HFCA_INLINE {
-      r[i] = i < rows ? Simd::load(reinterpret_cast<const float*>(source + i * stride + w)) : Simd::zero();
+      r[i] = i < rows ? Simd::load(reinterpret_cast<const float*>(row(i) + w)) : Simd::zero();
     });
     Simd::transpose(r);
     unroll<0, Simd::width>([&](auto i) HFCA_INLINE { Simd::store_n(reinterpret_cast<float*>(out + (w + i) * rows), r[i], rows); });
   }
 #endif
   for (; w < words; ++w)
-    for (int i = 0; i < rows; ++i) out[w * rows + i] = source[i * stride + w];
+    for (int i = 0; i < rows; ++i) out[w * rows + i] = row(i)[w];
 }
 
 // One float32 per word; padded with zeros to a multiple of `multiple` words.
@@ -53,7 +54,9 @@ struct FloatWords {
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     const int64_t dense = g.input.bf16 ? 0 : g.k;  // float32 rows are words already
-    transpose_words(static_cast<const uint32_t*>(g.input.data) + row * g.input.stride, g.input.stride, rows, dense, out);
+    const uint32_t* source[max_tile_rows];
+    for (int i = 0; i < rows; ++i) source[i] = static_cast<const uint32_t*>(g.input.data) + g.input.offset(row + i);
+    transpose_words([&](int i) { return source[i]; }, rows, dense, out);
     alignas(64) float block[max_tile_rows * pack_words];
     for (int64_t w = dense; w < g.input_words; w += pack_words) {
       const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
@@ -63,7 +66,7 @@ struct FloatWords {
           const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
           Simd::store(block + i * pack_words + j, load_any_n(g.input, row + i, w + j, n));
         }
-      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
     }
   }
 };
@@ -83,7 +86,7 @@ struct Bf16Words {
           const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
           Simd::store_bf16(block + i * pack_words * 2 + j, load_any_n(g.input, row + i, 2 * w + j, n));
         }
-      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
     }
   }
 };
@@ -96,9 +99,8 @@ struct ByteWords {
   static int64_t count(int64_t k) { return (k + 3) / 4; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
-    const int64_t start = row * g.input.stride;
-    if (g.input.bf16) pack_rows(g, static_cast<const uint16_t*>(g.input.data) + start, row, rows);
-    else pack_rows(g, static_cast<const float*>(g.input.data) + start, row, rows);
+    if (g.input.bf16) pack_rows(g, static_cast<const uint16_t*>(g.input.data), row, rows);
+    else pack_rows(g, static_cast<const float*>(g.input.data), row, rows);
   }
 
  private:
@@ -139,9 +141,11 @@ struct ByteWords {
   template <class T>
   static void pack_rows(const Gemm& g, const T* input, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
+    const T* source[max_tile_rows];
     float inverse[max_tile_rows];
     for (int i = 0; i < rows; ++i) {
-      const Range r = range_of(input + i * g.input.stride, g.k);
+      source[i] = input + g.input.offset(row + i);
+      const Range r = range_of(source[i], g.k);
       const float scale = r.high / steps - r.low / steps;  // the difference first might overflow
       const bool finite = r.magnitude <= largest_float;
       // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
@@ -153,8 +157,8 @@ struct ByteWords {
     for (int64_t w = 0; w < g.input_words; w += pack_words) {
       const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
       for (int i = 0; i < rows; ++i)
-        quantise(input + i * g.input.stride + 4 * w, g.k - 4 * w, 4 * words, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
-      transpose_words(reinterpret_cast<const uint32_t*>(block), pack_words, rows, words, out + w * rows);
+        quantise(source[i] + 4 * w, g.k - 4 * w, 4 * words, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
+      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
     }
   }
 };

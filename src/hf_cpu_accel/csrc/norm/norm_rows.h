@@ -30,7 +30,7 @@ inline void store_columns(void* row, int64_t column, int n, Float x) {
 }
 
 inline void* row_of(const hfca::Matrix& x, int64_t row) {
-  return static_cast<char*>(x.data) + row * x.stride * static_cast<int64_t>(x.bf16 ? sizeof(uint16_t) : sizeof(float));
+  return static_cast<char*>(x.data) + x.offset(row) * static_cast<int64_t>(x.bf16 ? sizeof(uint16_t) : sizeof(float));
 }
 
 // The sum over all lanes of term(column, n). Four chains, because one would wait for the latency of the addition.
