@@ -108,6 +108,7 @@ def add_rms_norm_reference(
 def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Tensor:
     if centred:
         x = x - x.mean(dim=-1, keepdim=True)
+        x = x - x.mean(dim=-1, keepdim=True)  # the low part of the mean, as in the kernel
     output = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
     if weight is not None:
         output = output * weight.float()

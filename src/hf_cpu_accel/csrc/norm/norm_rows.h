@@ -33,7 +33,7 @@ inline void* row_of(const hfca::Matrix& x, int64_t row) {
   return static_cast<char*>(x.data) + x.offset(row) * static_cast<int64_t>(x.bf16 ? sizeof(uint16_t) : sizeof(float));
 }
 
-// The sum over all lanes of term(column, n). Four chains, because one would wait for the latency of the addition.
+// The sum over the first n lanes of each term(column, n). Four chains, because one would wait for the latency of the addition.
 template <class Term>
 inline float sum_columns(int64_t columns, Term term) {
   constexpr int chains = 4;
@@ -46,7 +46,10 @@ inline float sum_columns(int64_t columns, Term term) {
     for (int c = 0; c < chains; ++c) total[c] = Simd::add(total[c], term(j + c * Simd::width, Simd::width));
   }
   for (; j + Simd::width <= columns; j += Simd::width) total[0] = Simd::add(total[0], term(j, Simd::width));
-  if (j < columns) total[1] = Simd::add(total[1], term(j, static_cast<int>(columns - j)));
+  if (j < columns) {
+    const int rest = static_cast<int>(columns - j);
+    total[1] = Simd::add(total[1], Simd::select_n(term(j, rest), rest, Simd::zero()));
+  }
   return Simd::reduce_add(Simd::add(Simd::add(total[0], total[1]), Simd::add(total[2], total[3])));
 }
 
@@ -67,19 +70,29 @@ inline float read_row(const hfca::Norm& norm, int64_t row, float* x) {
   });
 }
 
+// The mean comes in two parts: as one float32 it is off by up to half its last place, which shows where the values of a row are
+// nearly equal. What the high part leaves of the row has a mean of its own, the low part.
 template <bool rms, bool bf16>
 inline void finish_row(const hfca::Norm& norm, const float* x, float total, const float* weight, const float* bias, void* output) {
   const int64_t columns = norm.columns;
   const float count = static_cast<float>(columns);
-  const Float mean = Simd::set1(rms ? 0.0f : total / count);
+  const Float high = Simd::set1(rms ? 0.0f : total / count);
+  const auto above_high = [=](int64_t j, int n) {
+    const Float value = load_columns<false>(x, j, n);
+    return rms ? value : Simd::sub(value, high);
+  };
+  const Float low = Simd::set1(rms ? 0.0f : sum_columns(columns, above_high) / count);
+  const auto centred = [=](int64_t j, int n) {
+    const Float value = above_high(j, n);
+    return rms ? value : Simd::sub(value, low);
+  };
   const float squares = sum_columns(columns, [=](int64_t j, int n) {
-    Float value = Simd::sub(load_columns<false>(x, j, n), mean);
-    if (n < Simd::width) value = Simd::select_n(value, n, Simd::zero());
+    const Float value = centred(j, n);
     return Simd::mul(value, value);
   });
   const Float inverse = Simd::set1(1.0f / __builtin_sqrtf(squares / count + norm.eps));
   const auto normalize = [=](int64_t j, int n) {
-    Float value = Simd::mul(Simd::sub(load_columns<false>(x, j, n), mean), inverse);
+    Float value = Simd::mul(centred(j, n), inverse);
     value = rms ? Simd::mul(value, load_columns<false>(weight, j, n))
                 : Simd::fma(value, load_columns<false>(weight, j, n), load_columns<false>(bias, j, n));
     store_columns<bf16>(output, j, n, value);
