@@ -18,17 +18,18 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/hf_cpu_accel/csrc")
+AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [
+    *AVX2,
     "-mavx512f",
     "-mavx512bw",
     "-mavx512dq",
     "-mavx512vl",
-    "-mavx2",
-    "-mfma",
     "-mprefer-vector-width=512",
 ]
 X86_TIERS = {
-    "avx2": (["-mavx2", "-mfma"], "HFCA_SIMD_AVX2"),
+    "avx2": (AVX2, "HFCA_SIMD_AVX2"),
+    "avx2_vnni": ([*AVX2, "-mavxvnni"], "HFCA_SIMD_AVX2"),
     "avx512": (AVX512, "HFCA_SIMD_AVX512"),
     "avx512_vnni": ([*AVX512, "-mavx512vnni"], "HFCA_SIMD_AVX512"),
     "avx512_bf16": ([*AVX512, "-mavx512vnni", "-mavx512bf16"], "HFCA_SIMD_AVX512"),

@@ -18,7 +18,7 @@ from hf_cpu_accel import extension, hardware
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 ZEN4 = AVX512 | {"avx512_vnni", "avx512_bf16"}
-SAPPHIRE_RAPIDS = ZEN4 | {"amx_tile", "amx_bf16", "amx_int8"}
+SAPPHIRE_RAPIDS = ZEN4 | {"avx_vnni", "amx_tile", "amx_bf16", "amx_int8"}
 CPU = "sys/devices/system/cpu"
 
 
@@ -56,6 +56,8 @@ def machine(root: Path, flags: set[str], *, cores: int = 4, smt: int = 2, quota:
         pytest.param(set(), "generic", id="arm-or-old"),
         pytest.param({"avx2", "fma"}, "generic", id="avx2-without-f16c"),
         pytest.param(AVX2, "avx2", id="haswell-zen3"),
+        pytest.param(AVX2 | {"avx_vnni"}, "avx2_vnni", id="alder-lake-n100"),
+        pytest.param({"avx_vnni"}, "generic", id="vnni-without-avx2-is-no-tier"),
         pytest.param(AVX2 | {"avx512f", "avx512cd"}, "avx2", id="knights-landing"),
         pytest.param(AVX512, "avx512", id="skylake-x"),
         pytest.param(AVX512 | {"avx512_vnni"}, "avx512_vnni", id="cascade-lake"),
@@ -74,20 +76,34 @@ def test_more_flags_never_lower_the_tier(flags: frozenset[str], extra: str) -> N
     assert order(hardware.best_tier(flags)) <= order(hardware.best_tier(flags | {extra}))
 
 
-@given(st.sampled_from(hardware.TIERS), st.sampled_from(hardware.TIERS))
-def test_cap_takes_the_lower(tier: str, cap: str) -> None:
-    assert hardware.capped_tier(tier, cap) == hardware.TIERS[min(map(hardware.TIERS.index, (tier, cap)))]
+@given(st.frozensets(st.sampled_from(sorted(SAPPHIRE_RAPIDS))), st.sampled_from(hardware.TIERS))
+def test_cap_is_never_passed_and_never_below_what_it_allows(flags: frozenset[str], cap: str) -> None:
+    order = hardware.TIERS.index
+    best, capped = hardware.best_tier(flags), hardware.best_tier(flags, cap)
+    assert order(capped) <= order(cap)
+    if order(best) <= order(cap):
+        assert capped == best
 
 
-@pytest.mark.parametrize("cap", [None, ""])
-def test_no_cap(cap: str | None) -> None:
-    assert hardware.capped_tier("avx512", cap) == "avx512"
+@pytest.mark.parametrize(
+    ("flags", "cap", "tier"),
+    [
+        pytest.param(SAPPHIRE_RAPIDS, "avx512", "avx512", id="the-cap"),
+        pytest.param(AVX2 | {"avx_vnni"}, "avx512", "avx2_vnni", id="laptop-capped-above-it"),
+        pytest.param(ZEN4, "avx2_vnni", "avx2", id="avx512-without-256-bit-vnni"),
+        pytest.param(AVX512, "amx", "avx512", id="cap-above-the-cpu"),
+        pytest.param(AVX512, "", "avx512", id="empty-is-no-cap"),
+        pytest.param(AVX512, None, "avx512", id="none-is-no-cap"),
+    ],
+)
+def test_cap(flags: set[str], cap: str | None, tier: str) -> None:
+    assert hardware.best_tier(flags, cap) == tier
 
 
 @pytest.mark.parametrize("cap", ["AVX2", "avx512f", "sse4", " avx2"])
 def test_unknown_cap_lists_the_tiers(cap: str) -> None:
-    with pytest.raises(ValueError, match="generic, avx2, avx512, avx512_vnni, avx512_bf16, amx"):
-        hardware.capped_tier("avx512", cap)
+    with pytest.raises(ValueError, match="generic, avx2, avx2_vnni, avx512, avx512_vnni, avx512_bf16, amx"):
+        hardware.best_tier(AVX512, cap)
 
 
 @given(st.integers(1, 512), st.integers(1, 512), st.none() | st.floats(0.01, 600))

@@ -18,7 +18,8 @@ class ExtensionStatus:
     """Attributes:
     loaded: whether the C++ kernels serve.
     error: why they do not, None if they do.
-    tier: instruction-set tier chosen at load: "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"; None if not loaded.
+    tier: instruction-set tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"; None if not
+        loaded.
     bf16_dot: bfloat16 GEMMs use the CPU's dot product because it measured faster than float32 FMA.
     path: the library file, None if there is none.
     """

@@ -20,14 +20,18 @@ from hf_cpu_accel.runtime import cgroup, memory, topology
 
 ISA_VARIABLE = "HF_CPU_ACCEL_ISA"
 
-# From the lowest to the highest; a tier needs its own flags and those of all tiers below it.
+# From the lowest to the highest. avx2_vnni is a branch of its own: many CPUs with AVX-512 lack the flag avx_vnni.
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+_AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
 _TIER_FLAGS: dict[str, frozenset[str]] = {
     "generic": frozenset(),
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}),
-    "avx512_vnni": frozenset({"avx512_vnni"}),
-    "avx512_bf16": frozenset({"avx512_bf16"}),
-    "amx": frozenset({"amx_tile", "amx_bf16", "amx_int8"}),
+    "avx2": _AVX2,
+    "avx2_vnni": _AVX2 | {"avx_vnni"},
+    "avx512": _AVX512,
+    "avx512_vnni": _AVX512 | {"avx512_vnni"},
+    "avx512_bf16": _AVX512_BF16,
+    "amx": _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
 }
 TIERS: tuple[str, ...] = tuple(_TIER_FLAGS)
 
@@ -101,8 +105,8 @@ def probe(
     the operating system would answer. Raises ValueError if ``HF_CPU_ACCEL_ISA`` names no tier.
     """
     processor = topology.processor(root) or _foreign_processor()
-    uncapped = best_tier(processor.flags)
-    tier = capped_tier(uncapped, (os.environ if environ is None else environ).get(ISA_VARIABLE))
+    cap = (os.environ if environ is None else environ).get(ISA_VARIABLE)
+    uncapped, tier = best_tier(processor.flags), best_tier(processor.flags, cap)
 
     allowed = frozenset(_affinity() if affinity is None else affinity)
     online = topology.online_cpus(root) | allowed
@@ -148,27 +152,19 @@ def probe(
     )
 
 
-def best_tier(flags: Iterable[str]) -> str:
-    """The highest of ``TIERS`` whose flags, and those of all tiers below it, are among ``flags``."""
-    available = frozenset(flags)
-    best = TIERS[0]
-    for tier, needed in _TIER_FLAGS.items():
-        if not needed <= available:
-            break
-        best = tier
-    return best
+def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
+    """The highest of ``TIERS``, up to ``cap`` unless that is empty, that a CPU with these ``flags`` runs.
 
-
-def capped_tier(tier: str, cap: str | None) -> str:
-    """The lower of ``tier`` and ``cap``; no cap if that is empty. ValueError if ``cap`` is no tier."""
-    if not cap:
-        return tier
-    if cap not in TIERS:
+    Raises ValueError if ``cap`` is no tier.
+    """
+    if cap and cap not in TIERS:
         raise ValueError(
             f"{ISA_VARIABLE}={cap!r} is no instruction tier; accepted: {', '.join(TIERS)}. "
             "Unset it to use the best tier that this CPU has."
         )
-    return min(tier, cap, key=TIERS.index)
+    allowed = TIERS[: TIERS.index(cap) + 1] if cap else TIERS
+    available = frozenset(flags)
+    return [tier for tier in allowed if _TIER_FLAGS[tier] <= available][-1]
 
 
 def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, str]:

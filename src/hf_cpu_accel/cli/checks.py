@@ -61,7 +61,7 @@ def tier(cpu: CPUInfo) -> Check:
             "instruction tier",
             f"{cpu.tier}, although this CPU can run {cpu.uncapped_tier}",
             "problem",
-            f"{ISA_VARIABLE}={cpu.tier} holds it back: `unset {ISA_VARIABLE}`.",
+            f"{ISA_VARIABLE} holds it back: `unset {ISA_VARIABLE}`.",
         )
     if cpu.tier == TIERS[0] and cpu.arch in ("x86_64", "AMD64"):
         note = "This CPU, or its hypervisor, shows no AVX2, so vectors are short."

@@ -3,47 +3,59 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#if defined(HFCA_X86)
+#include <cpuid.h>
+#endif
 
 namespace hfca {
 namespace {
 
-const char* const tiers[] = {"generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
-constexpr int tier_count = 5;
+// From the lowest to the highest. A CPU need not run all tiers below its best: server cores with AVX-512 before Sapphire Rapids lack
+// the 256-bit VNNI of avx2_vnni.
+struct Tier {
+  const char* name;
+  bool (*runs)();
+  const Kernels& (*kernels)();
+};
 
+#if defined(HFCA_X86)
 // __builtin_cpu_supports also checks that the operating system saves the registers (xgetbv).
-int best_tier() {
+bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool runs_avx512() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool runs_avx512_bf16() { return runs_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Not every compiler's __builtin_cpu_supports knows AVX-VNNI: leaf 7, subleaf 1, bit 4 of eax.
+bool runs_avx2_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return runs_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+#endif
+
+constexpr Tier tiers[] = {
+    {"generic", [] { return true; }, &kernels_generic},
+#if defined(HFCA_X86)
+    {"avx2", &runs_avx2, &kernels_avx2},
+    {"avx2_vnni", &runs_avx2_vnni, &kernels_avx2_vnni},
+    {"avx512", &runs_avx512, &kernels_avx512},
+    {"avx512_vnni", &runs_avx512_vnni, &kernels_avx512_vnni},
+    {"avx512_bf16", &runs_avx512_bf16, &kernels_avx512_bf16},
+#endif
+};
+
+const Tier& chosen_tier() {
 #if defined(HFCA_X86)
   __builtin_cpu_init();
-  if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return 0;
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")))
-    return 1;
-  if (!__builtin_cpu_supports("avx512vnni")) return 2;
-  return __builtin_cpu_supports("avx512bf16") ? 4 : 3;
-#else
-  return 0;
 #endif
-}
-
-int chosen_tier() {
-  const int best = best_tier();
   const char* cap = std::getenv("HF_CPU_ACCEL_ISA");
-  for (int i = 0; cap && i < best; ++i)
-    if (std::strcmp(cap, tiers[i]) == 0) return i;
-  return best;
-}
-
-const Kernels& table(int tier) {
-#if defined(HFCA_X86)
-  switch (tier) {
-    case 1: return kernels_avx2();
-    case 2: return kernels_avx512();
-    case 3: return kernels_avx512_vnni();
-    case 4: return kernels_avx512_bf16();
+  const Tier* best = tiers;
+  for (const Tier& tier : tiers) {
+    if (tier.runs()) best = &tier;
+    if (cap && std::strcmp(cap, tier.name) == 0) break;
   }
-#endif
-  (void)tier;
-  return kernels_generic();
+  return *best;
 }
 
 #if defined(HFCA_X86)
@@ -60,12 +72,12 @@ double rate(const Kernels& kernels, WeightKind kind) {
 #endif
 
 Dispatch choose() {
-  const int tier = chosen_tier();
-  const Kernels& kernels = table(tier);
-  Dispatch d{tiers[tier], false,          {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8},
-             kernels.attention, kernels.norm, kernels.multiply_adds, kernels.read_stream};
+  const Tier& tier = chosen_tier();
+  const Kernels& kernels = tier.kernels();
+  Dispatch d{tier.name,    false, {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8}, kernels.attention,
+             kernels.norm, kernels.multiply_adds, kernels.read_stream};
 #if defined(HFCA_X86)
-  if (tier == 4) {
+  if (tier.kernels == &kernels_avx512_bf16) {
     // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:
     // there bfloat16 weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
     // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.

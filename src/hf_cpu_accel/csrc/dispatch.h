@@ -5,7 +5,7 @@
 namespace hfca {
 
 struct Dispatch {
-  const char* tier;        // "generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"
+  const char* tier;        // "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"
   bool bf16_dot;           // bfloat16 GEMMs use the CPU's dot product
   GemmKernels gemm[3];     // by WeightKind
   AttentionKernels attention;
@@ -14,7 +14,8 @@ struct Dispatch {
   float (*read_stream)(const float*, int64_t);
 };
 
-// The best tier that the CPU runs, capped by the environment variable HF_CPU_ACCEL_ISA ("amx" and unknown names do not cap).
+// The best tier that the CPU runs and that the environment variable HF_CPU_ACCEL_ISA, if it names a tier, is not below ("amx" and
+// unknown names do not cap).
 const Dispatch& dispatch();
 
 }  // namespace hfca

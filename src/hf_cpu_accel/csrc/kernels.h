@@ -15,10 +15,11 @@ struct Kernels {
 };
 
 // Tables per tier. A tier that adds only an instruction for one type (VNNI, BF16) is compiled whole: its other kernels are those of
-// avx512 under another name.
+// avx2 or avx512 under another name.
 const Kernels& kernels_generic();
 #if defined(HFCA_X86)
 const Kernels& kernels_avx2();
+const Kernels& kernels_avx2_vnni();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx512_vnni();
 const Kernels& kernels_avx512_bf16();
