@@ -16,6 +16,7 @@ from hf_cpu_accel.ops.attention import attention
 NAME = "hf_cpu_accel"
 REPLACED = "sdpa"
 # Keyword arguments that change the result and that the op does not know.
+_PADDING = "_hf_cpu_accel_padding"  # attribute of a mask: the padding that it was made from
 _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
 
 
@@ -64,7 +65,10 @@ def attention_mask(
         missing = kv_offset + kv_length - attention_mask.shape[-1]
         padding = attention_mask if missing <= 0 else nn.functional.pad(attention_mask, (0, missing))
         padding = padding[:, kv_offset : kv_offset + kv_length]
-        return padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
+        mask = padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
+        if q_length == kv_length and kv_offset == 0:
+            setattr(mask, _PADDING, padding)
+        return mask
 
     from transformers.masking_utils import sdpa_mask
 
@@ -148,6 +152,15 @@ def as_key_padding(mask: Tensor, batch_size: int) -> Tensor:
     if same_for_heads and same_for_queries:
         return mask[:, 0, 0].expand(batch_size, -1)
     return mask
+
+
+def padding_of(mask: Tensor) -> Tensor | None:
+    """bool [B, L] if `mask` was made here from nothing but the padding of the batch: what stands at False is nobody's token.
+
+    A mask of other origin never counts, even if it looks the same: keys that are hidden from all may still ask.
+    """
+    padding: Tensor | None = getattr(mask, _PADDING, None)
+    return padding
 
 
 def _with_bias(bias: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

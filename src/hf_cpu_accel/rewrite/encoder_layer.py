@@ -1,4 +1,4 @@
-"""Level two: a whole transformer encoder layer in six op calls, without the Python of its dozen submodules in between.
+"""Level two: a whole transformer encoder layer in one op call, without the Python of its dozen submodules in between.
 
 What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The guess is then proved:
 the fused layer must give what the layer gave, with and without padding.
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.attention_interface import as_key_padding
+from hf_cpu_accel.rewrite.attention_interface import padding_of
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
@@ -28,9 +28,7 @@ from hf_cpu_accel.rewrite.verify import probe, row_error
 
 STRUCTURE = "encoder layer"
 
-_OPS = torch.ops.hf_cpu_accel
-_LINEAR, _LINEAR_SPLIT, _FFN = _OPS.linear.default, _OPS.linear_split.default, _OPS.ffn.default
-_ATTENTION, _LAYER_NORM = _OPS.attention.default, _OPS.layer_norm.default
+_ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 
 _CAPTURE = "transformers.utils.output_capturing"
 
@@ -59,6 +57,30 @@ class EncoderLayerParts:
     pre_norm: bool
     returns_tuple: bool
 
+    def weights(self) -> EncoderWeights:
+        """The packed weights of the three projections side by side, and all others."""
+        call, group = self.attention, self.attention.query.group
+        indices = (call.query.index, call.key.index, call.value.index)
+        first, last = min(indices), max(indices)
+        qkv, qkv_bias = group.weight(first, last)
+        return EncoderWeights(
+            qkv=qkv,
+            qkv_bias=qkv_bias,
+            order=(indices[0] - first, indices[1] - first, indices[2] - first),
+            head_size=call.head_size,
+            attention_scale=call.scale,
+            output=self.output.packed,
+            output_bias=self.output.bias,
+            attention_norm=_norm_weights(self.attention_norm),
+            up=self.up.packed,
+            up_bias=self.up.bias,
+            down=self.down.packed,
+            down_bias=self.down.bias,
+            activation=self.activation,
+            ffn_norm=_norm_weights(self.ffn_norm),
+            norm_before=self.pre_norm,
+        )
+
 
 class FusedEncoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
@@ -69,7 +91,7 @@ class FusedEncoderLayer(Mixed):
 
     _parts: EncoderLayerParts
     _hooks_inside: tuple[dict[int, Any], ...]
-    _bound: Bound | None
+    _bound: tuple[Any, ...] | None
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
@@ -80,91 +102,22 @@ class FusedEncoderLayer(Mixed):
         if unusual or (any(self._hooks_inside) and any(map(_has_foreign_hook, self._hooks_inside))):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         check_inference(self, hidden_states)
-        bound = self._bound or self._bind()
-        mask = attention_mask
-        if mask is not None and mask.dtype is torch.bool:
-            mask = as_key_padding(mask, hidden_states.shape[0])
-        elif mask is not None:
-            mask = mask.to(hidden_states.dtype)
-        if bound.pre_norm:
-            normed = _LAYER_NORM(hidden_states, *bound.attention_norm)
-            hidden_states = self._attend(bound, normed, mask, residual=hidden_states)
-            normed = _LAYER_NORM(hidden_states, *bound.ffn_norm)
-            output = _FFN(normed, *bound.ffn, hidden_states, *bound.ffn_sizes)
-        else:
-            hidden_states = self._attend(bound, hidden_states, mask, residual=hidden_states)
-            hidden_states = _LAYER_NORM(hidden_states, *bound.attention_norm)
-            output = _LAYER_NORM(
-                _FFN(hidden_states, *bound.ffn, hidden_states, *bound.ffn_sizes), *bound.ffn_norm
-            )
+        padding, mask = None, attention_mask
+        if mask is not None:
+            padding = padding_of(mask)
+            mask = None if padding is not None else _broadcastable(mask, hidden_states)
+        output = _ENCODER_LAYER(hidden_states, padding, mask, *(self._bound or self._bind()))
         return (output,) if self._parts.returns_tuple else output
 
-    @staticmethod
-    def _attend(bound: Bound, input: Tensor, mask: Tensor | None, residual: Tensor) -> Tensor:
-        batch, length, _ = input.shape
-        shape = (batch, length, -1, bound.head_size)
-        projected = _LINEAR_SPLIT(input, *bound.qkv)
-        first, second, third = bound.order
-        query = projected[first].view(shape).transpose(1, 2)
-        key = projected[second].view(shape).transpose(1, 2)
-        value = projected[third].view(shape).transpose(1, 2)
-        if mask is None:
-            context = _ATTENTION(query, key, value, None, False, bound.scale)
-        else:
-            context = attention(query, key, value, mask=mask, scale=bound.scale)
-        return _LINEAR(context.view(batch, length, -1), *bound.output, residual, *bound.output_size)
-
-    def _bind(self) -> Bound:
-        self._bound = Bound.of(self._parts)
+    def _bind(self) -> tuple[Any, ...]:
+        """The weights as the op takes them, looked up once: for short sequences that costs as much as the op."""
+        self._bound = self._parts.weights().arguments()
         return self._bound
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:
         super()._apply(fn, recurse)
         self._bound = None  # holds a copy of the biases
         return self
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The arguments of a layer's six op calls, looked up once: for short sequences the look-ups cost as much as an op."""
-
-    qkv: tuple[Tensor, Tensor | None, Tensor | None, list[int]]
-    order: tuple[int, int, int]
-    head_size: int
-    scale: float | None
-    output: tuple[Tensor, Tensor | None, Tensor | None]
-    output_size: tuple[int, str]
-    attention_norm: tuple[Tensor | None, Tensor | None, float]
-    ffn: tuple[Tensor | None, ...]
-    ffn_sizes: tuple[int, int, str]
-    ffn_norm: tuple[Tensor | None, Tensor | None, float]
-    pre_norm: bool
-
-    @classmethod
-    def of(cls, parts: EncoderLayerParts) -> Bound:
-        call, group = parts.attention, parts.attention.query.group
-        indices = (call.query.index, call.key.index, call.value.index)
-        first, last = min(indices), max(indices)
-        packed, bias = group.weight(first, last)
-        up, down, output = parts.up.packed, parts.down.packed, parts.output.packed
-        return cls(
-            qkv=(
-                packed.data,
-                packed.scale,
-                bias,
-                [stop - start for start, stop in group.ranges[first : last + 1]],
-            ),
-            order=(indices[0] - first, indices[1] - first, indices[2] - first),
-            head_size=call.head_size,
-            scale=call.scale,
-            output=(output.data, output.scale, parts.output.bias),
-            output_size=(output.out_features, "none"),
-            attention_norm=_norm_arguments(parts.attention_norm),
-            ffn=(up.data, up.scale, parts.up.bias, down.data, down.scale, parts.down.bias),
-            ffn_sizes=(up.out_features, down.out_features, parts.activation),
-            ffn_norm=_norm_arguments(parts.ffn_norm),
-            pre_norm=parts.pre_norm,
-        )
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
@@ -185,7 +138,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
         inside.update(id(module) for module in layer.modules())
         swap_module(context.journal, context.slots[id(layer)], fuse(layer, parts))
         items.append(
-            PlanItem(path, STRUCTURE, "linear, attention, linear, ffn", context.dtype, 0, reason=None)
+            PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None)
         )
     return items
 
@@ -290,15 +243,24 @@ def _candidates(trace: LayerTrace, output: Any) -> list[EncoderLayerParts]:
 
 
 def _adjacent(call: AttentionCall) -> bool:
-    """Query, key and value lie side by side in one packed weight, in any order."""
-    indices = sorted(part.index for part in (call.query, call.key, call.value))
+    """Query, key and value lie side by side in one packed weight, in any order, and are equally wide."""
+    parts = (call.query, call.key, call.value)
+    indices = sorted(part.index for part in parts)
     one_group = call.query.group is call.key.group is call.value.group
-    return one_group and indices[2] - indices[0] == 2
+    return one_group and indices[2] - indices[0] == 2 and len({part.out_features for part in parts}) == 1
 
 
-def _norm_arguments(part: tuple[nn.Module, NormSpec]) -> tuple[Tensor | None, Tensor | None, float]:
+def _norm_weights(part: tuple[nn.Module, NormSpec]) -> NormWeights:
     module, spec = part
-    return module.get_parameter("weight"), module._parameters.get("bias"), spec.eps
+    return NormWeights(module.get_parameter("weight"), module._parameters.get("bias"), spec.eps)
+
+
+def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
+    """An additive mask in the type of the activations, any mask with keys for all positions."""
+    if mask.dtype is not torch.bool:
+        mask = mask.to(hidden_states.dtype)
+    length = hidden_states.shape[1]
+    return mask if mask.shape[-1] == length else mask.expand(*mask.shape[:-1], length)
 
 
 def _hidden_states(output: Any) -> Tensor:

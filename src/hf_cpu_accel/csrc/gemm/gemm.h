@@ -56,6 +56,11 @@ struct Gemm {
   float* input_scale = nullptr;  // int8: [m], input = (byte - zero) * scale
   float* input_zero = nullptr;   // int8: [m]
   int64_t input_words = 0;       // words per packed input row
+
+  void write_to(Matrix output) {
+    outputs[0] = output;
+    output_begin[1] = n;
+  }
 };
 
 // Weights that will be needed soon: `step` bytes of them are asked for, into L2, per word of k.

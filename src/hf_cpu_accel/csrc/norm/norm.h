@@ -11,7 +11,7 @@ namespace hfca {
 
 struct Norm {
   int64_t columns = 0;
-  Matrix input, residual, sum, output;  // residual.data and sum.data: both null or both not; sum and output have the input's type
+  Matrix input, residual, sum, output;  // residual.data and sum.data: both null or both not; sum has the input's type
   Array weight, bias;                   // data may be null: ones and zeros
   float eps = 0.0f;
 };

@@ -120,6 +120,7 @@ inline void typed_norm_rows(const hfca::Norm& norm, int64_t begin, int64_t end, 
   const auto read = !norm.residual.data     ? &read_row<bf16, false, false>
                     : norm.residual.bf16 ? &read_row<bf16, true, true>
                                          : &read_row<bf16, true, false>;
+  const auto finish = norm.output.bf16 ? &finish_row<rms, true> : &finish_row<rms, false>;
   for (int64_t row = begin; row < end; ++row) {
     const float* x = buffer;
     float total = 0.0f;
@@ -129,7 +130,7 @@ inline void typed_norm_rows(const hfca::Norm& norm, int64_t begin, int64_t end, 
       x = static_cast<const float*>(row_of(norm.input, row));
       if (!rms) total = sum_columns(columns, [=](int64_t j, int n) { return load_columns<false>(x, j, n); });
     }
-    finish_row<rms, bf16>(norm, x, total, weight, bias, row_of(norm.output, row));
+    finish(norm, x, total, weight, bias, row_of(norm.output, row));
   }
 }
 

@@ -1,0 +1,61 @@
+// From an op's arguments to the weight side of a GEMM.
+#pragma once
+#include "../tensors.h"
+#include "gemm.h"
+
+namespace hfca {
+
+inline Activation activation_of(const std::string& name, const char* op) {
+  const char* const names[] = {"none", "gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "tanh"};
+  for (int i = 0; i < 7; ++i)
+    if (name == names[i]) return static_cast<Activation>(i);
+  STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": unknown activation '", name, "'");
+  return Activation::none;
+}
+
+inline WeightKind kind_of(const Tensor& weight, const char* op) {
+  switch (weight.scalar_type()) {
+    case ScalarType::Float: return WeightKind::float32;
+    case ScalarType::BFloat16: return WeightKind::bfloat16;
+    case ScalarType::Char: return WeightKind::int8;
+    default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16 or int8");
+  }
+  return WeightKind::float32;
+}
+
+constexpr int64_t max_int8_features = 65536;  // 255 * 127 * 65536 < 2^31
+
+// weight: [panels, k_words, 32, values per word]; scale (int8 only): [2, n], scales then sums.
+inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const std::optional<Tensor>& scale,
+                    const std::optional<Tensor>& bias, Activation activation = Activation::none) {
+  Gemm g;
+  g.m = m, g.n = n, g.k = k, g.kind = kind_of(weight, op), g.activation = activation;
+  const int64_t per_word = g.kind == WeightKind::int8 ? 4 : g.kind == WeightKind::bfloat16 ? 2 : 1;
+  STD_TORCH_CHECK(weight.dim() == 4 && weight.is_contiguous() && weight.size(0) == (n + panel_columns - 1) / panel_columns &&
+                      weight.size(1) == (k + per_word - 1) / per_word && weight.size(2) == panel_columns && weight.size(3) == per_word,
+                  "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n, " output features");
+  g.weight = weight.const_data_ptr();
+  if (g.kind == WeightKind::int8) {
+    STD_TORCH_CHECK(k <= max_int8_features, "hf_cpu_accel::", op, ": int8 sums of more than ", max_int8_features, " input features would overflow");
+    STD_TORCH_CHECK(scale && scale->scalar_type() == ScalarType::Float && scale->dim() == 2 && scale->size(0) == 2 && scale->size(1) == n &&
+                        scale->stride(1) == 1,
+                    "hf_cpu_accel::", op, ": an int8 weight needs float32 scales and sums [2, ", n, "]");
+    g.weight_scale = static_cast<const float*>(scale->const_data_ptr());
+    g.weight_sum = g.weight_scale + scale->stride(0);
+  }
+  g.bias = as_vector(bias, n, op, "bias");
+  return g;
+}
+
+// The output features go to matrices of their own, `sizes` of them each.
+inline void split_outputs(Gemm& g, const std::vector<int64_t>& sizes, const char* op) {
+  STD_TORCH_CHECK(!sizes.empty() && sizes.size() <= max_outputs, "hf_cpu_accel::", op, ": sizes must have 1 to ", max_outputs, " entries");
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    STD_TORCH_CHECK(sizes[i] > 0 && g.output_begin[i] % panel_columns == 0, "hf_cpu_accel::", op, ": all sizes but the last must be multiples of ",
+                    panel_columns);
+    g.output_begin[i + 1] = g.output_begin[i] + sizes[i];
+  }
+  STD_TORCH_CHECK(g.output_begin[sizes.size()] == g.n, "hf_cpu_accel::", op, ": sizes must add up to ", g.n);
+}
+
+}  // namespace hfca
