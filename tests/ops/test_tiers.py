@@ -12,7 +12,12 @@ import pytest
 from hf_cpu_accel import extension, hardware
 
 TESTS = Path(__file__).parent
-CHECKS = {"test_linear": "check_linear", "test_attention": "check_attention", "test_norm": "check_norm"}
+CHECKS = {
+    "test_linear": "check_linear",
+    "test_attention": "check_attention",
+    "test_norm": "check_norm",
+    "test_encoder_layer": "check_encoder_layer",
+}
 
 best = extension.status().tier
 FLAGS = hardware.detect().flags

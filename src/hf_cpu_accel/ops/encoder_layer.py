@@ -73,7 +73,11 @@ class EncoderWeights:
 
 
 def encoder_layer(
-    hidden_states: Tensor, weights: EncoderWeights, *, padding: Tensor | None = None, mask: Tensor | None = None
+    hidden_states: Tensor,
+    weights: EncoderWeights,
+    *,
+    padding: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """norm(y + ffn(y)) of y = norm(x + attention(x)); with `norm_before`, y + ffn(norm(y)) of y = x + attention(norm(x)).
 

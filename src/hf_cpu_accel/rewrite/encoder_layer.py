@@ -137,9 +137,7 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
             continue
         inside.update(id(module) for module in layer.modules())
         swap_module(context.journal, context.slots[id(layer)], fuse(layer, parts))
-        items.append(
-            PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None)
-        )
+        items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
     return items
 
 

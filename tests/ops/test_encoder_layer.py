@@ -1,0 +1,246 @@
+"""encoder_layer against its plain-torch reference, over shapes, layouts, padding, masks, dtypes and thread counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, _reference, encoder_layer
+from hf_cpu_accel.packing import pack_linear
+
+# Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to either
+# side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
+BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2, "int8, 7 bits": 1e-1}
+BFLOAT16_ROUNDING = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 2
+    length: int = 19
+    features: int = 64
+    heads: int = 4
+    head_size: int = 16
+    intermediate: int = 96
+    weights: str = "float32"
+    dtype: torch.dtype = torch.float32
+    norm_before: bool = False
+    activation: str = "gelu"
+    mask: str = "none"
+    order: tuple[int, int, int] = (0, 1, 2)
+    biases: bool = True
+
+    def __str__(self) -> str:
+        sizes = (
+            f"{self.batch}x{self.length}x{self.features}-{self.heads}x{self.head_size}-{self.intermediate}"
+        )
+        when = "before" if self.norm_before else "after"
+        return f"{sizes}-{self.weights}-{str(self.dtype)[6:]}-{when}-{self.mask}"
+
+
+PADDINGS = ["right padding", "left padding", "holes", "one sequence empty", "all empty"]
+MASKS = ["bool keys", "bool per query", "float per head", "bfloat16 keys"]
+CASES = [
+    Case(),
+    Case(batch=1, length=1),
+    Case(batch=1, length=1, mask="right padding"),
+    Case(
+        batch=3, length=33, features=47, heads=1, head_size=32, intermediate=33
+    ),  # ragged in every dimension but the heads'
+    Case(
+        batch=2, length=130, features=96, heads=2, head_size=32, activation="gelu_tanh"
+    ),  # many tokens per thread
+    Case(batch=16, length=40, mask="right padding"),
+    Case(order=(2, 0, 1), norm_before=True, activation="relu"),
+    Case(biases=False, activation="silu"),
+    *(Case(mask=mask, norm_before=before) for mask in PADDINGS for before in (False, True)),
+    *(Case(mask=mask) for mask in MASKS),
+    *(
+        Case(batch=3, length=length, weights=weights, dtype=dtype, mask="right padding", norm_before=before)
+        for weights in ("bfloat16", "int8")
+        for dtype in (torch.float32, torch.bfloat16)
+        for length in (9, 70)
+        for before in (False, True)
+    ),
+    Case(dtype=torch.bfloat16),
+]
+
+
+def weights_of(case: Case) -> EncoderWeights:
+    inner = case.heads * case.head_size
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns) / columns**0.5
+
+    def vector(size: int) -> Tensor | None:
+        return (0.1 * torch.randn(size)).to(case.dtype) if case.biases else None
+
+    def norm(eps: float) -> NormWeights:
+        if not case.biases:
+            return NormWeights(None, None, eps)
+        return NormWeights((1 + 0.1 * torch.randn(case.features)).to(case.dtype), vector(case.features), eps)
+
+    return EncoderWeights(
+        qkv=pack_linear(matrix(3 * inner, case.features), case.weights),
+        qkv_bias=vector(3 * inner),
+        order=case.order,
+        head_size=case.head_size,
+        attention_scale=None if case.biases else 0.3,
+        output=pack_linear(matrix(case.features, inner), case.weights),
+        output_bias=vector(case.features),
+        attention_norm=norm(1e-12),
+        up=pack_linear(matrix(case.intermediate, case.features), case.weights),
+        up_bias=vector(case.intermediate),
+        down=pack_linear(matrix(case.features, case.intermediate), case.weights),
+        down_bias=vector(case.features),
+        activation=case.activation,
+        ffn_norm=norm(1e-5),
+        norm_before=case.norm_before,
+    )
+
+
+def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
+    """padding and mask."""
+    batch, length = case.batch, case.length
+    position, lengths = torch.arange(length), torch.randint(1, length + 1, (batch, 1))
+    if case.mask == "right padding":
+        return position < lengths, None
+    if case.mask == "left padding":
+        return position >= length - lengths, None
+    if case.mask == "holes":
+        return torch.rand(batch, length) < 0.6, None
+    if case.mask == "one sequence empty":
+        padding = position < lengths
+        padding[-1] = False
+        return padding, None
+    if case.mask == "all empty":
+        return torch.zeros(batch, length, dtype=torch.bool), None
+    if case.mask == "bool keys":
+        return None, (position < lengths)[:, None, None]
+    if case.mask == "bool per query":
+        return None, torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    if case.mask == "float per head":
+        return None, torch.randn(1, case.heads, length, length)
+    if case.mask == "bfloat16 keys":
+        return None, torch.randn(batch, 1, 1, length).bfloat16()
+    return None, None
+
+
+def check(case: Case, hidden_states: Tensor | None = None) -> None:
+    weights, (padding, mask) = weights_of(case), masks_of(case)
+    if hidden_states is None:
+        hidden_states = torch.randn(case.batch, case.length, case.features).to(case.dtype)
+    expected = _reference(hidden_states, padding, mask, *weights.arguments()).double()
+    narrow = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
+    bound = BOUNDS["int8, 7 bits" if narrow else case.weights]
+    bound += BFLOAT16_ROUNDING if case.dtype is torch.bfloat16 else 0.0
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(encoder_layer(hidden_states, weights, padding=padding, mask=mask))
+    finally:
+        torch.set_num_threads(threads)
+    for result in results:
+        assert result.dtype is case.dtype and result.is_contiguous()
+        error = (result.double() - expected).abs().amax() / expected.abs().amax().clamp(min=1e-3)
+        assert error <= bound, f"{case}: {error:.2e} > {bound:.2e}"
+        assert torch.equal(result, results[0]), f"{case}: the result depends on the number of threads"
+
+
+def check_encoder_layer(seed: int) -> None:
+    """All cases; for the tiers, each in a process of its own."""
+    torch.manual_seed(seed)
+    for case in CASES:
+        check(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cases(case: Case) -> None:
+    torch.manual_seed(0)
+    check(case)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        Case,
+        batch=st.integers(1, 5),
+        length=st.integers(1, 60),
+        features=st.integers(8, 80),
+        heads=st.integers(1, 3),
+        head_size=st.sampled_from([32, 64]),
+        intermediate=st.integers(1, 140),
+        weights=st.sampled_from(["float32", "bfloat16"]),
+        norm_before=st.booleans(),
+        activation=st.sampled_from(["none", "gelu", "quick_gelu", "tanh"]),
+        mask=st.sampled_from(["none", *PADDINGS, *MASKS]),
+    )
+)
+def test_random_shapes(case: Case) -> None:
+    torch.manual_seed(1)
+    check(case)
+
+
+def test_not_contiguous() -> None:
+    torch.manual_seed(0)
+    case = Case()
+    wide = torch.randn(case.batch, case.length, 2, case.features)
+    check(case, wide[:, :, 1])
+    check(case, torch.randn(case.length, case.batch, case.features).transpose(0, 1))
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_padding_changes_no_token(weights: str) -> None:
+    """A sequence gives bit for bit the same alone and in a padded batch, whatever stands in the padding."""
+    torch.manual_seed(0)
+    case = Case(batch=3, length=40, weights=weights)
+    layer = weights_of(case)
+    lengths = torch.tensor([40, 7, 23])
+    padding = torch.arange(case.length) < lengths[:, None]
+    hidden_states = torch.randn(case.batch, case.length, case.features)
+    hidden_states[~padding] = torch.nan
+    together = encoder_layer(hidden_states, layer, padding=padding)
+    assert (together[~padding] == 0).all()
+    for row, length in enumerate(lengths.tolist()):
+        alone = encoder_layer(hidden_states[row : row + 1, :length], layer)
+        assert torch.equal(together[row, :length], alone[0])
+
+
+def test_traces() -> None:
+    torch.manual_seed(0)
+    case = replace(Case(), mask="right padding")
+    weights, (padding, _) = weights_of(case), masks_of(case)
+    hidden_states = torch.randn(case.batch, case.length, case.features)
+    torch.library.opcheck(
+        torch.ops.hf_cpu_accel.encoder_layer.default, (hidden_states, padding, None, *weights.arguments())
+    )
+
+
+def test_bad_arguments() -> None:
+    weights = weights_of(Case())
+    hidden_states = torch.randn(2, 5, 64)
+    with pytest.raises(ValueError, match="last dimension must be 64"):
+        encoder_layer(torch.randn(2, 5, 63), weights)
+    with pytest.raises(ValueError, match=r"must be \[batch, length, features\]"):
+        encoder_layer(torch.randn(5, 64), weights)
+    padding = torch.ones(2, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"padding of shape \(2, 4\)"):
+        encoder_layer(hidden_states, weights, padding=padding[:, :4])
+    with pytest.raises(ValueError, match="exclude each other"):
+        encoder_layer(hidden_states, weights, padding=padding, mask=padding[:, None, None])
+    with pytest.raises(ValueError, match="activation='swish'"):
+        encoder_layer(hidden_states, replace(weights, activation="swish"))
+    with pytest.raises(RuntimeError, match="permutation"):
+        encoder_layer(hidden_states, replace(weights, order=(0, 0, 1)))
+    with pytest.raises(RuntimeError, match="multiple of head_size"):
+        encoder_layer(hidden_states, replace(weights, head_size=5))
+    with pytest.raises(RuntimeError, match="does not fit"):
+        encoder_layer(hidden_states, replace(weights, down=weights.up))
