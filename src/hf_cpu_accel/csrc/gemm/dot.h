@@ -8,6 +8,15 @@
 
 namespace HFCA_TIER {
 
+// Weights are loaded once: gcc would repeat the load as the memory operand of each multiplication, one for every row of a tile.
+template <class T>
+inline T in_register(T x) {
+#if !defined(HFCA_SIMD_GENERIC)
+  asm("" : "+v"(x));
+#endif
+  return x;
+}
+
 struct DotF32 {
   using Words = FloatWords<1>;
   using Acc = Simd::Float;
@@ -21,7 +30,7 @@ struct DotF32 {
 #endif
   static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
-  static Weight load(const uint32_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+  static Weight load(const uint32_t* p) { return in_register(Simd::load(reinterpret_cast<const float*>(p))); }
   static Weight widen(Weight w, int) { return w; }
   static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
   static Acc step(Acc acc, Input a, Weight b) { return Simd::fma(a, b, acc); }
@@ -41,13 +50,13 @@ struct DotBf16Widen {
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
 #if defined(HFCA_SIMD_AVX512)
   using Weight = __m512i;
-  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
   static Simd::Float widen(Weight w, int substep) {
     return _mm512_castsi512_ps(substep == 0 ? _mm512_slli_epi32(w, 16) : _mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 #elif defined(HFCA_SIMD_AVX2)
   using Weight = __m256i;
-  static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Weight load(const uint32_t* p) { return in_register(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Simd::Float widen(Weight w, int substep) {
     return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16) : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
@@ -73,7 +82,7 @@ struct DotBf16 {
   static constexpr int rows = 14, substeps = 1, vectors = 2;
   static Acc add(Acc a, Acc b) { return _mm512_add_ps(a, b); }
   static Acc zero() { return _mm512_setzero_ps(); }
-  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
   static Weight widen(Weight w, int) { return w; }
   static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
   static Acc step(Acc acc, Input a, Weight b) {
@@ -86,6 +95,9 @@ struct DotBf16 {
 
 // int8: uint8 input times int8 weights, int32 sums. Without VNNI the pairwise int16 sums of vpmaddubsw would saturate with 8-bit
 // input, so these tiers quantise the input to 7 bits (ao PR 4266 describes the trap). steps: see ByteWords.
+//
+// The sums are added in inline assembly: with the intrinsics, which work on another vector type than __m512i, gcc 12 copies and spills
+// its accumulators. A third of the AVX2 loop were moves.
 struct DotInt8 {
   static constexpr int substeps = 1;
 #if defined(HFCA_SIMD_AVX512)
@@ -95,12 +107,11 @@ struct DotInt8 {
   static constexpr int vectors = 2;
   static Acc add(Acc a, Acc b) { return _mm512_add_epi32(a, b); }
   static Acc zero() { return _mm512_setzero_si512(); }
-  static Weight load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
   static Input broadcast(const uint32_t* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
   static void store(float* p, Acc acc) { _mm512_storeu_ps(p, _mm512_cvtepi32_ps(acc)); }
 #if defined(__AVX512VNNI__)
   static constexpr int rows = 14, steps = 253;
-  // Not the intrinsic: gcc 12 spills its accumulators (the builtin works on another vector type than __m512i).
   static Acc step(Acc acc, Input a, Weight b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
@@ -108,7 +119,8 @@ struct DotInt8 {
 #else
   static constexpr int rows = 12, steps = 125;
   static Acc step(Acc acc, Input a, Weight b) {
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
+    asm("vpaddd %1, %0, %0" : "+v"(acc) : "v"(_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1))));
+    return acc;
   }
 #endif
 #elif defined(HFCA_SIMD_AVX2)
@@ -118,7 +130,7 @@ struct DotInt8 {
   static constexpr int vectors = 2;
   static Acc add(Acc a, Acc b) { return _mm256_add_epi32(a, b); }
   static Acc zero() { return _mm256_setzero_si256(); }
-  static Weight load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static Weight load(const uint32_t* p) { return in_register(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Input broadcast(const uint32_t* p) { return _mm256_set1_epi32(static_cast<int>(*p)); }
   static void store(float* p, Acc acc) { _mm256_storeu_ps(p, _mm256_cvtepi32_ps(acc)); }
 #if defined(__AVXVNNI__)
@@ -128,9 +140,10 @@ struct DotInt8 {
     return acc;
   }
 #else
-  static constexpr int rows = 4, steps = 125;
+  static constexpr int rows = 5, steps = 125;
   static Acc step(Acc acc, Input a, Weight b) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+    asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1))));
+    return acc;
   }
 #endif
 #else

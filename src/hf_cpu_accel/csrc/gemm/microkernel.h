@@ -9,30 +9,34 @@
 
 namespace HFCA_TIER {
 
+// sums[rows][panel_columns] = input @ one weight panel.
 template <class Dot, int rows>
 inline void multiply(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t weight_words, float* __restrict sums,
                      hfca::Ahead ahead = {nullptr, 0}) {
-  constexpr int vectors = Dot::vectors, columns = vectors * Simd::width, tile = rows * vectors;
-  // A few rows alone leave the multipliers waiting for their own last sum: they get several sums each, over interleaved words of k.
-  constexpr int chains = tile <= 2 ? 4 : tile <= 4 ? 2 : 1;
+  // So few rows are all there are (more would be dealt out to tiles of half the height or more) and wait for their weights: they take
+  // all columns of a panel in one pass, as one stream.
+  constexpr bool streaming = 2 * rows < Dot::rows;
+  constexpr int vectors = streaming ? hfca::panel_columns / Simd::width : Dot::vectors, columns = vectors * Simd::width, tile = rows * vectors;
+  // Few sums leave the multipliers waiting for their own last result: they are cut into parts over interleaved words of k. 16 keep any
+  // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
+  constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16, chains = tile < parts ? parts / tile : 1;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
     const uint32_t* a = input;
     const uint32_t* b = weight + column;
     const auto step = [&](auto chain) HFCA_INLINE {
-      __builtin_prefetch(ahead.weight, 0, 2);  // harmless where it points nowhere
-      if constexpr (chains > 1) __builtin_prefetch(ahead.weight + 64, 0, 2);
+      // Harmless where it points nowhere. A stream asks L1: what L2 holds already would cost a second trip there, half of the rate.
+      __builtin_prefetch(ahead.weight, 0, streaming ? 3 : 2);
+      if constexpr (streaming) __builtin_prefetch(ahead.weight + 64, 0, 3);
       ahead.weight += ahead.step;
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
       unroll<0, Dot::substeps>([&](auto s) HFCA_INLINE {
-        const auto first = Dot::widen(packed[0], s), last = Dot::widen(packed[vectors - 1], s);
         unroll<0, rows>([&](auto i) HFCA_INLINE {
           const auto x = Dot::broadcast(a + s * rows + i);
           auto& sum = acc[chain];
-          sum[i * vectors] = Dot::step(sum[i * vectors], x, first);
-          if constexpr (vectors == 2) sum[i * vectors + 1] = Dot::step(sum[i * vectors + 1], x, last);
+          unroll<0, vectors>([&](auto v) HFCA_INLINE { sum[i * vectors + v] = Dot::step(sum[i * vectors + v], x, Dot::widen(packed[v], s)); });
         });
       });
       a += Dot::substeps * rows;

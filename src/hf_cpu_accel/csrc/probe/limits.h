@@ -6,11 +6,11 @@
 
 namespace HFCA_TIER {
 
-// Twelve (ten) independent chains in the shape of the GEMM's tile, two weight vectors by several inputs, so that no step is the
-// same as another for the compiler.
+// Twelve independent chains, or as many as a tile of the GEMM has, in its shape: two weight vectors by several inputs, so that no
+// step is the same as another for the compiler.
 template <class Dot>
 inline double run_multiply_adds(int64_t iterations, int per_lane) {
-  constexpr int chains = Simd::registers == 32 ? 12 : Dot::vectors == 2 ? 8 : 4, vectors = Dot::vectors;
+  constexpr int vectors = Dot::vectors, tile = Dot::rows * vectors, chains = tile < 12 ? tile : 12;
   alignas(64) uint32_t words[2 * Simd::width + chains] = {};
   typename Dot::Acc acc[chains];
   unroll<0, chains>([&](auto c) HFCA_INLINE { acc[c] = Dot::zero(); });
