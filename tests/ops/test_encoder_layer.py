@@ -14,8 +14,8 @@ from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, _reference, encoder_layer
 from hf_cpu_accel.packing import pack_linear
 
-# Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to either
-# side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
+# Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to
+# either side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2, "int8, 7 bits": 1e-1}
 BFLOAT16_ROUNDING = 2.0**-8
 
@@ -149,7 +149,8 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
     finally:
         torch.set_num_threads(threads)
     for result in results:
-        assert result.dtype is case.dtype and result.is_contiguous()
+        assert result.dtype is case.dtype
+        assert result.is_contiguous()
         error = (result.double() - expected).abs().amax() / expected.abs().amax().clamp(min=1e-3)
         assert error <= bound, f"{case}: {error:.2e} > {bound:.2e}"
         assert torch.equal(result, results[0]), f"{case}: the result depends on the number of threads"

@@ -79,7 +79,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const int64_t scratch = (plan.scratch_floats + 15) / 16 * 16;
   Workspace workspace(Workspace::size_of<float>(scratch * threads));
   float* memory = workspace.take<float>(scratch * threads);
-  run_team(threads, [&](Team& team) { run_attention(team, plan, memory, scratch); });
+  run_team(threads, [&](Team& team) { run_attention(team, plan, memory + team.slot() * scratch); });
   return output;
 }
 

@@ -70,7 +70,6 @@ Norm norm_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& b
 std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tokens& tokens, int64_t head_size, double scale,
                                             const std::optional<Tensor>& padding, const std::optional<Tensor>& mask, int64_t heads, int64_t length,
                                             Tensor& keep_mask) {
-  const int64_t stride = layer.attention_features;
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
@@ -80,11 +79,8 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   for (size_t b = 0; b < tokens.count.size(); ++b) {
     Attention a = shared;
     a.q_len = a.kv_len = tokens.count[b];
-    const int64_t at = tokens.first[b] * stride;
-    a.query = {layer.query + at, 0, head_size, stride, false};
-    a.key = {layer.key + at, 0, head_size, stride, false};
-    a.value = {layer.value + at, 0, head_size, stride, false};
-    a.output = {layer.context + at, 0, head_size, stride, false};
+    const auto heads_of = [&](const Matrix& x) { return Heads{rows_from(x, tokens.first[b]).data, 0, head_size, x.stride, x.bf16}; };
+    a.query = heads_of(layer.query), a.key = heads_of(layer.key), a.value = heads_of(layer.value), a.output = heads_of(layer.context);
     if (mask) {
       a.mask = static_cast<const char*>(a.mask) + static_cast<int64_t>(b) * a.mask_batch_stride * mask_bytes;
     } else if (padding) {
@@ -143,15 +139,10 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   layer.input = as_rows(hidden_states, keep_input);
   if (!tokens.index.empty()) layer.input.index = layer.result.index = tokens.index.data();
 
-  const size_t head_bytes = Workspace::size_of<float>(tokens.total * attention_features);
-  Workspace heads(4 * head_bytes);
-  float* parts[3];
-  for (int i = 0; i < 3; ++i) {
-    parts[i] = heads.take<float>(tokens.total * attention_features);
-    layer.qkv.outputs[i] = {parts[i], attention_features};
-  }
-  layer.query = parts[order[0]], layer.key = parts[order[1]], layer.value = parts[order[2]];
-  layer.context = heads.take<float>(tokens.total * attention_features);
+  Workspace heads(4 * layer.size_of(tokens.total, attention_features));
+  for (int i = 0; i < 3; ++i) layer.qkv.outputs[i] = layer.take(heads, tokens.total, attention_features);
+  layer.query = layer.qkv.outputs[order[0]], layer.key = layer.qkv.outputs[order[1]], layer.value = layer.qkv.outputs[order[2]];
+  layer.context = layer.take(heads, tokens.total, attention_features);
   const double scale = attention_scale ? *attention_scale : 1.0 / std::sqrt(static_cast<double>(head_size));
   const int64_t heads_count = attention_features / head_size;
   std::vector<AttentionSequence> sequences =

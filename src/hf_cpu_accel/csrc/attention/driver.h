@@ -33,6 +33,8 @@ struct AttentionPlan {
   const AttentionSequence* sequences = nullptr;
   int64_t count = 0, kv_heads = 0, tasks = 0;
   int64_t scratch_floats = 0;  // per thread
+
+  int64_t first_task(int64_t sequence) const { return sequence < count ? sequences[sequence].first_task : tasks; }
 };
 
 inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count, int64_t kv_heads, int64_t threads) {
@@ -50,18 +52,18 @@ inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count,
   return plan;
 }
 
-// `scratch`: scratch_floats for each thread, `distance` floats apart.
-inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch, int64_t distance) {
-  const AttentionKernels kernels = dispatch().attention;
-  float* mine = scratch + team.slot() * distance;
-  team.claim(plan.tasks, [&](int64_t task) {
-    const AttentionSequence* end = plan.sequences + plan.count;
-    const AttentionSequence& s =
-        *(std::upper_bound(plan.sequences, end, task, [](int64_t t, const AttentionSequence& x) { return t < x.first_task; }) - 1);
-    const Attention a = s.attention;  // see run_gemm
-    const int64_t rows = a.group * a.q_len, pair = (task - s.first_task) / s.blocks, block = (task - s.first_task) % s.blocks;
-    kernels.run(a, {s.batch, pair, block * rows / s.blocks, (block + 1) * rows / s.blocks, s.kv_begin, s.kv_end}, mine);
-  });
+inline void run_attention_task(const AttentionPlan& plan, int64_t task, float* scratch) {
+  const AttentionSequence* end = plan.sequences + plan.count;
+  const AttentionSequence& s =
+      *(std::upper_bound(plan.sequences, end, task, [](int64_t t, const AttentionSequence& x) { return t < x.first_task; }) - 1);
+  const Attention a = s.attention;  // see run_gemm
+  const int64_t rows = a.group * a.q_len, pair = (task - s.first_task) / s.blocks, block = (task - s.first_task) % s.blocks;
+  dispatch().attention.run(a, {s.batch, pair, block * rows / s.blocks, (block + 1) * rows / s.blocks, s.kv_begin, s.kv_end}, scratch);
+}
+
+// All sequences, over the team. `scratch`: scratch_floats of this thread.
+inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch) {
+  team.claim(plan.tasks, [&](int64_t task) { run_attention_task(plan, task, scratch); });
 }
 
 }  // namespace hfca

@@ -27,52 +27,84 @@ inline Simd::Float activate(Simd::Float x) {
   }
 }
 
-// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. quantised: int8 weights and input.
-template <hfca::Activation act, bool quantised>
+// n lanes of a matrix, `at` elements from its start; all of them if full.
+template <bool full>
+inline Simd::Float load_lanes(const hfca::Matrix& x, int64_t at, int n) {
+  const auto* halves = static_cast<const uint16_t*>(x.data) + at;
+  const auto* floats = static_cast<const float*>(x.data) + at;
+  if constexpr (full) return x.bf16 ? Simd::load_bf16(halves) : Simd::load(floats);
+  else return x.bf16 ? Simd::load_bf16_n(halves, n) : Simd::load_n(floats, n);
+}
+
+template <bool full>
+inline void store_lanes(const hfca::Matrix& x, int64_t at, Simd::Float value, int n) {
+  auto* halves = static_cast<uint16_t*>(x.data) + at;
+  auto* floats = static_cast<float*>(x.data) + at;
+  if constexpr (full) x.bf16 ? Simd::store_bf16(halves, value) : Simd::store(floats, value);
+  else x.bf16 ? Simd::store_bf16_n(halves, value, n) : Simd::store_n(floats, value, n);
+}
+
+// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. quantised: int8 weights and input. full: all columns are.
+template <hfca::Activation act, bool quantised, bool full>
 inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+  constexpr int vectors = hfca::panel_columns / Simd::width;
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
   int part = 0;
   while (column >= g.output_begin[part + 1]) ++part;
-  const hfca::Matrix output = g.outputs[part];
-  for (int j = 0; j < columns; j += Simd::width) {
-    const int n = columns - j < Simd::width ? columns - j : Simd::width;
-    const int64_t c = column + j;
-    const Simd::Float offset = bias.data ? load_any_n(bias, 0, c, n) : Simd::zero();
-    Simd::Float scale = Simd::zero(), sum = Simd::zero();
+  const hfca::Matrix output = g.outputs[part], residual = g.residual;
+  const auto lanes = [&](int v) HFCA_INLINE {
+    const int left = columns - v * Simd::width;
+    return full || left > Simd::width ? Simd::width : left > 0 ? left : 0;
+  };
+  Simd::Float offset[vectors], scale[vectors], sum[vectors];
+  unroll<0, vectors>([&](auto v) HFCA_INLINE {
+    const int64_t c = column + v * Simd::width;
+    offset[v] = bias.data ? load_any_n(bias, 0, c, lanes(v)) : Simd::zero();
     if constexpr (quantised) {
-      scale = Simd::load_n(g.weight_scale + c, n);
-      sum = Simd::load_n(g.weight_sum + c, n);
+      scale[v] = Simd::load_n(g.weight_scale + c, lanes(v));
+      sum[v] = Simd::load_n(g.weight_sum + c, lanes(v));
     }
-    for (int i = 0; i < rows; ++i) {
-      Simd::Float x = Simd::load(sums + i * hfca::panel_columns + j);
-      if constexpr (quantised)
-        // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
-        x = Simd::fma(Simd::mul(Simd::fnma(Simd::set1(g.input_zero[row + i]), sum, x), scale), Simd::set1(g.input_scale[row + i]), offset);
-      else
-        x = Simd::add(x, offset);
-      x = activate<act>(x);
-      if (g.residual.data) x = Simd::add(x, load_any_n(g.residual, row + i, c, n));
-      const int64_t at = output.offset(row + i) + c - g.output_begin[part];
-      if (output.bf16)
-        Simd::store_bf16_n(static_cast<uint16_t*>(output.data) + at, x, n);
-      else
-        Simd::store_n(static_cast<float*>(output.data) + at, x, n);
+  });
+  const int64_t first = column - g.output_begin[part];
+  for (int i = 0; i < rows; ++i) {
+    Simd::Float x[vectors];
+    if constexpr (quantised) {
+      const Simd::Float zero = Simd::set1(g.input_zero[row + i]), step = Simd::set1(g.input_scale[row + i]);
+      // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
+      unroll<0, vectors>([&](auto v) HFCA_INLINE {
+        const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
+        x[v] = activate<act>(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
+      });
+    } else {
+      unroll<0, vectors>([&](auto v) HFCA_INLINE {
+        x[v] = activate<act>(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
+      });
     }
+    if (residual.data) {
+      const int64_t at = residual.offset(row + i) + column;
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
+    }
+    const int64_t at = output.offset(row + i) + first;
+    unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
+  }
+}
+
+template <bool quantised, bool full>
+inline void finish_panel(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+  using hfca::Activation;
+  switch (g.activation) {
+#define HFCA_ACTIVATION(A) \
+  case Activation::A: return finish_tile<Activation::A, quantised, full>(g, sums, row, rows, column, columns);
+    HFCA_ACTIVATION(none) HFCA_ACTIVATION(gelu) HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu)
+    HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
+#undef HFCA_ACTIVATION
   }
 }
 
 template <bool quantised>
 inline void finish(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
-  using hfca::Activation;
-  switch (g.activation) {
-    case Activation::none: return finish_tile<Activation::none, quantised>(g, sums, row, rows, column, columns);
-    case Activation::gelu: return finish_tile<Activation::gelu, quantised>(g, sums, row, rows, column, columns);
-    case Activation::gelu_tanh: return finish_tile<Activation::gelu_tanh, quantised>(g, sums, row, rows, column, columns);
-    case Activation::relu: return finish_tile<Activation::relu, quantised>(g, sums, row, rows, column, columns);
-    case Activation::silu: return finish_tile<Activation::silu, quantised>(g, sums, row, rows, column, columns);
-    case Activation::quick_gelu: return finish_tile<Activation::quick_gelu, quantised>(g, sums, row, rows, column, columns);
-    case Activation::tanh: return finish_tile<Activation::tanh, quantised>(g, sums, row, rows, column, columns);
-  }
+  return columns == hfca::panel_columns ? finish_panel<quantised, true>(g, sums, row, rows, column, columns)
+                                        : finish_panel<quantised, false>(g, sums, row, rows, column, columns);
 }
 
 }  // namespace HFCA_TIER
