@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from benchmarks import harness, report
 from benchmarks.driver import WorkerError
 from benchmarks.harness import Record
+from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure.environment import environment
 from hf_cpu_accel.runtime.home import home_folder
 from hf_cpu_accel.runtime.threads import apply_threads
@@ -49,7 +49,7 @@ class Session:
     def __init__(
         self, module: str, settings: Settings, out: Path | None, markdown: Path | None, section: str
     ) -> None:
-        self.console = Console(width=None if sys.stdout.isatty() else 120)
+        self.console = wide_console()
         self._settings = settings
         self._facts = environment()
         self._command = " ".join(["python -m", module, *sys.argv[1:]])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from hf_cpu_accel.measure import Estimate
+
+
+def wide_console() -> Console:
+    """A console that does not cut a table to 80 columns where it writes to a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 140)
 
 
 def results_table(headings: Sequence[str], title: str | None = None, caption: str | None = None) -> Table:
