@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 
 from benchmarks import workloads
 from hf_cpu_accel.runtime.home import home_folder
@@ -41,6 +42,7 @@ def _folder(name: str, root: Path) -> Path:
     case = model_folder / f"{batch}-{_digest(arrays.values())}"
     if not (case / "inputs.npz").exists():
         case.mkdir(parents=True, exist_ok=True)
+        transformers.utils.logging.disable_progress_bar()
         model.save_pretrained(model_folder)
         with tempfile.NamedTemporaryFile(dir=case, suffix=".npz", delete=False) as partial:
             np.savez(partial, **arrays)

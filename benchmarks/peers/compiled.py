@@ -34,7 +34,7 @@ def load(
     tensors = [torch.from_numpy(array) for array in inputs.values()]
 
     def call() -> Tensor:
-        with torch.no_grad():
+        with torch.inference_mode():
             return compiled(*tensors)
 
     return call, lambda output: output.float().numpy()
