@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make bench | make docs | make clean. Everything lives in .venv; nothing is installed by hand.
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean. Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench bench-linear docs clean kernels
+.PHONY: demo test lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -41,8 +41,16 @@ lint: $(VENV)/.ready
 bench: kernels
 	$(BIN)/python -m benchmarks.run
 
+# Against OpenVINO, ONNX Runtime, zentorch, torchao and torch.compile; a rival that cannot be installed is a row that says so.
+bench-peers: kernels
+	-$(BIN)/python -m benchmarks.peers.setup --torch-options "$(TORCH_INDEX)"
+	$(BIN)/python -m benchmarks.peers.run --markdown benchmarks/RESULTS.md
+
 bench-linear: kernels
-	$(BIN)/python -m benchmarks.linear
+	$(BIN)/python -m benchmarks.linear --grid
+
+bench-attention: kernels
+	$(BIN)/python -m benchmarks.attention
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation

@@ -1,4 +1,4 @@
-"""The driver's end of a worker process."""
+"""The driver's end of a worker process; see protocol.py for what the two say."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import json
 import select
 import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PREPARE_SECONDS = 900.0  # torch.compile of a large model on a busy machine
+_PREPARE_SECONDS = 1500.0  # torch.compile or static quantisation of a large model on a busy machine
 _ANSWER_SECONDS = 300.0
 
 
@@ -22,16 +23,17 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """The driver's end of benchmarks/worker.py. Standard error goes to `log`."""
+    """A process that speaks the protocol. Standard error goes to `log`."""
 
-    def __init__(self, workload: str, system: str, threads: int | None, log: Path) -> None:
+    def __init__(self, system: str, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.system = system
         self.log = log
         self.bursts: list[tuple[float, ...]] = []
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.worker", workload, system, str(threads or "")],
+                command,
                 cwd=_ROOT,
+                env=environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -48,11 +50,11 @@ class Worker:
         return tuple(self._ask(do="burst", calls=calls, seconds=seconds)["times"])
 
     def output(self, folder: Path) -> list[torch.Tensor]:
-        """The float outputs of the first call."""
-        path = folder / f"{self.system}.pt"
+        """The float32 outputs of the first call."""
+        path = folder / f"{self.system}.npz"
         self._ask(do="output", path=str(path))
-        tensors: list[torch.Tensor] = torch.load(path)
-        return tensors
+        with np.load(path) as arrays:
+            return [torch.from_numpy(array) for array in arrays.values()]
 
     def close(self) -> None:
         """End the process, politely first."""

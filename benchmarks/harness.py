@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import systems
+from benchmarks import launch, systems, workloads
 from benchmarks.driver import Worker, WorkerError
 from benchmarks.quiet import exclusive, group_priority
 from hf_cpu_accel import extension, hardware
 from hf_cpu_accel.measure import Agreement, Timing, compare, speedup
-from hf_cpu_accel.runtime.home import home_folder
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,15 @@ def run(
         try:
             for name in order:
                 say(f"{workload}: preparing {name}")
-                worker = Worker(workload, name, threads, _log_path(workload, name))
-                workers.append(worker)
                 try:
-                    ready[name] = worker.wait_ready()
+                    worker, ready[name] = _prepared(workload, name, threads)
+                    workers.append(worker)
                 except WorkerError as error:
                     if name == systems.BASE:
                         raise
                     records[name] = Record(workload, name, error=str(error))
-                    workers.pop().close()
-            outputs = {worker.system: worker.output(folder) for worker in workers}
+            real_tokens = workloads.parse(workload).real_tokens
+            outputs = {worker.system: real_tokens(worker.output(folder)) for worker in workers}
             say(f"{workload}: measuring")
             with exclusive(), group_priority(-20) if priority else contextlib.nullcontext():
                 before = probe(threads)
@@ -108,6 +106,15 @@ def run(
     return [records[name] for name in order]
 
 
+def _prepared(workload: str, system: str, threads: int | None) -> tuple[Worker, dict[str, Any]]:
+    worker = launch.start(workload, system, threads)
+    try:
+        return worker, worker.wait_ready()
+    except BaseException:
+        worker.close()
+        raise
+
+
 def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> None:
     turns = list(workers)
     for worker in turns:  # warm-up, not recorded
@@ -121,9 +128,3 @@ def _bursts(workers: list[Worker], rounds: int, calls: int, seconds: float) -> N
 def probe(threads: int | None) -> dict[str, float] | None:
     """The machine's limits at this moment, None without the native kernels that measure them."""
     return asdict(hardware.measure_peaks(threads)) if extension.status().loaded else None
-
-
-def _log_path(workload: str, system: str) -> Path:
-    folder = home_folder() / "bench" / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{workload.replace(':', '_')}.{system}.log"

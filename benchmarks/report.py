@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.harness import Record
-from hf_cpu_accel.cli.bench_report import milliseconds
+from hf_cpu_accel.cli.tables import interval, milliseconds, ratio_text, results_table
 from hf_cpu_accel.measure import speedup
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_ERROR_WIDTH = 120  # the whole of it is in the JSON lines and in the log
 _HEADINGS = (
     "system",
     "median\nms",
@@ -29,14 +29,15 @@ _HEADINGS = (
 def cells(record: Record) -> tuple[str, ...]:
     """One row: the numbers in the order of the headings, or the error."""
     if record.timing is None or record.base is None or record.agreement is None:
-        return (record.system, f"failed: {record.error}", *[""] * (len(_HEADINGS) - 2))
-    seconds, ratio = record.timing.seconds, speedup(record.base, record.timing)
+        error = textwrap.shorten(str(record.error), _ERROR_WIDTH, placeholder=" ...")
+        return (record.system, f"failed: {error}", *[""] * (len(_HEADINGS) - 2))
+    seconds = record.timing.seconds
     peak = record.ready.get("added_peak_bytes")
     return (
         record.system,
         milliseconds(seconds.value),
-        f"{milliseconds(seconds.low)}..{milliseconds(seconds.high)}",
-        f"{ratio.value:.2f}x" + (" slower" if ratio.value < 1 else ""),
+        interval(seconds),
+        ratio_text(speedup(record.base, record.timing).value),
         f"{record.agreement.worst_cosine:.6f}",
         f"{record.agreement.max_relative_error:.1e}",
         f"{record.ready['first_result_seconds']:.2f}",
@@ -44,25 +45,33 @@ def cells(record: Record) -> tuple[str, ...]:
     )
 
 
-def table(workload: str, records: Sequence[Record]) -> Table:
-    """For the terminal."""
-    out = Table(title=workload, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, show_edge=False)
-    out.padding = (0, 1, 0, 0)
-    for number, heading in enumerate(_HEADINGS):
-        out.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+def table(title: str, records: Sequence[Record]) -> Table:
+    """For the terminal; what failed is told below the numbers, where it does not widen their columns."""
+    failed = [record for record in records if record.timing is None]
+    out = results_table(
+        _HEADINGS,
+        title,
+        "\n".join(f"{cells(record)[0]} {escape(cells(record)[1])}" for record in failed) or None,
+    )
     for record in records:
-        out.add_row(*(escape(cell) for cell in cells(record)))
+        if record not in failed:
+            out.add_row(*(escape(cell) for cell in cells(record)))
     return out
 
 
-def markdown(workload: str, records: Sequence[Record]) -> str:
+def markdown(title: str, records: Sequence[Record]) -> str:
     """The same table as a markdown section, with the probes that bracketed it."""
-    lines = [f"### {workload}", "", _line(_HEADINGS), _line(["---", *["---:"] * (len(_HEADINGS) - 1)])]
-    lines += [_line(cells(record)) for record in records]
+    text = f"### {title}\n\n{markdown_table(_HEADINGS, [cells(record) for record in records])}\n"
     probes = next((record.probes for record in records if record.probes), ())
     if probes:
-        lines += ["", f"Probe before and after: {'; '.join(probe_text(probe) for probe in probes)}."]
-    return "\n".join(lines) + "\n"
+        text += f"\nProbe before and after: {'; '.join(probe_text(probe) for probe in probes)}.\n"
+    return text
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Numbers to the right, the first column to the left."""
+    aligned = ["---", *["---:"] * (len(headings) - 1)]
+    return "\n".join(_line(row) for row in (headings, aligned, *rows))
 
 
 def probe_text(probe: dict[str, float]) -> str:
@@ -86,16 +95,17 @@ def heading(facts: dict[str, object], command: str, threads: int) -> str:
     )
 
 
-def write_markdown(path: Path, text: str) -> None:
-    """Replace what stands between the two marker lines of the file; the prose around them stays.
+def write_markdown(path: Path, text: str, section: str) -> None:
+    """Replace what stands between the two marker lines of a section of the file; the rest stays.
 
     Raises ValueError if the file has no such lines.
     """
+    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     old = path.read_text(encoding="utf-8")
-    if BEGIN not in old or END not in old:
-        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}; add them where the tables should go")
-    before, after = old.split(BEGIN, 1)[0], old.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n\n{text.rstrip()}\n\n{END}{after}", encoding="utf-8")
+    if begin not in old or end not in old:
+        raise ValueError(f"{path} has no lines {begin!r} and {end!r}; add them where the tables should go")
+    before, after = old.split(begin, 1)[0], old.split(end, 1)[1]
+    path.write_text(f"{before}{begin}\n\n{text.rstrip()}\n\n{end}{after}", encoding="utf-8")
 
 
 def _line(values: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch._inductor.config
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu
@@ -24,7 +25,9 @@ def _eager_bf16(model: nn.Module) -> nn.Module:
     return model.to(torch.bfloat16)
 
 
-def _compiled(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _compiled(model: nn.Module, dtype: torch.dtype, freezing: bool = False) -> nn.Module:
+    # While tracing, only the global switch is read; a worker is one system, so nothing else sees it.
+    torch._inductor.config.freezing = freezing
     return torch.compile(model.to(dtype), dynamic=False)  # type: ignore[return-value]
 
 
@@ -43,6 +46,8 @@ SYSTEMS: dict[str, Prepare] = {
     "eager-bf16": _eager_bf16,
     "compile-fp32": partial(_compiled, dtype=torch.float32),
     "compile-bf16": partial(_compiled, dtype=torch.bfloat16),
+    "compile-freeze-fp32": partial(_compiled, dtype=torch.float32, freezing=True),
+    "compile-freeze-bf16": partial(_compiled, dtype=torch.bfloat16, freezing=True),
     "quantize-dynamic": _quantize_dynamic,
     "ours-fp32": partial(_ours, dtype="float32"),
     "ours-bf16": partial(_ours, dtype="bfloat16"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hf_cpu_accel.cli.bench_workload import Workload, workload
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.cli import bench_workload
 
 # The first two are the ones that the project's speed goals name.
 DEFAULT = (
@@ -20,12 +25,86 @@ DEFAULT = (
     "deberta-v3-small:1x128",
     "ModernBERT-base:1x128",
 )
+# Where the project means to be ahead of every rival.
+AGAINST_RIVALS = (
+    "bert-base-uncased:1x32",
+    "bert-base-uncased:1x128",
+    "bert-base-uncased:8x128",
+    "bert-base-uncased:1x512",
+    "all-MiniLM-L6-v2:1x32",
+    "all-MiniLM-L6-v2:32x64",
+    "distilbert-base-uncased:1x128",
+    "roberta-base:16x8-128",
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model without its pooler, whose last hidden state is the answer, on one batch.
+
+    lengths: real tokens of each row. padded: the same model on rows that are all as long as the longest.
+    """
+
+    lengths: tuple[int, ...]
+    padded: bench_workload.Workload
+
+    def build(self) -> nn.Module:
+        """The float32 eager model; the same weights in every process."""
+        model = self.padded.build()
+        # Exporters drop a pooler that the answer does not need; with it here, systems would not do the same work.
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None
+        return model
+
+    def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
+        """Random token ids, the pad token where a row is short, and their mask, both int64 [batch, longest]."""
+        ids = self.padded.inputs(model, seed)["input_ids"]
+        mask = self.mask()
+        pad: int = getattr(model.config, "pad_token_id", None) or 0
+        return {"input_ids": torch.where(mask, ids, pad), "attention_mask": mask.long()}
+
+    def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """[last hidden state [batch, longest, features]], without gradients."""
+        return self.padded.forward(model, inputs)
+
+    def mask(self) -> Tensor:
+        """bool [batch, longest], True at real tokens."""
+        return torch.arange(max(self.lengths)) < torch.tensor(self.lengths).unsqueeze(1)
+
+    def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs [batch, longest, features] as [real tokens, features].
+
+        What stands at padding is nobody's answer: eager leaves values there, others zeros.
+        """
+        return [output[self.mask()] for output in outputs]
 
 
 def parse(name: str) -> Workload:
-    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`; ValueError for anything else."""
-    match = re.fullmatch(r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<seq>\d+)", name)
+    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`; else ValueError.
+
+    The lengths of the second form are spread evenly over the range, both ends included, in an order that is mixed
+    but always the same.
+    """
+    match = re.fullmatch(r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<first>\d+)(-(?P<last>\d+))?", name)
     if match is None:
-        raise ValueError(f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}")
-    make = partial(workload, None, match["model"], "feature-extraction")
-    return make(int(match["batch"]), int(match["seq"]))
+        raise ValueError(
+            f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}, "
+            f"or MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}"
+        )
+    batch, first = int(match["batch"]), int(match["first"])
+    last = int(match["last"] or first)
+    if not 1 <= first <= last or batch < 1 or (last > first and batch < 2):
+        raise ValueError(
+            f"workload {name!r}: needs at least one row and one token, and for a range of lengths two rows and "
+            "SHORTEST <= LONGEST"
+        )
+    padded = bench_workload.workload(None, match["model"], "feature-extraction", batch, last)
+    return Workload(spread_lengths(batch, first, last), padded)
+
+
+def spread_lengths(batch: int, shortest: int, longest: int) -> tuple[int, ...]:
+    """`batch` lengths, evenly from `shortest` to `longest`, mixed in an order that is always the same."""
+    steps = max(1, batch - 1)
+    lengths = [shortest + round(row * (longest - shortest) / steps) for row in range(batch)]
+    random.Random(0).shuffle(lengths)
+    return tuple(lengths)

@@ -1,10 +1,11 @@
-"""Markdown for RESULTS.md and the names of workloads."""
+"""Tables and markdown for RESULTS.md."""
 
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from benchmarks import report, workloads
+from benchmarks import report
 from benchmarks.harness import Record
 from hf_cpu_accel.measure import Agreement, Timing
 
@@ -43,20 +44,20 @@ def test_records_become_json_values() -> None:
 
 def test_only_the_measured_part_of_the_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
-    path.write_text(f"# Results\n{report.BEGIN}\nold\n{report.END}\nprose\n")
-    report.write_markdown(path, "new\n")
-    assert path.read_text() == f"# Results\n{report.BEGIN}\n\nnew\n\n{report.END}\nprose\n"
-    path.write_text("# no markers\n")
-    with pytest.raises(ValueError, match="measured: begin"):
-        report.write_markdown(path, "new")
+    begin, end = "<!-- measured: begin -->", "<!-- measured: end -->"
+    other = "<!-- rivals: begin -->\nkept\n<!-- rivals: end -->\n"
+    path.write_text(f"# Results\n{begin}\nold\n{end}\nprose\n{other}")
+    report.write_markdown(path, "new\n", "measured")
+    assert path.read_text() == f"# Results\n{begin}\n\nnew\n\n{end}\nprose\n{other}"
+    with pytest.raises(ValueError, match="absent: begin"):
+        report.write_markdown(path, "new", "absent")
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-uncased:128", ":1x2", "a:1x2x3"])
-def test_workload_names_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match="MODEL:BATCHxTOKENS"):
-        workloads.parse(name)
-
-
-@pytest.mark.parametrize("name", workloads.DEFAULT)
-def test_default_workloads_exist(name: str) -> None:
-    assert f"{workloads.parse(name).batch}x{workloads.parse(name).seq}" == name.split(":")[1]
+def test_a_long_error_does_not_widen_the_table() -> None:
+    failed = Record("bert-tiny:1x8", "torchao-int8", error="RuntimeError: " + "no such instruction\n" * 50)
+    assert len(report.markdown("bert-tiny:1x8", [failed]).splitlines()[4]) < 180
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(report.table("bert-tiny:1x8", [record("eager-fp32", 0.2), failed]))
+    assert "torchao-int8 failed: RuntimeError: no such instruction" in capture.get()
+    assert "0.999910" in capture.get()

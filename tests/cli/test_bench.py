@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from hf_cpu_accel.cli import bench_measure, bench_report, bench_workload, random_models
+from hf_cpu_accel.cli import bench_measure, bench_report, bench_workload, random_models, tables
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.measure import Agreement, Timing, speedup
 
@@ -93,6 +93,18 @@ def test_sentence_similarity_measures_the_embedding() -> None:
     assert [tuple(out.shape) for out in workload.forward(model, workload.inputs(model))] == [(2, 384)]
 
 
+@pytest.mark.parametrize("config", ["bert-tiny", "roberta-base"])
+def test_more_tokens_than_positions_is_told_in_words(config: str) -> None:
+    result = run("--random-config", config, "--seq", "513", "--dtypes", "float32", "--repeats", "1")
+    assert result.exit_code == 1
+    assert "seq=513: the model has positions for 512 tokens; pass 512 or fewer" in result.output
+
+
+def test_models_without_a_position_table_take_any_length() -> None:
+    workload = bench_workload.workload(None, "deberta-v3-small", "feature-extraction", batch=1, seq=600)
+    assert workload.inputs(workload.build())["input_ids"].shape == (1, 600)
+
+
 def test_a_slower_system_is_named_so() -> None:
     results = [fake_result("eager float32", 0.1, 0.1), fake_result("bfloat16", 0.125, 0.1)]
     assert results[1].slower
@@ -109,7 +121,7 @@ def test_table_and_milliseconds() -> None:
     assert "5.00x" in shown
     assert "0.999870" in shown
     assert "slower" not in shown
-    assert [bench_report.milliseconds(s) for s in (0.2041, 0.03456, 0.001234)] == ["204", "34.6", "1.23"]
+    assert [tables.milliseconds(s) for s in (0.2041, 0.03456, 0.001234)] == ["204", "34.6", "1.23"]
 
 
 @pytest.mark.parametrize(

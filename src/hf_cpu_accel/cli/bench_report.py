@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
 from hf_cpu_accel.cli.bench_measure import EAGER, Result
-from hf_cpu_accel.measure import Estimate
+from hf_cpu_accel.cli.tables import coloured_ratio, interval, milliseconds, results_table
 
 _HEADINGS = (
+    "system",
     "median\nms",
     "95 %\ninterval",
     "speedup",
@@ -27,38 +27,20 @@ _EAGER_COLOUR, _OURS_COLOUR, _SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
 
 def table(results: Sequence[Result], title: str, caption: str) -> Table:
     """One row per system, 80 columns wide; a system slower than eager is named so in its own row."""
-    out = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    out.title_justify = out.caption_justify = "left"
-    out.padding = (0, 1, 0, 0)
-    out.add_column("system", no_wrap=True)
-    for heading in _HEADINGS:
-        out.add_column(heading, justify="right", no_wrap=True)
+    out = results_table(_HEADINGS, title, caption)
     for result in results:
         eager = result.system == EAGER
         out.add_row(
             result.system,
             milliseconds(result.seconds.value),
-            f"{milliseconds(result.seconds.low)}..{milliseconds(result.seconds.high)}",
-            "1.00x" if eager else speedup_text(result.speedup),
+            interval(result.seconds),
+            "1.00x" if eager else coloured_ratio(result.speedup.value),
             "-" if eager else f"{result.agreement.worst_cosine:.6f}",
             "-" if eager else f"{result.agreement.max_relative_error:.1e}",
             "-" if result.peak_bytes is None else f"{result.peak_bytes / 1e6:.0f}",
             f"{result.ready_seconds:.2f}",
         )
     return out
-
-
-def milliseconds(seconds: float) -> str:
-    """Three significant digits, which is more than the machine's noise allows to read."""
-    value = seconds * 1e3
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def speedup_text(ratio: Estimate) -> str:
-    """The ratio, with "slower" in words where it is one: colour alone is lost in a pasted table."""
-    if ratio.value < 1:
-        return f"[red]{ratio.value:.2f}x slower[/red]"
-    return f"[green]{ratio.value:.2f}x[/green]"
 
 
 def write_json(path: Path, results: Sequence[Result], context: dict[str, object]) -> None:

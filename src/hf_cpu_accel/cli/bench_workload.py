@@ -37,10 +37,18 @@ class Workload:
     seq: int
     build: Callable[[], nn.Module]
 
-    def inputs(self, model: nn.Module) -> dict[str, Tensor]:
-        """Random token ids and a full attention mask, both int64 [batch, seq]; the same on every call."""
+    def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
+        """Random token ids and a full attention mask, both int64 [batch, seq]; the same for the same seed.
+
+        Raises ValueError if the model has no positions for so many tokens.
+        """
+        limit = _longest_sequence(model)
+        if limit is not None and self.seq > limit:
+            raise ValueError(
+                f"seq={self.seq}: the model has positions for {limit} tokens; pass {limit} or fewer"
+            )
         vocab = _vocabulary_size(model)
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         # Published vocabularies keep the special tokens (padding, mask, end) in the first ids.
         low = 1000 if vocab > 2000 else 0
         ids = torch.randint(low, vocab, (self.batch, self.seq), generator=generator)
@@ -100,3 +108,13 @@ def _vocabulary_size(model: nn.Module) -> int:
         if isinstance(size, int):
             return size
     raise ValueError(f"{type(model).__name__} has no vocabulary; bench measures models that read token ids")
+
+
+def _longest_sequence(model: nn.Module) -> int | None:
+    """Tokens that the table of learned positions has room for; None without one (relative or rotary positions)."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa and its kin count positions from the row after the one kept for padding.
+            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - reserved
+    return None

@@ -116,15 +116,11 @@ def _print_restored(console: Console, identical: bool) -> None:
 
 
 def _comparison(results: Sequence[Result]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    from hf_cpu_accel.cli.bench_report import milliseconds, speedup_text
     from hf_cpu_accel.cli.demo_measure import EAGER
+    from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
 
-    out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    out.add_column("system", no_wrap=True)
     headings = (
+        "system",
         "single\nms",
         "speedup",
         "batched\nper s",
@@ -132,16 +128,15 @@ def _comparison(results: Sequence[Result]) -> Table:
         "worst\ncosine",
         "Spearman\nof pairs",
     )
-    for heading in headings:
-        out.add_column(heading, justify="right", no_wrap=True)
+    out = results_table(headings)
     for result in results:
         eager = result.system == EAGER
         out.add_row(
             result.system,
             milliseconds(result.latency.value),
-            "1.00x" if eager else speedup_text(result.latency_speedup),
+            "1.00x" if eager else coloured_ratio(result.latency_speedup.value),
             f"{result.throughput:.0f}",
-            "1.00x" if eager else speedup_text(result.throughput_speedup),
+            "1.00x" if eager else coloured_ratio(result.throughput_speedup.value),
             "-" if eager else f"{result.agreement.worst_cosine:.5f}",
             "-" if eager else f"{result.spearman:.5f}",
         )

@@ -1,0 +1,1 @@
+"""Rivals in environments of their own, beside the project's systems in one table; see docs/benchmarking.md."""

@@ -1,0 +1,46 @@
+"""Converted models, made once in a process of their own and kept beside the case's inputs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+Inputs = dict[str, np.ndarray]  # input_ids and attention_mask, int64 [batch, seq]
+
+
+def converted(case: Path, name: str, make: Callable[[Path, Path], None]) -> Path:
+    """The folder `name` of the case, filled by `make(case, folder)` if it is not there yet.
+
+    `make` runs in another process: its memory is not the measured system's. It must be a module's function, or a
+    partial of one; its errors are raised here.
+    """
+    done = case / name
+    if not done.exists():
+        partial = Path(tempfile.mkdtemp(dir=case, prefix=f"{name}-partial-"))
+        try:
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                pool.submit(make, case, partial).result()
+            partial.rename(done)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return done
+
+
+def inputs(case: Path) -> Inputs:
+    """The batch that is measured."""
+    with np.load(case / "inputs.npz") as arrays:
+        return {name: arrays[name] for name in ("input_ids", "attention_mask")}
+
+
+def calibration(case: Path) -> list[Inputs]:
+    """Batches of the same shape and mask with other random tokens."""
+    with np.load(case / "inputs.npz") as arrays:
+        mask = arrays["attention_mask"]
+        return [{"input_ids": ids, "attention_mask": mask} for ids in arrays["calibration_ids"]]

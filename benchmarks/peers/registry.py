@@ -1,0 +1,32 @@
+"""Which rivals there are, where they run, and whom they meet at which precision."""
+
+from __future__ import annotations
+
+# system -> (environment, module of benchmarks.peers that runs it there)
+PEERS: dict[str, tuple[str, str]] = {
+    "openvino-fp32": ("openvino", "openvino"),
+    "openvino-bf16": ("openvino", "openvino"),
+    "openvino-int8": ("openvino", "openvino"),
+    "openvino-w8dyn": ("openvino", "openvino"),
+    "onnxruntime-fp32": ("onnxruntime", "onnxruntime"),
+    "onnxruntime-int8": ("onnxruntime", "onnxruntime"),
+    "zentorch-fp32": ("zentorch", "compiled"),
+    "zentorch-bf16": ("zentorch", "compiled"),
+    "torchao-int8": ("torchao", "compiled"),
+}
+
+# precision -> (ours, rivals); eager float32 is the base of each.
+CONTESTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "float32": (
+        "ours-fp32",
+        ("compile-fp32", "compile-freeze-fp32", "openvino-fp32", "onnxruntime-fp32", "zentorch-fp32"),
+    ),
+    "bfloat16": (
+        "ours-bf16",
+        ("eager-bf16", "compile-bf16", "compile-freeze-bf16", "openvino-bf16", "zentorch-bf16"),
+    ),
+    "int8": (
+        "ours-int8",
+        ("quantize-dynamic", "openvino-int8", "openvino-w8dyn", "onnxruntime-int8", "torchao-int8"),
+    ),
+}

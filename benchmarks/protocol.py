@@ -1,0 +1,66 @@
+"""What a worker process and the driver say to each other; the worker's side, for every environment.
+
+One JSON object per line. The worker says {"ready": {...}} or {"error": "..."} once. Then it answers
+{"do": "burst", "calls": n, "seconds": s} by {"times": [...]}, {"do": "output", "path": p} by {"saved": p}
+once the float32 outputs lie there (numpy.savez), and {"do": "quit"} ends it.
+
+Rivals are measured in environments without this package, so nothing here may need more than numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# The package's own burst, so that all systems are timed by the same lines; its file needs the standard library only.
+_TIMING = Path(__file__).resolve().parent.parent / "src" / "hf_cpu_accel" / "measure" / "timing.py"
+burst: Callable[..., tuple[float, ...]] = runpy.run_path(str(_TIMING))["burst"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A system after its first call.
+
+    call: one forward pass. outputs: those of the first call, float32. facts: what the driver is told when ready.
+    """
+
+    call: Callable[[], object]
+    outputs: Sequence[np.ndarray]
+    facts: dict[str, Any]
+
+
+def serve(prepare: Callable[[], Prepared]) -> None:
+    """Prepare, tell how that went, and answer requests from standard input until told to quit."""
+    # The pipe to the driver is taken away from print(): libraries that print must not break the protocol.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, object]) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    try:
+        prepared = prepare()
+    except Exception as error:
+        traceback.print_exc()
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
+    say({"ready": prepared.facts})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "quit":
+            return
+        if request["do"] == "output":
+            np.savez(request["path"], *prepared.outputs)
+            say({"saved": request["path"]})
+        else:
+            say({"times": burst(prepared.call, calls=request["calls"], seconds=request["seconds"])})
