@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .rotation import rotate, rotate_back
+
 PANEL_FEATURES = 32
 VALUES_PER_WORD = {"float32": 1, "bfloat16": 2, "int8": 4}
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -29,7 +31,7 @@ class PackedWeight:
     Attributes:
         data: [ceil(out_features/32), ceil(in_features/per_word), 32, per_word], float32, bfloat16 or int8.
         scale: int8 only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its quantised
-            weights (which takes the input's zero point out again); None otherwise.
+            weights (which takes the input's zero point out again); None otherwise. int8 values are those of the rotated weight.
         in_features, out_features: K and N of the original weight.
         dtype: "float32", "bfloat16" or "int8".
     """
@@ -65,8 +67,8 @@ def pack_linear(weight: Tensor, dtype: str) -> PackedWeight:
 
     Args:
         weight: [N, K], floating point, finite.
-        dtype: "float32" (exact), "bfloat16" (rounded to nearest even) or "int8": symmetric per output feature,
-            scale = max|row| / 127, value = round(weight / scale); at most scale/2 off.
+        dtype: "float32" (exact), "bfloat16" (rounded to nearest even) or "int8": rotated (rotation.py), then symmetric per
+            output feature: scale = max|row| / 127, value = round(row / scale); at most scale/2 off.
 
     Raises:
         ValueError: for another dtype or a weight that is not a matrix.
@@ -80,7 +82,7 @@ def pack_linear(weight: Tensor, dtype: str) -> PackedWeight:
     weight = weight.detach()
     scale = None
     if dtype == "int8":
-        values, scale = quantize_per_feature(weight)
+        values, scale = quantize_per_feature(rotate_back(weight.float()))
     else:
         values = weight.to(TORCH_DTYPES[dtype])
     out_features, in_features = weight.shape
@@ -88,8 +90,7 @@ def pack_linear(weight: Tensor, dtype: str) -> PackedWeight:
 
 
 def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output feature: values int8 [N, K] and float32 [2, N] (scales; sums of the values)."""
-    weight = weight.float()
+    """Symmetric int8 per output feature of float32 [N, K]: values int8 [N, K] and float32 [2, N] (scales; sums of the values)."""
     step = weight.abs().amax(dim=1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
     safe = torch.where(step > 0, step, torch.ones_like(step))
     values = torch.round(weight / safe[:, None]).clamp_(-127, 127).to(torch.int8)
@@ -101,7 +102,7 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
     panels, words, features, per_word = packed.data.shape
     values = packed.data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
     values = values[: packed.out_features, : packed.in_features].float()
-    return values.contiguous() if packed.scale is None else values * packed.scale[0, :, None]
+    return values.contiguous() if packed.scale is None else rotate(values * packed.scale[0, :, None])
 
 
 def concat(weights: Sequence[PackedWeight]) -> PackedWeight:

@@ -1,9 +1,9 @@
 """linear: activation(input @ weight^T + bias) + residual, with a packed weight; linear_split: the same in several outputs.
 
-With int8 weights the input is quantised per row on the fly (W8A8) over the row's range [min, max], widened to hold 0:
-scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in int32. The range and not the
-largest magnitude, because activations after GELU are nearly one-sided: it halves the step there. On CPUs without VNNI the input
-gets 7 bits (125 steps), since their int16 pair sums would saturate.
+With int8 weights the input is rotated (rotation.py) and then quantised per row on the fly (W8A8) over the row's range
+[min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in
+int32. On CPUs without VNNI the input gets 7 bits (125 steps), since their int16 pair sums would saturate. Rows that hold values
+beyond 2e37 may give NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..packing import PackedWeight, unpack_linear
+from ..rotation import rotate, rotate_back
 from .registry import declare
 
 MAX_SPLIT = 16  # most outputs of linear_split
@@ -127,12 +128,14 @@ def linear_split_reference(
 
 
 def quantize_rows(input: Tensor) -> Tensor:
-    """Per-row 8-bit rounding of float32 [..., K] over the row's range, as values again."""
+    """Per-row 8-bit rounding of float32 [..., K] over the range of the rotated row, as values again."""
     if input.shape[-1] == 0:
         return input
+    input = rotate(input)
     low, high = input.amin(dim=-1, keepdim=True).clamp(max=0), input.amax(dim=-1, keepdim=True).clamp(min=0)
     step = (high - low) / 253
-    return torch.where(step > 0, torch.round(input / torch.where(step > 0, step, 1.0)) * step, input)
+    rounded = torch.round(input / torch.where(step > 0, step, 1.0)) * step
+    return rotate_back(torch.where(step > 0, rounded, input))
 
 
 def _linear_fake(

@@ -3,6 +3,7 @@
 #include "../simd/simd.h"
 #include "../simd/unroll.h"
 #include "gemm.h"
+#include "rotate.h"
 
 namespace HFCA_TIER {
 
@@ -91,7 +92,8 @@ struct Bf16Words {
   }
 };
 
-// Four uint8 per word, quantised per row over the range from its least to its largest value, which always holds 0:
+// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range from its least to its largest value,
+// which always holds 0:
 //   byte = round(x / scale) + zero,   scale = (max - min) / steps,   zero = 1 + round(-min / scale)
 // Rounding stays within [0, steps + 2], so that no byte needs clamping.
 template <int steps>
@@ -108,34 +110,42 @@ struct ByteWords {
     float low, high, magnitude;  // magnitude: NaN or infinity if there is one
   };
 
+  // take(j, n, values) for n <= Simd::width values from j on, and so through the rotated row x[0, k). Computed in both passes over a
+  // row: a rotated copy of the rows of a tile would not stay in L1.
+  template <class T, class Take>
+  static void rotated(const T* x, int64_t k, const Take& take) {
+    int64_t j = 0;
+    for (; j + rotated_features <= k; j += rotated_features) {
+      Simd::Float block[rotated_vectors];
+      unroll<0, rotated_vectors>([&](auto i) HFCA_INLINE { block[i] = load_as_float(x + j + i * Simd::width); });
+      rotate_block(block);
+      unroll<0, rotated_vectors>([&](auto i) HFCA_INLINE { take(j + i * Simd::width, Simd::width, block[i]); });
+    }
+    for (; j < k; j += Simd::width) {
+      const int n = k - j < Simd::width ? static_cast<int>(k - j) : Simd::width;
+      take(j, n, Simd::mul(load_as_float_n(x + j, n), Simd::set1(rotation_scale)));
+    }
+  }
+
   template <class T>
   static Range range_of(const T* x, int64_t k) {
     Simd::Float low = Simd::zero(), high = Simd::zero(), magnitude = Simd::zero();
-    const auto take = [&](Simd::Float value) {
+    rotated(x, k, [&](int64_t, int, Simd::Float value) HFCA_INLINE {
       low = Simd::min(value, low);
       high = Simd::max(value, high);
       magnitude = Simd::max_magnitude(magnitude, value);
-    };
-    int64_t j = 0;
-    for (; j + Simd::width <= k; j += Simd::width) take(load_as_float(x + j));
-    if (j < k) take(load_as_float_n(x + j, static_cast<int>(k - j)));
+    });
     return {-Simd::reduce_max(Simd::sub(Simd::zero(), low)), Simd::reduce_max(high), Simd::reduce_max_magnitude(magnitude)};
   }
 
-  // `bytes` bytes from values that run out after `values`.
+  // The bytes of `values` values, up to a whole word; those behind the last value meet zero weights.
   template <class T>
-  static void quantise(const T* x, int64_t values, int64_t bytes, float inverse, float zero_point, uint8_t* out) {
+  static void quantise(const T* x, int64_t values, float inverse, float zero_point, uint8_t* out) {
     const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(zero_point);
-    int64_t j = 0;
-    for (; j + Simd::width <= values && j + Simd::width <= bytes; j += Simd::width)
-      Simd::store_bytes(out + j, Simd::fma(load_as_float(x + j), scale, zero));
-    if (j < values && j < bytes) {
-      const int n = values - j < Simd::width ? static_cast<int>(values - j) : Simd::width;
-      const int room = bytes - j < Simd::width ? static_cast<int>(bytes - j) : Simd::width;
-      Simd::store_bytes_n(out + j, Simd::fma(load_as_float_n(x + j, n), scale, zero), room);
-      j += room;
-    }
-    for (; j < bytes; ++j) out[j] = 0;  // meets zero weights
+    rotated(x, values, [&](int64_t j, int n, Simd::Float value) HFCA_INLINE {
+      const Simd::Float byte = Simd::fma(value, scale, zero);
+      n == Simd::width ? Simd::store_bytes(out + j, byte) : Simd::store_bytes_n(out + j, byte, (n + 3) / 4 * 4);
+    });
   }
 
   template <class T>
@@ -153,11 +163,13 @@ struct ByteWords {
       g.input_scale[row + i] = !finite ? not_a_number : inverse[i] > 0.0f ? scale : 0.0f;  // NaN: the whole output row
       g.input_zero[row + i] = 1.0f - first_of(Simd::round(Simd::set1(r.low * inverse[i])));
     }
+    static_assert(4 * pack_words % rotated_features == 0, "what is converted at a time must be whole blocks of the rotation");
     alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
     for (int64_t w = 0; w < g.input_words; w += pack_words) {
       const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
+      const int64_t values = g.k - 4 * w < 4 * words ? g.k - 4 * w : 4 * words;
       for (int i = 0; i < rows; ++i)
-        quantise(source[i] + 4 * w, g.k - 4 * w, 4 * words, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
+        quantise(source[i] + 4 * w, values, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
       transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
     }
   }

@@ -39,6 +39,7 @@ struct Simd {
   // x * 2^n for integral n; saturates to 0 and infinity.
   static Float scale_by_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
   static Float select_n(Float x, int n, Float rest) { return _mm512_mask_blend_ps(mask(n), rest, x); }
+  static Float swap_halves(Float x) { return _mm512_shuffle_f32x4(x, x, 0x4E); }
   static void transpose(Float (&r)[width]) {
     Float t[width];
 #pragma GCC unroll 16
