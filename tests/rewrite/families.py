@@ -70,6 +70,7 @@ class Family:
 
 
 _BLOCKS = {
+    "embeddings": 1,
     "encoder layer": 2,
     "attention": 2,
     "merged projections": 6,
@@ -88,16 +89,16 @@ FAMILIES = {
     "distilbert": Family(
         "DistilBertModel", "DistilBertConfig",
         {"dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 128, "vocab_size": VOCABULARY},
-        {"encoder layer": 2, "attention": 2, "merged projections": 8, "ffn": 4},
+        {"embeddings": 1, "encoder layer": 2, "attention": 2, "merged projections": 8, "ffn": 4},
     ),
     "mpnet": Family(
         "MPNetModel", "MPNetConfig", {**_BERT, "pad_token_id": 1},
-        {"merged projections": 8, "linear + activation": 2, "linear + residual + norm": 2,
+        {"embeddings": 1, "merged projections": 8, "linear + activation": 2, "linear + residual + norm": 2,
          "first token: linear + activation": 1},
     ),
     "albert": Family(
         "AlbertModel", "AlbertConfig", {**_BERT, "embedding_size": 32},
-        {"encoder layer": 1, "attention": 1, "merged projections": 4, "linear": 4},
+        {"embeddings": 1, "encoder layer": 1, "attention": 1, "merged projections": 4, "linear": 4},
     ),
     "deberta": Family(
         "DebertaModel", "DebertaConfig", _DEBERTA,
@@ -116,7 +117,7 @@ FAMILIES = {
         "ModernBertModel", "ModernBertConfig",
         {**_SMALL, "intermediate_size": 96, "max_position_embeddings": 64, "local_attention": 8, "num_hidden_layers": 3,
          "global_attn_every_n_layers": 3, "pad_token_id": 0},
-        {"attention": 3, "merged projections": 6, "linear": 6},
+        {"embeddings": 1, "attention": 3, "merged projections": 6, "linear": 6},
     ),
     "t5": Family(
         "T5EncoderModel", "T5Config", _T5,

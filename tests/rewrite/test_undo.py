@@ -49,7 +49,9 @@ class Snapshot:
         assert explain(self.model).items == ()
 
 
-USED = [("bert-mlm", name) for name in ("attention", "linear block", "merged projections", "linear")]
+USED = [
+    ("bert-mlm", name) for name in ("embeddings", "attention", "linear block", "merged projections", "linear")
+]
 USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projections")]
 
 

@@ -75,7 +75,7 @@ Dispatch choose() {
   const Tier& tier = chosen_tier();
   const Kernels& kernels = tier.kernels();
   Dispatch d{tier.name,    false, {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8}, kernels.attention,
-             kernels.norm, kernels.multiply_adds, kernels.read_stream};
+             kernels.norm, kernels.embedding_norm, kernels.multiply_adds, kernels.read_stream};
 #if defined(HFCA_X86)
   if (tier.kernels == &kernels_avx512_bf16) {
     // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:

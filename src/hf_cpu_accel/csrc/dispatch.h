@@ -10,6 +10,7 @@ struct Dispatch {
   GemmKernels gemm[3];     // by WeightKind
   AttentionKernels attention;
   NormKernels norm;
+  EmbeddingNormKernel embedding_norm;
   double (*multiply_adds)(WeightKind, int64_t);
   float (*read_stream)(const float*, int64_t);
 };

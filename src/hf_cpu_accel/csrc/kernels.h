@@ -1,6 +1,7 @@
 // The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
 #pragma once
 #include "attention/attention.h"
+#include "embedding/embedding.h"
 #include "gemm/gemm.h"
 #include "norm/norm.h"
 
@@ -10,6 +11,7 @@ struct Kernels {
   GemmKernels gemm_float32, gemm_bfloat16, gemm_int8;
   AttentionKernels attention;
   NormKernels norm;
+  EmbeddingNormKernel embedding_norm;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
 };

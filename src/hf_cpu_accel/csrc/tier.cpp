@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "attention/flash.h"
+#include "embedding/embedding_rows.h"
 #include "gemm/microkernel.h"
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
@@ -23,6 +24,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
+      &HFCA_TIER::embedding_norm,
       &HFCA_TIER::multiply_adds,
       &HFCA_TIER::read_stream,
   };

@@ -3,6 +3,6 @@
 All families are declared as soon as one is imported, so that every op exists, with the C++ library or without.
 """
 
-from hf_cpu_accel.ops import attention, encoder_layer, ffn, linear, norm
+from hf_cpu_accel.ops import attention, embedding, encoder_layer, ffn, linear, norm
 
-__all__ = ["attention", "encoder_layer", "ffn", "linear", "norm"]
+__all__ = ["attention", "embedding", "encoder_layer", "ffn", "linear", "norm"]

@@ -30,9 +30,10 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
         "__module__": original.__module__,
         "__doc__": original.__doc__,
     }
-    return _classes.setdefault(
-        (fused, original), type(f"Fused{original.__name__}", (fused, original), members)
-    )
+    mixed = type(f"Fused{original.__name__}", (fused, original), members)
+    # transformers wraps the forward of every new layer class for gradient checkpointing, which costs each call and is for training.
+    mixed.forward = fused.forward  # type: ignore[attr-defined]
+    return _classes.setdefault((fused, original), mixed)
 
 
 def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
+from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
@@ -12,6 +13,7 @@ from hf_cpu_accel.rewrite.rule import Rule
 # Larger structures first: what they take, the rules for its parts do not see. Modules are visited from the root
 # downwards, so a linear is only alone if no module above it had a use for it.
 RULES: tuple[Rule, ...] = (
+    EmbeddingsRule(),
     AttentionRule(),
     FFNRule(),
     LinearBlockRule(),

@@ -1,0 +1,128 @@
+"""The input of a transformer encoder in one pass: words, token types and positions looked up, added and normalised.
+
+    layer_norm(words[ids] + types[type_ids] + positions[position_ids]) * weight + bias      Devlin et al. 2018, arXiv:1810.04805
+
+One op, because each of the seven that it takes otherwise is short work behind a long dispatch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .norm import layer_norm_reference
+from .registry import declare
+
+
+def embedding_norm(
+    ids: Tensor,
+    words: Tensor,
+    *,
+    type_ids: Tensor | None = None,
+    types: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    positions: Tensor | None = None,
+    first_position: int = 0,
+    padding_id: int | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float,
+) -> Tensor:
+    """LayerNorm of the sum of one row per token of each table.
+
+    Args:
+        ids: [B, L] int64 or int32, any strides: rows of `words`.
+        words: [V, C] float32 or bfloat16.
+        type_ids: [B or 1, L] int64 or int32: rows of `types`; None for row 0 everywhere.
+        types: [T, C] in the dtype of `words`, or None for no such table.
+        position_ids: [B or 1, L] int64 or int32: rows of `positions`. None to count: the tokens of a row of `ids` are at
+            first_position, first_position + 1, ...; with a `padding_id`, ids equal to it are not counted and are at
+            first_position - 1 (fairseq's numbering, as RoBERTa has it).
+        positions: [P, C] in the dtype of `words`, or None for no such table.
+        weight, bias: [C] float32 or bfloat16, or None for ones and zeros.
+        eps: added to the variance.
+
+    Returns:
+        [B, L, C] contiguous, dtype of `words`. Sum and norm are float32, whatever the tables are.
+
+    Raises:
+        IndexError: a row that its table does not have.
+        ValueError: if the shapes do not fit.
+    """
+    _check(ids, words, type_ids, types, position_ids, positions)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and vector.shape != words.shape[1:]:
+            raise ValueError(
+                f"{name} of shape {tuple(vector.shape)}: must be ({words.shape[1]},), as wide as words"
+            )
+    return torch.ops.hf_cpu_accel.embedding_norm(
+        ids, words, type_ids, types, position_ids, positions, first_position, padding_id, weight, bias, eps
+    )
+
+
+def _check(
+    ids: Tensor,
+    words: Tensor,
+    type_ids: Tensor | None,
+    types: Tensor | None,
+    position_ids: Tensor | None,
+    positions: Tensor | None,
+) -> None:
+    for name, matrix in (("ids", ids), ("words", words)):
+        if matrix.dim() != 2:
+            raise ValueError(f"{name} of shape {tuple(matrix.shape)}: must have two dimensions")
+    for name, indices, table in (("type", type_ids, types), ("position", position_ids, positions)):
+        if table is None and indices is not None:
+            raise ValueError(f"{name}_ids without {name}s: there is no table to look them up in")
+        if table is not None and table.shape[1:] != words.shape[1:]:
+            raise ValueError(
+                f"{name}s of shape {tuple(table.shape)}: must be [rows, {words.shape[1]}], as wide as words"
+            )
+        if indices is not None and indices.shape not in (ids.shape, (1, ids.shape[1])):
+            raise ValueError(
+                f"{name}_ids of shape {tuple(indices.shape)}: must be {tuple(ids.shape)} or (1, {ids.shape[1]})"
+            )
+
+
+def counted_positions(ids: Tensor, first_position: int, padding_id: int | None) -> Tensor:
+    """int64 [B or 1, L]: where the tokens of `ids` [B, L] are if nobody says so; see `embedding_norm`."""
+    if padding_id is None:
+        return first_position + torch.arange(ids.shape[1])[None]
+    counted = (ids != padding_id).long()
+    return counted.cumsum(1) * counted + first_position - 1
+
+
+def embedding_norm_reference(
+    ids: Tensor,
+    words: Tensor,
+    type_ids: Tensor | None,
+    types: Tensor | None,
+    position_ids: Tensor | None,
+    positions: Tensor | None,
+    first_position: int,
+    padding_id: int | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """The op in plain torch."""
+    total = torch.nn.functional.embedding(ids, words).float()
+    if types is not None:
+        rows = torch.zeros_like(ids[:1]) if type_ids is None else type_ids
+        total = total + torch.nn.functional.embedding(rows, types).float()
+    if positions is not None:
+        rows = counted_positions(ids, first_position, padding_id) if position_ids is None else position_ids
+        total = total + torch.nn.functional.embedding(rows, positions).float()
+    return layer_norm_reference(total, weight, bias, eps).to(words.dtype)
+
+
+def _fake(ids: Tensor, words: Tensor, *_: object) -> Tensor:
+    return words.new_empty((*ids.shape, words.shape[1]))
+
+
+declare(
+    "embedding_norm(Tensor ids, Tensor words, Tensor? type_ids, Tensor? types, Tensor? position_ids, Tensor? positions, "
+    "int first_position, int? padding_id, Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    fake=_fake,
+    reference=embedding_norm_reference,
+)
