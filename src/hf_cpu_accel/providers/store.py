@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 FORMAT = 1
 # Another process holds the lock for milliseconds; a file system whose locks hang is not worth waiting for.
-_LOCK_SECONDS = 0.2
+_LOCK_SECONDS, _POLL_SECONDS = 0.2, 0.005
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Store:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_SECONDS):
+            with FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_SECONDS, poll_interval=_POLL_SECONDS):
                 merged = choices | self.load()
                 self._replace(merged)
         except (
