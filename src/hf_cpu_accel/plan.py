@@ -109,7 +109,8 @@ class Plan:
         if not self.items:
             return self._header() + "\nnothing is accelerated: call accelerate_for_cpu(target) first"
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in ("module", "structure", "op", "dtype", "provider"):
+        others = any(item.provider not in ("ours", "-") for item in self.items)
+        for column in ("module", "structure", "op", "dtype", *(["provider"] if others else [])):
             table.add_column(column, overflow="fold")
         table.add_column("packed MB", justify="right")
         table.add_column("left because", overflow="fold")
@@ -117,9 +118,8 @@ class Plan:
             held = item.packed_bytes + item.copied_bytes
             megabytes = f"{held / 1e6:.2f}" if held else ""
             name = item.name if count == 1 else f"{item.name}  x{count}"
-            table.add_row(
-                name, item.structure, item.op, item.dtype, item.provider, megabytes, item.reason or ""
-            )
+            provider = [item.provider] if others else []
+            table.add_row(name, item.structure, item.op, item.dtype, *provider, megabytes, item.reason or "")
         return Group(self._header(), table)
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_cpu_accel.providers import race as races
 from hf_cpu_accel.providers.budget import Budget
-from hf_cpu_accel.providers.machine import machine_key
+from hf_cpu_accel.providers.machine import is_busy, machine_key
 from hf_cpu_accel.providers.race import OWN, Result
 from hf_cpu_accel.providers.store import Choice, Store
 from hf_cpu_accel.providers.torch_ops import Provider, candidates
@@ -81,7 +81,7 @@ class Chooser:
 
     Args:
         store: threads -> the choices on disk for that number of threads.
-        run_race, find_candidates, budget: what to measure with, and how much; for tests.
+        run_race, find_candidates, budget, is_busy, clock: what to measure, how, and for how long; for tests.
     """
 
     def __init__(
@@ -91,12 +91,14 @@ class Chooser:
         run_race: Callable[[dict[str, Callable[[], object]]], Result] = races.race,
         find_candidates: Callable[[str], Sequence[Provider]] = candidates,
         budget: Budget | None = None,
+        is_busy: Callable[[], bool] = is_busy,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._make_store = store
         self._run_race = run_race
         self._candidates = find_candidates
         self._budget = Budget() if budget is None else budget
+        self._is_busy = is_busy
         self._clock = clock
         self._lock = threading.Lock()
         self._stores: dict[int, Store] = {}
@@ -152,7 +154,7 @@ class Chooser:
                 return None
             result = self._run_race(_contestants(work, providers, inputs))
         choice = self._remember(key, threads, Choice(result.winner, result.seconds, measured_rows))
-        if result.steady:
+        if result.steady and not self._is_busy():
             # Another process may have been first: then its answer is the machine's.
             choice = self._remember(key, threads, self.store(threads).add({key: choice})[key])
         return choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,13 @@ def machine_key(threads: int) -> dict[str, Any]:
         "package": _package_version(),
         "kernels": _library_checksum(),
     }
+
+
+def is_busy() -> bool:
+    """Whether more tasks wanted to run in the last minute than there are CPUs: times measured then say little."""
+    if not hasattr(os, "getloadavg"):
+        return False
+    return os.getloadavg()[0] > 1.25 * (os.cpu_count() or 1)
 
 
 def _package_version() -> str:
