@@ -12,7 +12,7 @@ from hf_cpu_accel.providers.torch_ops import Provider
 
 from .conftest import MACHINE, Races, make_chooser
 
-PROVIDERS = (Provider("other", "float32", lambda packed: None),)
+PROVIDERS = (Provider("other", "float32", lambda packed, values: None),)
 
 
 class SomeWork:

@@ -42,6 +42,12 @@ def test_one_unlucky_round_does_not_lose():
     assert Machine(own=[1.0], other=[0.9, 0.9, 0.9, 5.0, 0.9]).run().winner == "other"
 
 
+def test_scattered_times_need_a_long_lead():
+    ours = [1, 1, 1.0, 1.4, 1.4, 1.4, 1.4]
+    assert Machine(own=ours, other=[1, 1, 0.9, 1.1]).run().winner == OWN  # faster in every round
+    assert Machine(own=ours, other=[1, 1, 0.5, 0.7]).run().winner == "other"
+
+
 def test_the_hopeless_cost_one_round():
     machine = Machine(own=[1.0], slow=[2.0])
     machine.run()

@@ -105,17 +105,17 @@ def test_copies_leave_some_memory_free(monkeypatch):
         Copies(pack_linear(torch.randn(32, 64), "float32")).of(candidates("float32")[0])
 
 
-def wrong_values(packed):
-    return torch_ops.ProviderWeight(lambda input, bias: input @ unpack_linear(packed).T, 0)
+def wrong_values(packed, values):
+    return torch_ops.ProviderWeight(lambda input, bias: input @ values.T, 0)
 
 
-def wrong_dtype(packed):
-    right = WORKING[0].prepare(packed).multiply
+def wrong_dtype(packed, values):
+    right = WORKING[0].prepare(packed, values).multiply
     return torch_ops.ProviderWeight(lambda input, bias: right(input, bias).double(), 0)
 
 
-def missing_op(packed):
-    return torch.ops.mkldnn._no_such_op(packed.data)
+def missing_op(packed, values):
+    return torch.ops.mkldnn._no_such_op(values)
 
 
 @pytest.mark.parametrize("prepare", [wrong_values, wrong_dtype, missing_op])

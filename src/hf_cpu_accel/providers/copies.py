@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 
 import psutil
+from torch import Tensor
 
 from hf_cpu_accel import hardware
-from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.packing import PackedWeight, unpack_values
 from hf_cpu_accel.providers.torch_ops import Provider, ProviderWeight
 from hf_cpu_accel.runtime import cgroup
 
@@ -23,6 +24,7 @@ class Copies:
 
     def __init__(self, packed: PackedWeight) -> None:
         self._packed = packed
+        self._values: weakref.ref[Tensor] | None = None
         self._by_provider: weakref.WeakValueDictionary[str, ProviderWeight] = weakref.WeakValueDictionary()
 
     def of(self, provider: Provider) -> ProviderWeight:
@@ -34,8 +36,16 @@ class Copies:
         weight = self._by_provider.get(provider.name)
         if weight is None:
             _check_room(4 * self._packed.in_features * self._packed.out_features)
-            weight = self._by_provider[provider.name] = provider.prepare(self._packed)
+            weight = self._by_provider[provider.name] = provider.prepare(self._packed, self._unpacked())
         return weight
+
+    def _unpacked(self) -> Tensor:
+        """The values, from a copy that is made of them if there is one: unpacking takes longer than a race's round."""
+        values = None if self._values is None else self._values()
+        if values is None:
+            values = unpack_values(self._packed)
+            self._values = weakref.ref(values)
+        return values
 
     @property
     def nbytes(self) -> int:

@@ -50,13 +50,13 @@ class Provider:
     Attributes:
         name: for people and files.
         dtype: of the weights that it takes: "float32", "bfloat16" or "int8".
-        prepare: makes the copy of a packed weight that it multiplies by.
+        prepare: (packed weight, its values [N, K] in its dtype) -> the copy that it multiplies by.
         wanted: whether it may be ahead of us on this CPU at all; measuring what cannot win costs time.
     """
 
     name: str
     dtype: str
-    prepare: Callable[[PackedWeight], ProviderWeight]
+    prepare: Callable[[PackedWeight, Tensor], ProviderWeight]
     wanted: Callable[[], bool] = lambda: True
 
     def works(self) -> bool:
@@ -75,7 +75,7 @@ def _works(provider: Provider) -> bool:
     packed = pack_linear(weight, provider.dtype)
     try:
         with torch.no_grad():
-            given = provider.prepare(packed).multiply(input, bias)
+            given = provider.prepare(packed, unpack_values(packed)).multiply(input, bias)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = F.linear(input.double(), unpack_linear(packed).double(), bias.double())
@@ -95,30 +95,29 @@ def provider_named(name: str, dtype: str) -> Provider | None:
     return next((p for p in PROVIDERS if (p.name, p.dtype) == (name, dtype) and p.works()), None)
 
 
-def _onednn(packed: PackedWeight) -> ProviderWeight:
+def _onednn(packed: PackedWeight, values: Tensor) -> ProviderWeight:
     """oneDNN on a weight in its own blocked layout; bfloat16 outputs are rounded to bfloat16, as torch's own are."""
-    dtype = packed.data.dtype
-    weight = torch.ops.mkldnn._reorder_linear_weight(unpack_values(packed), None)
+    dtype = values.dtype
+    weight = torch.ops.mkldnn._reorder_linear_weight(values, None)
     pointwise = torch.ops.mkldnn._linear_pointwise
 
     def multiply(input: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else bias.to(dtype)
         return pointwise(input.to(dtype), weight, bias, "none", [], "").to(input.dtype)
 
-    return ProviderWeight(multiply, packed.out_features * packed.in_features * dtype.itemsize)
+    return ProviderWeight(multiply, values.nbytes)
 
 
-def _blas(packed: PackedWeight) -> ProviderWeight:
+def _blas(packed: PackedWeight, values: Tensor) -> ProviderWeight:
     """What `nn.Linear` does: MKL or whatever BLAS torch has, on the plain weight."""
-    weight = unpack_values(packed)
 
     def multiply(input: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(input.float(), weight, None if bias is None else bias.float()).to(input.dtype)
+        return F.linear(input.float(), values, None if bias is None else bias.float()).to(input.dtype)
 
-    return ProviderWeight(multiply, weight.nbytes)
+    return ProviderWeight(multiply, values.nbytes)
 
 
-def _onednn_int8(packed: PackedWeight) -> ProviderWeight:
+def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
     """oneDNN's u8 x s8 product with the input quantised per row by torch ops, exactly as `ops.linear.quantize_rows` says.
 
     With q = round(x / step) + zero the sum is step * w_step * (q @ w^T - zero * sum(w)): oneDNN gives w_step * (q @ w^T), and the
@@ -126,7 +125,7 @@ def _onednn_int8(packed: PackedWeight) -> ProviderWeight:
     """
     assert packed.scale is not None
     out_features = packed.out_features
-    weight = torch.ops.onednn.qlinear_prepack(unpack_values(packed), None)
+    weight = torch.ops.onednn.qlinear_prepack(values, None)
     step = packed.scale[0].contiguous()
     zero_points = torch.zeros(out_features, dtype=torch.int64)
     correction = packed.scale.prod(dim=0)
@@ -152,7 +151,7 @@ def _onednn_int8(packed: PackedWeight) -> ProviderWeight:
             )
         return sums.addmm_(left, right).view(*input.shape[:-1], out_features).to(input.dtype)
 
-    nbytes = packed.out_features * packed.in_features + step.nbytes + zero_points.nbytes + correction.nbytes
+    nbytes = values.nbytes + step.nbytes + zero_points.nbytes + correction.nbytes
     return ProviderWeight(multiply, nbytes)
 
 
@@ -162,8 +161,8 @@ def _has_amx() -> bool:
 
 
 PROVIDERS = (
+    Provider("BLAS", "float32", _blas),  # keeps the values, so that they are there for the next
     Provider("oneDNN", "float32", _onednn),
-    Provider("BLAS", "float32", _blas),
     Provider("oneDNN", "bfloat16", _onednn),
     Provider("oneDNN", "int8", _onednn_int8, wanted=_has_amx),
 )
