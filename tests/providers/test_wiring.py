@@ -220,3 +220,25 @@ def test_own_everywhere_is_yes_while_it_is_not_known(force, monkeypatch):
     assert own_everywhere([linear], 30) is False
     unmeasured = pack([nn.Linear(WIDTH, WIDTH)], "float32")[0]
     assert own_everywhere([unmeasured], 30) is True
+
+
+def test_own_everywhere_is_yes_in_a_graph_and_leaves_its_sizes_open(force):
+    force("oneDNN")
+    linear = pack([nn.Linear(WIDTH, WIDTH)], "float32", measured=True)[0]
+    assert own_everywhere([linear], 30) is False
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: x * 2 if own_everywhere([linear], x.shape[0]) else x * 3,
+        backend=backend,
+        fullgraph=True,
+        dynamic=True,
+    )
+    for rows in (30, 5, 60):
+        assert torch.equal(compiled(torch.ones(rows, 2)), torch.full((rows, 2), 2.0))
+    assert len(graphs) == 1

@@ -10,7 +10,7 @@ import torch
 
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.race import OWN
-from hf_cpu_accel.providers.route import Route, traced
+from hf_cpu_accel.providers.route import Route
 
 if TYPE_CHECKING:
     from hf_cpu_accel.rewrite.packed_linear import PackedLinear
@@ -33,7 +33,7 @@ def own_everywhere(linears: Sequence[PackedLinear], rows: int) -> bool:
         rows: rows of the input (batch x tokens).
     """
     first = linears[0]
-    if not first.group.measured or rows < FEWEST_ROWS or traced():
+    if not first.group.measured or torch.compiler.is_compiling() or rows < FEWEST_ROWS:
         return True
     known = _memo.get(first)
     if known is None:

@@ -41,8 +41,8 @@ def race(
 ) -> Result:
     """Run all in turn, the order reversed in every other round, and compare.
 
-    Another than `OWN` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times scatter,
-    as on a busy machine, only who is far ahead gets that.
+    Another than `OWN` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times
+    scatter, as on a busy machine, only who is far ahead gets that.
 
     Args:
         contestants: `OWN` and any others, by name; each does the work once.

@@ -52,7 +52,7 @@ class Route:
 
     def choice(self, rows: int, dtype: torch.dtype) -> Choice | None:
         """Who serves `rows` rows of that dtype, measured now if need be; None if that cannot be told (yet)."""
-        if not self.measured or rows < FEWEST_ROWS or traced():
+        if not self.measured or rows < FEWEST_ROWS or _traced():
             return None
         return choices.chooser().choose(self.work, rows, dtype)
 
@@ -99,10 +99,10 @@ class _Foreign:
         self._own = own
 
     def __call__(self, input: Tensor, *rest: Tensor) -> Any:
-        plain = type(input) in _PLAIN and not traced() and not torch.is_autocast_enabled("cpu")
+        plain = type(input) in _PLAIN and not _traced() and not torch.is_autocast_enabled("cpu")
         return self._run(input, *rest) if plain else self._own(input, *rest)
 
 
-def traced() -> bool:
+def _traced() -> bool:
     """Whether calls are being recorded instead of done."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
