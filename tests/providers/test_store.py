@@ -28,7 +28,7 @@ def add(key, seconds):
             return given[key].seconds["own"]
         assert "could not be acquired" in store.problem, store.problem
 
-for i in range(20):
+for i in range(8):
     add(f"{worker}.{i}", 1e-3)
     print(round(add(f"shared {i}", 1e-3 * (worker + 1)), 6))
 """
@@ -56,7 +56,7 @@ def test_processes_lose_nothing_and_agree(tmp_path):
     said = [worker.communicate(timeout=120)[0].split() for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0, 0]
     assert said[0] == said[1] == said[2]
-    assert len(Store(tmp_path, MACHINE).load()) == 3 * 20 + 20
+    assert len(Store(tmp_path, MACHINE).load()) == 3 * 8 + 8
 
 
 def _fields(**changes):
