@@ -5,7 +5,7 @@ import pytest
 
 from hf_cpu_accel import CPUAccelConfig
 
-CHANGED = CPUAccelConfig("int8", "off", 3, ("model.pooler", "*.decoder"), False, "drop")
+CHANGED = CPUAccelConfig("int8", "off", 3, ("model.pooler", "*.decoder"), False, "drop", "own")
 
 
 @pytest.mark.parametrize("config", [CPUAccelConfig(), CHANGED], ids=["defaults", "changed"])
@@ -42,6 +42,7 @@ def test_is_frozen_and_hashable():
         ),
         ({"compile": True}, TypeError, r"compile=True"),
         ({"originals": "cloud"}, ValueError, r"originals='cloud'"),
+        ({"providers": "torch"}, ValueError, r"providers='torch' is unknown, accepted: 'auto', 'own'"),
         ({"threads": 0}, ValueError, r"threads=0: expected at least 1"),
         ({"threads": 1.5}, TypeError, r"threads=1.5"),
         ({"threads": True}, TypeError, r"threads=True"),

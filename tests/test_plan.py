@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -35,6 +36,22 @@ def test_table_names_everything_and_joins_alike_layers():
     assert "6.00" in lines["layer.*.query"]
     assert "0.50" in lines["pooler2"]
     assert "a table lookup" in lines["embeddings"]
+
+
+def test_other_providers_have_a_column_where_there_are_any():
+    plan = _plan()
+    assert "provider" not in str(plan).splitlines()[3]
+    served = dataclasses.replace(plan.items[0], provider="oneDNN: 65-128 rows", copied_bytes=8_000_000)
+    plan = dataclasses.replace(plan.with_items((served, *plan.items[1:])), providers="kept in a file")
+    text = str(plan)
+    assert "6.5 MB packed and 8.0 MB copied for other providers" in text
+    assert "providers: kept in a file" in text
+    lines = {line.split()[0]: line for line in text.splitlines()}
+    assert "oneDNN: 65-128 rows" in lines["layer.0.query"]
+    assert "10.00" in lines["layer.0.query"]
+    assert "x2" in lines["layer.*.query"]
+    fields = plan.to_dict()["items"][0]
+    assert (fields["provider"], fields["copied_bytes"]) == ("oneDNN: 65-128 rows", 8_000_000)
 
 
 def test_dict_is_json_with_all_items():

@@ -17,6 +17,7 @@ from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
 from hf_cpu_accel.rewrite.changes import ThreadCount
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
+from hf_cpu_accel.rewrite.served_by import with_providers
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
 
@@ -135,7 +136,7 @@ def explain(target: object) -> Plan:
         for part in rewrite.accelerated_parts(root.module):
             acceleration = rewrite.acceleration_of(part)
             assert acceleration is not None
-            found.append(acceleration.plan)
+            found.append(with_providers(acceleration.plan, part))
     return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
 
 

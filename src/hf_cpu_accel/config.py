@@ -14,6 +14,7 @@ FILE_NAME = "cpu_accel_config.json"
 DTYPES = ("auto", "float32", "bfloat16", "int8")
 COMPILE = ("auto", "off")
 ORIGINALS = ("disk", "memory", "drop")
+PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
 PLANNED_DTYPES = ("int8-static", "int8-weight", "int4")
@@ -36,6 +37,8 @@ class CPUAccelConfig:
             original in place where they differ.
         originals: where the weights wait for `restore` if packing loses information (bfloat16, int8): `"disk"` (a file
             that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
+        providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
+            serves; or `"own"`: our kernels always, and nothing is measured.
 
     Raises:
         ValueError: a value outside of the accepted ones.
@@ -48,11 +51,13 @@ class CPUAccelConfig:
     skip_modules: tuple[str, ...] = ()
     verify: bool = True
     originals: str = "disk"
+    providers: str = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
         _check_choice("compile", self.compile, COMPILE, PLANNED_COMPILE)
         _check_choice("originals", self.originals, ORIGINALS)
+        _check_choice("providers", self.providers, PROVIDERS)
         _check_threads(self.threads)
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify={self.verify!r}: expected True or False")

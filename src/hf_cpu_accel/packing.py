@@ -99,10 +99,15 @@ def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack_linear(packed: PackedWeight) -> Tensor:
     """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
+    values = unpack_values(packed).float()
+    return values if packed.scale is None else rotate(values * packed.scale[0, :, None])
+
+
+def unpack_values(packed: PackedWeight) -> Tensor:
+    """The weight [N, K], contiguous, in the dtype that it is packed in: int8 values are neither scaled nor rotated back."""
     panels, words, features, per_word = packed.data.shape
     values = packed.data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
-    values = values[: packed.out_features, : packed.in_features].float()
-    return values.contiguous() if packed.scale is None else rotate(values * packed.scale[0, :, None])
+    return values[: packed.out_features, : packed.in_features].contiguous()
 
 
 def concat(weights: Sequence[PackedWeight]) -> PackedWeight:

@@ -28,6 +28,9 @@ class PlanItem:
         dtype: of the packed weight, or of the computation for ops without one; `"-"` if it was left.
         packed_bytes: size of the packed weight in bytes.
         reason: None if it was replaced, else why it was left.
+        provider: by whom and for how many rows it was served so far where not by our kernels (`"oneDNN: 65-128 rows"`), else
+            `"ours"`; `"-"` if it was left.
+        copied_bytes: size of the weight's copies in the layouts of other providers.
     """
 
     name: str
@@ -36,10 +39,12 @@ class PlanItem:
     dtype: str
     packed_bytes: int
     reason: str | None
+    provider: str = "ours"
+    copied_bytes: int = 0
 
     @classmethod
     def left(cls, name: str, structure: str, reason: str) -> PlanItem:
-        return cls(name, structure, op="-", dtype="-", packed_bytes=0, reason=reason)
+        return cls(name, structure, op="-", dtype="-", packed_bytes=0, reason=reason, provider="-")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Plan:
         tier: the instruction tier that the kernels use, or `"reference"`.
         threads, thread_reason: intra-op threads, and the sentence that says why so many.
         kernels: `"native"`, or `"reference"` if the extension is not loaded and plain torch serves.
+        providers: the sentence that says whether other providers are measured, and where that is kept.
         compile_state, recompiles: of the compiled tier.
         config: what was asked for, None if nothing is accelerated.
     """
@@ -61,6 +67,7 @@ class Plan:
     threads: int
     thread_reason: str
     kernels: str
+    providers: str = "ours only"
     compile_state: str = "off"
     recompiles: int = 0
     config: CPUAccelConfig | None = None
@@ -76,6 +83,10 @@ class Plan:
     @property
     def packed_bytes(self) -> int:
         return sum(item.packed_bytes for item in self.items)
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(item.copied_bytes for item in self.items)
 
     def counts(self) -> dict[str, int]:
         """How many modules of each structure were replaced."""
@@ -98,14 +109,17 @@ class Plan:
         if not self.items:
             return self._header() + "\nnothing is accelerated: call accelerate_for_cpu(target) first"
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for column in ("module", "structure", "op", "dtype"):
+        others = any(item.provider not in ("ours", "-") for item in self.items)
+        for column in ("module", "structure", "op", "dtype", *(["provider"] if others else [])):
             table.add_column(column, overflow="fold")
         table.add_column("packed MB", justify="right")
         table.add_column("left because", overflow="fold")
         for item, count in _collapse_layers(self.items):
-            megabytes = f"{item.packed_bytes / 1e6:.2f}" if item.packed_bytes else ""
+            held = item.packed_bytes + item.copied_bytes
+            megabytes = f"{held / 1e6:.2f}" if held else ""
             name = item.name if count == 1 else f"{item.name}  x{count}"
-            table.add_row(name, item.structure, item.op, item.dtype, megabytes, item.reason or "")
+            provider = [item.provider] if others else []
+            table.add_row(name, item.structure, item.op, item.dtype, *provider, megabytes, item.reason or "")
         return Group(self._header(), table)
 
     def __str__(self) -> str:
@@ -116,11 +130,15 @@ class Plan:
         return text.getvalue().rstrip()
 
     def _header(self) -> str:
+        copied = (
+            f" and {self.copied_bytes / 1e6:.1f} MB copied for other providers" if self.copied_bytes else ""
+        )
         return (
             f"{len(self.replaced)} modules replaced, {len(self.left)} left; {self.dtype}; "
-            f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed; "
+            f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}; "
             f"compile {self.compile_state}, {self.recompiles} recompiles\n"
-            f"{self.threads} threads: {self.thread_reason}"
+            f"{self.threads} threads: {self.thread_reason}\n"
+            f"providers: {self.providers}"
         )
 
 
@@ -130,12 +148,14 @@ def make(config: CPUAccelConfig, *, threads: int, thread_reason: str) -> Plan:
     `dtype="auto"` becomes bfloat16 where the CPU multiplies it faster than float32, else float32.
     """
     from hf_cpu_accel import hardware
+    from hf_cpu_accel.providers.describe import describe
 
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if hardware.native_bf16_is_fast() else "float32"
     kernels, tier = _kernels()
-    return Plan((), dtype, tier, threads, thread_reason, kernels, config=config)
+    sentence = describe(config.providers)
+    return Plan((), dtype, tier, threads, thread_reason, kernels, sentence, config=config)
 
 
 def nothing(*, threads: int) -> Plan:
@@ -160,14 +180,18 @@ def _kernels() -> tuple[str, str]:
 
 def _collapse_layers(items: tuple[PlanItem, ...]) -> list[tuple[PlanItem, int]]:
     """Rows that differ only in the numbers of their path become one, with the sum of their bytes."""
-    rows: dict[tuple[str, str, str, str, str | None], tuple[PlanItem, int, int]] = {}
+    rows: dict[tuple[str, str], list[PlanItem]] = {}
     for item in items:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", item.name)
-        key = (pattern, item.structure, item.op, item.dtype, item.reason)
-        first, count, size = rows.get(key, (item, 0, 0))
-        rows[key] = (first, count + 1, size + item.packed_bytes)
-    collapsed = []
-    for (pattern, *_), (first, count, size) in rows.items():
-        name = first.name if count == 1 else pattern
-        collapsed.append((dataclasses.replace(first, name=name, packed_bytes=size), count))
-    return collapsed
+        rest = repr((item.structure, item.op, item.dtype, item.provider, item.reason))
+        rows.setdefault((pattern, rest), []).append(item)
+    return [(_together(pattern, alike), len(alike)) for (pattern, _), alike in rows.items()]
+
+
+def _together(pattern: str, alike: list[PlanItem]) -> PlanItem:
+    return dataclasses.replace(
+        alike[0],
+        name=alike[0].name if len(alike) == 1 else pattern,
+        packed_bytes=sum(item.packed_bytes for item in alike),
+        copied_bytes=sum(item.copied_bytes for item in alike),
+    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_cpu_accel.rewrite import projection_group
+from hf_cpu_accel.rewrite import served
 from hf_cpu_accel.rewrite.linear import pack
 
 WIDTH = 64
@@ -24,14 +24,14 @@ def gemms(monkeypatch):
     calls = []
 
     def counting(op):
-        def counted(input, weight, *rest):
+        def counted(input, weight, *rest, **options):
             calls.append(weight.out_features)
-            return op(input, weight, *rest)
+            return op(input, weight, *rest, **options)
 
         return counted
 
     for name in ("linear", "linear_split"):
-        monkeypatch.setattr(projection_group, name, counting(getattr(projection_group, name)))
+        monkeypatch.setattr(served, name, counting(getattr(served, name)))
     return calls
 
 

@@ -343,8 +343,8 @@ def _corrupt(monkeypatch, module):
     """Packing goes wrong: the replacement computes something else."""
     pack = module.pack
 
-    def wrong(linears, dtype):
-        packed = pack(linears, dtype)
+    def wrong(linears, dtype, **options):
+        packed = pack(linears, dtype, **options)
         packed[0].group.packed.data[0] += 1
         return packed
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.originals import OriginalsStore
 
@@ -26,6 +27,7 @@ class Context:
 
     Attributes:
         dtype: `"float32"`, `"bfloat16"` or `"int8"`, resolved.
+        measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
         owners: the paths of the parameters, by storage: several where weights are tied.
         handled: ids of the modules that a rule has taken care of.
@@ -41,6 +43,7 @@ class Context:
     owners: dict[int, list[str]]
     handled: set[int] = field(default_factory=set)
     freed: int = 0
+    measured: bool = False
 
     @classmethod
     def of(
@@ -51,7 +54,8 @@ class Context:
             for name, child in parent._modules.items():
                 if child is not None:
                     slots[id(child)].append((parent, name))
-        return cls(root, config, dtype, journal, store, slots, weight_owners(root))
+        owners, measured = weight_owners(root), switch.measured(config.providers)
+        return cls(root, config, dtype, journal, store, slots, owners, measured=measured)
 
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.ffn import ffn
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.fused_container import FusedContainer
@@ -17,6 +17,7 @@ from hf_cpu_accel.rewrite.linear import pack, packed_item, release
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
 from hf_cpu_accel.rewrite.parts import computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.served import FFNWork
 from hf_cpu_accel.rewrite.verify import disagreement
 
 STRUCTURE = "ffn"
@@ -41,13 +42,17 @@ class FusedFFN(FusedContainer):
         packed = {feed_forward.up: up, feed_forward.down: down}
         super().__init__(original, packed, (feed_forward.input,))
         self.feed_forward = feed_forward
+        self.provider_route = self.make_route()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         (input,) = self.bind(args, kwargs)
         check_inference(self, input)
-        names = self.feed_forward
-        up, down = self.packed_child(names.up), self.packed_child(names.down)
-        return ffn(input, up.packed, up.bias, down.packed, down.bias, activation=names.activation)
+        return self.provider_route(input)
+
+    def make_route(self) -> Route:
+        up, down = self.packed_child(self.feed_forward.up), self.packed_child(self.feed_forward.down)
+        up_part, down_part = (linear.group.part(linear.index, linear.index) for linear in (up, down))
+        return Route(FFNWork(up_part, down_part, self.feed_forward.activation), measured=up.group.measured)
 
     def extra_repr(self) -> str:
         return f"activation={self.feed_forward.activation}"
@@ -76,7 +81,9 @@ class FFNRule:
         up, down = match.module.get_submodule(found.up), match.module.get_submodule(found.down)
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
-        packed_up, packed_down = pack([up], context.dtype)[0], pack([down], context.dtype)[0]
+        packed_up, packed_down = (
+            pack([linear], context.dtype, measured=context.measured)[0] for linear in (up, down)
+        )
         fused = FusedFFN(match.module, packed_up, packed_down, found)
         if context.config.verify:
             inputs = probes(up, 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.mixed_class import Mixed, mixed_class
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
@@ -17,7 +20,10 @@ class FusedContainer(Mixed):
 
     Attributes:
         inputs: the names of the inputs of the original's forward, for callers that pass them by name.
+        provider_route: computes the linears with what is fused to them, on our op or by another provider.
     """
+
+    provider_route: Route
 
     def __init__(
         self, original: nn.Module, packed: Mapping[str, PackedLinear], inputs: tuple[str, ...]
@@ -37,6 +43,18 @@ class FusedContainer(Mixed):
         if not kwargs:
             return args
         return args + tuple(kwargs[name] for name in self.inputs[len(args) :])
+
+    @abstractmethod
+    def make_route(self) -> Route:
+        """The route over the packed children. To be called when they, and what a subclass needs besides, are there."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy routes over its own children, and other providers' weights cannot be copied.
+        return {name: value for name, value in self.__dict__.items() if name != "provider_route"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.provider_route = self.make_route()
 
     def packed_child(self, name: str) -> PackedLinear:
         child = self._modules[name]

@@ -24,15 +24,18 @@ MERGED = "merged projections"
 ALONE = "linear"
 
 
-def pack(linears: Sequence[nn.Linear], dtype: str) -> list[PackedLinear]:
-    """Packed stand-ins for `linears`, which share one packed weight. The originals are not changed."""
+def pack(linears: Sequence[nn.Linear], dtype: str, *, measured: bool = False) -> list[PackedLinear]:
+    """Packed stand-ins for `linears`, which share one packed weight. The originals are not changed.
+
+    With `measured`, other providers may serve where they were measured to be faster.
+    """
     weights = [linear.weight.detach() for linear in linears]
     packed = pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), dtype)
     ranges, start = [], 0
     for linear in linears:
         ranges.append((start, start + linear.out_features))
         start += linear.out_features
-    group = ProjectionGroup(packed, ranges, [linear.bias for linear in linears])
+    group = ProjectionGroup(packed, ranges, [linear.bias for linear in linears], measured=measured)
     return [PackedLinear(group, index, linear) for index, linear in enumerate(linears)]
 
 
@@ -61,7 +64,7 @@ def put_in_place(
     paths: Sequence[str], linears: Sequence[nn.Linear], structure: str, context: Context
 ) -> Outcome:
     """Pack `linears` together, compare each with its original, and swap them in."""
-    packed = pack(linears, context.dtype)
+    packed = pack(linears, context.dtype, measured=context.measured)
     if context.config.verify:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
+from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.fused_container import FusedContainer
@@ -17,6 +18,7 @@ from hf_cpu_accel.rewrite.norm import NormSpec
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
 from hf_cpu_accel.rewrite.parts import Parts, computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.served import LinearWork
 from hf_cpu_accel.rewrite.verify import disagreement
 
 
@@ -52,6 +54,7 @@ class FusedLinearBlock(FusedContainer):
     ) -> None:
         super().__init__(original, {block.dense: dense}, inputs)
         self.block = block
+        self.provider_route = self.make_route()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         input, *rest = self.bind(args, kwargs)
@@ -59,15 +62,19 @@ class FusedLinearBlock(FusedContainer):
             check_inference(self, tensor)
         if self.block.first_token:
             input = input[:, 0]
-        dense = self.packed_child(self.block.dense)
-        residual = rest[0] if self.block.residual else None
-        output = linear(input, dense.packed, dense.bias, activation=self.block.activation, residual=residual)
+        output = self.provider_route(input, *rest)
         if self.block.norm is None:
             return output
         name, spec = self.block.norm
         norm = self._modules[name]
         assert norm is not None
         return spec.compute(norm, output)
+
+    def make_route(self) -> Route:
+        dense = self.packed_child(self.block.dense)
+        part = dense.group.part(dense.index, dense.index)
+        work = LinearWork(part, self.block.activation, residual=self.block.residual)
+        return Route(work, measured=dense.group.measured)
 
     def extra_repr(self) -> str:
         return self.block.structure
@@ -92,7 +99,7 @@ class LinearBlockRule:
         block, input_names = match.found
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
-        dense = pack([original], context.dtype)[0]
+        dense = pack([original], context.dtype, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)
         if context.config.verify:
             inputs = probes(original, len(input_names))

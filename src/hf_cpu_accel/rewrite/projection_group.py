@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.linear import MAX_SPLIT, linear, linear_split
+from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.served import LinearWork, Part, RunWork
 
 # Calls that may start a new run, after which a group has seen enough of its model and stops taking notes.
 _LESSONS_PER_MEMBER = 4
@@ -45,22 +47,29 @@ class ProjectionGroup:
         packed: the whole weight.
         ranges: the (start, stop) output features of each member.
         biases: the bias of each member, or None.
+        measured: whether other providers may serve where they were measured to be faster.
         runs: what was learned: {first member called: (first, last member of the run)}.
     """
 
     def __init__(
-        self, packed: PackedWeight, ranges: Sequence[tuple[int, int]], biases: Sequence[nn.Parameter | None]
+        self,
+        packed: PackedWeight,
+        ranges: Sequence[tuple[int, int]],
+        biases: Sequence[nn.Parameter | None],
+        *,
+        measured: bool = False,
     ) -> None:
         self.packed = packed
         self.ranges = tuple(ranges)
         self.biases = tuple(biases)
+        self.measured = measured
         self.runs: dict[int, tuple[int, int]] = {}
         self._reset()
 
     def forward(self, index: int, input: Tensor) -> Tensor:
         """Member `index` of `input` [..., in_features] -> [..., out_features of the member]."""
         if len(self.ranges) == 1 or torch.compiler.is_compiling() or _separately.get():
-            return self._compute(index, index, input)
+            return self._compute(index, input)
         calls = self._calls
         stash: _Stash | None = getattr(calls, "stash", None)
         if stash is not None:
@@ -76,31 +85,52 @@ class ProjectionGroup:
             calls.stash = None
             first, last = self._shrink(index, stash.outputs)
         if first == last:
-            return self._compute(index, index, input)
+            return self._compute(index, input)
         return self._compute_run(index, first, last, input)
 
     def weight(self, first: int, last: int) -> tuple[PackedWeight, Tensor | None]:
         """The packed weight and the bias of the members `first` to `last`, both included."""
-        cached = self._parts.get((first, last))
-        if cached is None:
+        part = self.part(first, last)
+        return part.packed, part.bias
+
+    def part(self, first: int, last: int) -> Part:
+        """The same, for a `Work`."""
+        part = self._parts.get((first, last))
+        if part is None:
             start, stop = self.ranges[first][0], self.ranges[last][1]
             whole = stop - start == self.packed.out_features
             packed = self.packed if whole else self.packed.narrow(start, stop - start)
-            cached = self._parts[first, last] = (packed, self._bias(first, last))
-        return cached
+            part = self._parts[first, last] = Part(packed, self._bias(first, last))
+        return part
+
+    def route(self, first: int, last: int) -> Route:
+        """Computes the members `first` to `last`: a tensor if that is one, else a list of them."""
+        route = self._routes.get((first, last))
+        if route is None:
+            work: LinearWork | RunWork = LinearWork(self.part(first, last))
+            if first != last:
+                members = [self.part(index, index) for index in range(first, last + 1)]
+                work = RunWork(self.part(first, last), members)
+            route = self._routes[first, last] = Route(work, measured=self.measured)
+        return route
+
+    @property
+    def routes(self) -> dict[tuple[int, int], Route]:
+        """Those in use, by (first, last) member."""
+        return self._routes
 
     def forget_biases(self) -> None:
         """To be called when the biases were cast or moved."""
-        self._parts.clear()
+        for (first, last), part in self._parts.items():
+            part.bias = self._bias(first, last)
 
-    def _compute(self, first: int, last: int, input: Tensor) -> Tensor:
-        packed, bias = self.weight(first, last)
-        return linear(input, packed, bias)
+    def _compute(self, index: int, input: Tensor) -> Tensor:
+        route = self._routes[index, index]
+        # Before it is known what is computed together, it is not worth measuring what each takes alone.
+        return route.work.own(input) if self._lessons and len(self.ranges) > 1 else route(input)
 
     def _compute_run(self, index: int, first: int, last: int, input: Tensor) -> Tensor:
-        lengths = [stop - start for start, stop in self.ranges[first : last + 1]]
-        packed, bias = self.weight(first, last)
-        slices = linear_split(input, packed, bias, lengths)
+        slices = self.route(first, last)(input)
         outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
         self._calls.stash = _Stash(index, input, outputs)
         return slices[index - first]
@@ -140,10 +170,13 @@ class ProjectionGroup:
     def _reset(self) -> None:
         self._lessons = _LESSONS_PER_MEMBER * len(self.ranges)
         self._calls = threading.local()
-        self._parts: dict[tuple[int, int], tuple[PackedWeight, Tensor | None]] = {}
+        self._parts: dict[tuple[int, int], Part] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
+        for index in range(len(self.ranges)):
+            self.route(index, index)  # now, so that nothing is made while a graph is traced
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("packed", "ranges", "biases", "runs")
+        names = ("packed", "ranges", "biases", "measured", "runs")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,62 @@
+"""The copies that other providers multiply by, beside our packed weight."""
+
+from __future__ import annotations
+
+import weakref
+
+import psutil
+from torch import Tensor
+
+from hf_cpu_accel import hardware
+from hf_cpu_accel.packing import PackedWeight, unpack_values
+from hf_cpu_accel.providers.torch_ops import Provider, ProviderWeight
+from hf_cpu_accel.runtime import cgroup
+
+# This share of the memory stays free; a copy that would go into it is not made.
+_KEEP_FREE = 0.1
+
+
+class Copies:
+    """Copies of one packed weight, one per provider, for as long as somebody uses them.
+
+    They cannot be copied or pickled (oneDNN's tensors are opaque), and need not be: whoever holds a `Copies` makes a new one.
+    """
+
+    def __init__(self, packed: PackedWeight) -> None:
+        self._packed = packed
+        self._values: weakref.ref[Tensor] | None = None
+        self._by_provider: weakref.WeakValueDictionary[str, ProviderWeight] = weakref.WeakValueDictionary()
+
+    def of(self, provider: Provider) -> ProviderWeight:
+        """The copy of `provider`, made now if there is none.
+
+        Raises:
+            MemoryError: too little memory would be left.
+        """
+        weight = self._by_provider.get(provider.name)
+        if weight is None:
+            _check_room(4 * self._packed.in_features * self._packed.out_features)
+            weight = self._by_provider[provider.name] = provider.prepare(self._packed, self._unpacked())
+        return weight
+
+    def _unpacked(self) -> Tensor:
+        """The values, from a copy that is made of them if there is one: unpacking takes longer than a race's round."""
+        values = None if self._values is None else self._values()
+        if values is None:
+            values = unpack_values(self._packed)
+            self._values = weakref.ref(values)
+        return values
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self._by_provider.values())
+
+
+def _check_room(nbytes: int) -> None:
+    cpu = hardware.detect()
+    whole = cpu.memory_total if cpu.cgroup_memory_limit is None else cpu.cgroup_memory_limit
+    available = psutil.virtual_memory().available
+    headroom = cgroup.memory_headroom()
+    available = available if headroom is None else min(available, headroom)
+    if available - nbytes < _KEEP_FREE * whole:
+        raise MemoryError(f"{available / 1e6:.0f} MB are free of {whole / 1e6:.0f}")

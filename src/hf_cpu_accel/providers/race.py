@@ -1,0 +1,79 @@
+"""Ours against the others, on a clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+OWN = "own"
+
+# A provider must be this much faster than ours to be taken: below it, the difference is not worth a second copy of the weight.
+MARGIN = 0.03
+# Not again after one round if this much slower than ours: the whole race rarely takes more than two calls of each.
+_HOPELESS = 1.15
+_ROUNDS = 5
+# A call shorter than this is repeated within a round, so that the clock and the scheduler matter less.
+_ROUND_SECONDS = 3e-4
+# Our own rounds this far apart (median to best) say that the machine was busy: such an answer is not for keeps.
+_NOISY = 1.3
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a race ended.
+
+    Attributes:
+        winner: `OWN` or the name of a provider.
+        seconds: best time of one call, by name.
+        steady: whether the times can be trusted beyond this process.
+    """
+
+    winner: str
+    seconds: dict[str, float]
+    steady: bool
+
+
+def race(
+    contestants: Mapping[str, Callable[[], object]], *, clock: Callable[[], float] = time.perf_counter
+) -> Result:
+    """Run all in turn, the order reversed in every other round, and compare.
+
+    Another than `OWN` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times
+    scatter, as on a busy machine, only who is far ahead gets that.
+
+    Args:
+        contestants: `OWN` and any others, by name; each does the work once.
+        clock: seconds.
+    """
+    repeats = {}
+    for name, run in contestants.items():
+        run()  # the first call allocates, and creates oneDNN's primitive
+        seconds = _time(run, 1, clock)
+        repeats[name] = max(1, min(20, math.ceil(_ROUND_SECONDS / max(seconds, 1e-9))))
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    running = list(contestants)
+    for turn in range(_ROUNDS):
+        for name in running if turn % 2 == 0 else reversed(running):
+            times[name].append(_time(contestants[name], repeats[name], clock))
+        best = {name: min(times[name]) for name in running}
+        running = [name for name in running if name == OWN or best[name] < _HOPELESS * best[OWN]]
+        if running == [OWN]:
+            break
+    best = {name: min(times[name]) for name in contestants}
+    ahead = [name for name in running if name != OWN and _clearly_ahead(times[name], times[OWN])]
+    winner = min(ahead, key=best.__getitem__, default=OWN)
+    return Result(winner, best, steady=median(times[OWN]) <= _NOISY * best[OWN])
+
+
+def _clearly_ahead(theirs: list[float], ours: list[float]) -> bool:
+    return min(theirs) < (1 - MARGIN) * min(ours) and median(theirs) < min(ours)
+
+
+def _time(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+    start = clock()
+    for _ in range(repeats):
+        run()
+    return (clock() - start) / repeats

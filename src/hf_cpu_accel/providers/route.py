@@ -1,0 +1,108 @@
+"""The hot path: who serves this op for so many rows, in one look-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.providers import choice as choices
+from hf_cpu_accel.providers.choice import FEWEST_ROWS, Run, Work, row_range
+from hf_cpu_accel.providers.race import OWN
+from hf_cpu_accel.providers.store import Choice
+from hf_cpu_accel.providers.torch_ops import provider_named
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_Setting = tuple[torch.dtype, int]  # of the input; threads
+_Table = dict[int, Run]  # by the logarithm of the range's last row count
+
+
+class Route:
+    """Calls `work` on our kernels, or by the provider that was measured to be faster for so many rows.
+
+    While a graph is traced, and for fake or wrapped tensors, it is always our op: others have no shape functions that last, and
+    weights that cannot be exported.
+
+    Args:
+        work: what is to be done; the first input decides on rows and dtype.
+        measured: False to use our kernels always.
+    """
+
+    def __init__(self, work: Work, *, measured: bool) -> None:
+        self.work = work
+        self.measured = measured
+        self._tables: dict[_Setting, _Table] = {}
+        self._current: tuple[_Setting | None, _Table] = (None, {})
+
+    def __call__(self, input: Tensor, *rest: Tensor) -> Any:
+        if not self.measured or torch.compiler.is_compiling():
+            return self.work.own(input, *rest)
+        rows = input.numel() // self.work.in_features
+        if type(rows) is not int or rows < FEWEST_ROWS:  # a symbolic number has no range
+            return self.work.own(input, *rest)
+        # One attribute for both, so that threads with different settings do not read each other's table.
+        setting, table = self._current
+        if setting != (input.dtype, torch.get_num_threads()):
+            table = self._switch((input.dtype, torch.get_num_threads()))
+        run = table.get((rows - 1).bit_length())
+        if run is None:
+            run = self._decide(rows, input, table)
+        return run(input, *rest)
+
+    def choice(self, rows: int, dtype: torch.dtype) -> Choice | None:
+        """Who serves `rows` rows of that dtype, measured now if need be; None if that cannot be told (yet)."""
+        if not self.measured or rows < FEWEST_ROWS or _traced():
+            return None
+        return choices.chooser().choose(self.work, rows, dtype)
+
+    def elsewhere(self) -> dict[tuple[int, int], str]:
+        """{(first, last) row count: provider}, by rows, where others than our kernels serve now."""
+        return {
+            row_range(1 << log2): run.provider
+            for log2, run in sorted(self._current[1].items())
+            if isinstance(run, _Foreign)
+        }
+
+    def _decide(self, rows: int, input: Tensor, table: _Table) -> Run:
+        choice = self.choice(rows, input.dtype) if type(input) in _PLAIN else None
+        if choice is None:
+            return self.work.own
+        run: Run = self.work.own
+        if choice.provider != OWN:
+            run = self._foreign(choice.provider) or run
+        table[(rows - 1).bit_length()] = run
+        return run
+
+    def _foreign(self, name: str) -> Run | None:
+        """None if the provider is gone since it was measured, or its copies have no room."""
+        provider = provider_named(name, self.work.dtype)
+        if provider is None:
+            return None
+        try:
+            return _Foreign(name, self.work.by(provider), self.work.own)
+        except MemoryError:
+            return None
+
+    def _switch(self, setting: _Setting) -> _Table:
+        table = self._tables.setdefault(setting, {})
+        self._current = (setting, table)
+        return table
+
+
+class _Foreign:
+    """A provider's run; ours where it must not be used."""
+
+    def __init__(self, provider: str, run: Run, own: Run) -> None:
+        self.provider = provider
+        self._run = run
+        self._own = own
+
+    def __call__(self, input: Tensor, *rest: Tensor) -> Any:
+        plain = type(input) in _PLAIN and not _traced() and not torch.is_autocast_enabled("cpu")
+        return self._run(input, *rest) if plain else self._own(input, *rest)
+
+
+def _traced() -> bool:
+    """Whether calls are being recorded instead of done."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
