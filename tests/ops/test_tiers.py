@@ -16,11 +16,8 @@ CHECKS = {
     "test_linear": "check_linear",
     "test_attention": "check_attention",
     "test_norm": "check_norm",
-<<<<<<< HEAD
     "test_encoder_layer": "check_encoder_layer",
-=======
     "test_embedding": "check_embedding",
->>>>>>> 0af4aa0 (Look embeddings up, add and normalise them in one op)
 }
 
 best = extension.status().tier

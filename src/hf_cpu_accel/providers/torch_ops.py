@@ -21,13 +21,14 @@ from torch import Tensor
 
 from hf_cpu_accel import hardware
 from hf_cpu_accel.packing import PackedWeight, pack_linear, unpack_linear, unpack_values
+from hf_cpu_accel.rotation import rotate
 
 # (input [..., K] float32 or bfloat16, bias [N] or None) -> [..., N] in the input's dtype
 Multiply = Callable[[Tensor, Tensor | None], Tensor]
 
 # Largest relative error of an output row in the probe: rounding of sums; of bfloat16 inputs and outputs; of 8-bit inputs.
 _PROBE_TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2}
-_PROBE_SHAPE = (17, 96, 80)  # M, N, K
+_PROBE_SHAPE = (17, 96, 208)  # M, N, K: more than a block of the rotation
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _blas(packed: PackedWeight, values: Tensor) -> ProviderWeight:
 
 
 def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
-    """oneDNN's u8 x s8 product with the input quantised per row by torch ops, exactly as `ops.linear.quantize_rows` says.
+    """oneDNN's u8 x s8 product with the input rotated and quantised per row by torch ops, as `ops.linear` says.
 
     With q = round(x / step) + zero the sum is step * w_step * (q @ w^T - zero * sum(w)): oneDNN gives w_step * (q @ w^T), and the
     zero point and the bias come in by a product of rank 2.
@@ -132,7 +133,7 @@ def _onednn_int8(packed: PackedWeight, values: Tensor) -> ProviderWeight:
     pointwise = torch.ops.onednn.qlinear_pointwise.default
 
     def multiply(input: Tensor, bias: Tensor | None) -> Tensor:
-        rows = input.reshape(-1, input.shape[-1]).float()
+        rows = rotate(input.reshape(-1, input.shape[-1]).float())
         low, high = torch.aminmax(rows, dim=1, keepdim=True)
         low, high = low.clamp(max=0), high.clamp(min=0)
         row_step = (high - low) / 253

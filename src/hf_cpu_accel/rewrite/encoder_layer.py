@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.attention_interface import padding_of
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
@@ -57,6 +59,12 @@ class EncoderLayerParts:
     pre_norm: bool
     returns_tuple: bool
 
+    @cached_property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """In the order in which they are called."""
+        call = self.attention
+        return (call.query, call.key, call.value, self.output, self.up, self.down)
+
     def weights(self) -> EncoderWeights:
         """The packed weights of the three projections side by side, and all others."""
         call, group = self.attention, self.attention.query.group
@@ -86,7 +94,8 @@ class FusedEncoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden states
-    and a mask (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed linears.
+    and a mask (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed linears. So does a
+    number of tokens for which other providers than our kernels make the linears faster than fusing them does.
     """
 
     _parts: EncoderLayerParts
@@ -102,6 +111,8 @@ class FusedEncoderLayer(Mixed):
         if unusual or (any(self._hooks_inside) and any(map(_has_foreign_hook, self._hooks_inside))):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         check_inference(self, hidden_states)
+        if not own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
+            return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         padding, mask = None, attention_mask
         if mask is not None:
             padding = padding_of(mask)
