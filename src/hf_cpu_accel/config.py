@@ -14,6 +14,7 @@ FILE_NAME = "cpu_accel_config.json"
 DTYPES = ("auto", "float32", "bfloat16", "int8")
 COMPILE = ("auto", "off")
 ORIGINALS = ("disk", "memory", "drop")
+PADDING = ("skip", "compute")
 PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
@@ -40,6 +41,9 @@ class CPUAccelConfig:
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
             serves; or `"own"`: our kernels always, and nothing is measured.
 
+        padding: `"skip"`: fused encoder layers compute the tokens of a padded batch only, and what stands at the padding comes
+            out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
+
     Raises:
         ValueError: a value outside of the accepted ones.
         TypeError: a value of the wrong type.
@@ -52,12 +56,14 @@ class CPUAccelConfig:
     verify: bool = True
     originals: str = "disk"
     providers: str = "auto"
+    padding: str = "skip"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
         _check_choice("compile", self.compile, COMPILE, PLANNED_COMPILE)
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)
+        _check_choice("padding", self.padding, PADDING)
         _check_threads(self.threads)
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify={self.verify!r}: expected True or False")

@@ -185,7 +185,9 @@ def test_int8_at_the_ends_of_float32(features: int) -> None:
         assert linear(tiny, packed).abs().max() <= 1e-36
     big = torch.zeros(1, features)
     big[0, 0] = 2e37
-    torch.testing.assert_close(linear(big, packed), torch.full((1, 40), 2e34), rtol=3e-2, atol=0)
+    # One feature is spread over 16, ten of which count up and six down where all weights are alike: with 7 bits each may be off by
+    # 1/125 of them, 16/4 times that is the sum.
+    torch.testing.assert_close(linear(big, packed), torch.full((1, 40), 2e34), rtol=3.3e-2, atol=0)
     big[0, 1] = -2e37
     assert linear(big, packed).abs().max() <= 2e37 * 1e-3 * 0.05
     # The rotation adds up 16 features: what that may overflow for is NaN and not wrong.

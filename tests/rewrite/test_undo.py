@@ -175,7 +175,8 @@ def test_a_saved_checkpoint_is_an_ordinary_one(tmp_path, dtype):
     loaded = type(model).from_pretrained(tmp_path)
     assert loaded.config._attn_implementation == "sdpa"
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
-    torch.testing.assert_close(family.run(loaded, BATCH), output, rtol=0.05, atol=0.05)
+    tokens = BATCH["attention_mask"].bool()  # logits at the padding are nobody's
+    torch.testing.assert_close(family.run(loaded, BATCH)[tokens], output[tokens], rtol=0.05, atol=0.05)
 
 
 def test_flags_of_parameters_come_back_as_they_were():

@@ -40,6 +40,7 @@ struct Pool {
   std::unordered_map<void*, int> class_of_block;  // beside the blocks: a header in front would cost large ones another page
   std::vector<void*> idle[classes + 1];
   size_t idle_bytes = 0;
+  int64_t allocations = 0;
 };
 
 // Never destroyed: tensors may outlive the statics of this library.
@@ -71,6 +72,7 @@ void* take_buffer(size_t bytes) {
     return block;
   }
   void* block = allocate(class_bytes(index));
+  ++p.allocations;
   p.class_of_block[block] = index;
   return block;
 }
@@ -87,6 +89,12 @@ void return_buffer(void* block) {
     p.class_of_block.erase(entry);
     std::free(block);
   }
+}
+
+int64_t buffer_allocations() {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> lock(p.mutex);
+  return p.allocations;
 }
 
 size_t trim_buffers() {

@@ -6,6 +6,7 @@
 // per 100 calls, and each call 2 to 10 times slower for the faults).
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 namespace hfca {
 
@@ -14,6 +15,9 @@ void* take_buffer(size_t bytes);
 
 // Takes a block of take_buffer back.
 void return_buffer(void* block);
+
+// How many blocks the system was asked for since the library was loaded: in a steady state the number stands still.
+int64_t buffer_allocations();
 
 // Frees the idle blocks; the bytes that were idle.
 size_t trim_buffers();

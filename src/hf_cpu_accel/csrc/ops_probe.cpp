@@ -60,6 +60,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def("tier() -> str");
   m.def("bf16_dot() -> bool");
   m.def("release_buffers() -> int");
+  m.def("buffer_allocations() -> int");
   m.def("measure_flops(str dtype, int threads) -> float");
   m.def("measure_read_bandwidth(int threads, int megabytes) -> float");
 }
@@ -68,6 +69,7 @@ STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) {
   m.impl("tier", TORCH_BOX(&hfca::tier));
   m.impl("bf16_dot", TORCH_BOX(&hfca::bf16_dot));
   m.impl("release_buffers", TORCH_BOX(&hfca::release_buffers));
+  m.impl("buffer_allocations", TORCH_BOX(&hfca::buffer_allocations));
   m.impl("measure_flops", TORCH_BOX(&hfca::measure_flops));
   m.impl("measure_read_bandwidth", TORCH_BOX(&hfca::measure_read_bandwidth));
 }

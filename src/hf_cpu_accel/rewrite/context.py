@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -19,6 +21,7 @@ WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
 MIN_OUT_FEATURES = 16
 MAX_INT8_FEATURES = 65536
+_REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Context:
     """The model under rewrite.
 
     Attributes:
-        dtype: `"float32"`, `"bfloat16"` or `"int8"`, resolved.
+        dtype: `"float32"`, `"bfloat16"` or `"int8"`, resolved; see `weight_dtype` for a single linear.
         measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
         owners: the paths of the parameters, by storage: several where weights are tied.
@@ -64,6 +67,17 @@ class Context:
         return any(
             fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules
         )
+
+    def weight_dtype(self, path: str, linears: Sequence[nn.Linear]) -> str:
+        """The dtype that `linears`, at or below `path`, are packed in.
+
+        int8 is for what is repeated layer by layer: that is where the time goes. A pooler or the head for a few classes costs next
+        to nothing, and its error goes straight into the answer, so it stays float32.
+        """
+        is_head = not _REPEATED.search(path) and all(
+            linear.out_features <= linear.in_features for linear in linears
+        )
+        return "float32" if self.dtype == "int8" and is_head else self.dtype
 
     def other_owner(self, parameter: Tensor, path: str) -> str | None:
         """The path of another parameter that shares its memory with `parameter`, which is at `path`."""

@@ -101,6 +101,7 @@ class FusedEncoderLayer(Mixed):
     _parts: EncoderLayerParts
     _hooks_inside: tuple[dict[int, Any], ...]
     _bound: tuple[Any, ...] | None
+    _skips_padding: bool
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
@@ -115,7 +116,7 @@ class FusedEncoderLayer(Mixed):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         padding, mask = None, attention_mask
         if mask is not None:
-            padding = padding_of(mask)
+            padding = padding_of(mask) if self._skips_padding else None
             mask = None if padding is not None else _broadcastable(mask, hidden_states)
         output = _ENCODER_LAYER(hidden_states, padding, mask, *(self._bound or self._bind()))
         return (output,) if self._parts.returns_tuple else output
@@ -147,19 +148,24 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
         if parts is None:
             continue
         inside.update(id(module) for module in layer.modules())
-        swap_module(context.journal, context.slots[id(layer)], fuse(layer, parts))
+        fused = fuse(layer, parts, skips_padding=context.config.padding == "skip")
+        swap_module(context.journal, context.slots[id(layer)], fused)
         items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
     return items
 
 
-def fuse(layer: nn.Module, parts: EncoderLayerParts) -> nn.Module:
+def fuse(layer: nn.Module, parts: EncoderLayerParts, *, skips_padding: bool) -> nn.Module:
     """`layer` with the fused forward; the original is not changed."""
     fused = empty(FusedEncoderLayer, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
     fused.__dict__.update(vars(layer))
     hooks = [hook for child in layer.modules() if child is not layer for hook in _forward_hooks(child)]
     fused.__dict__.update(
-        _modules=dict(layer._modules), _parts=parts, _hooks_inside=tuple(hooks), _bound=None
+        _modules=dict(layer._modules),
+        _parts=parts,
+        _hooks_inside=tuple(hooks),
+        _bound=None,
+        _skips_padding=skips_padding,
     )
     return fused
 
@@ -216,7 +222,7 @@ def _parts_of(layer: nn.Module) -> EncoderLayerParts | None:
         except Exception:  # unknown code: whatever it raises, it does not take (hidden_states, mask)
             return None
         for parts in candidates:
-            fused = fuse(layer, parts)
+            fused = fuse(layer, parts, skips_padding=False)
             given = [_hidden_states(fused(hidden_states, mask)) for mask in masks]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:

@@ -46,7 +46,8 @@ def release(linear: nn.Linear, packed: PackedLinear, context: Context) -> None:
     if context.is_tied(linear) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
-    lossless = context.dtype == "float32" or (context.dtype == "bfloat16" and weight.dtype is torch.bfloat16)
+    dtype = packed.packed.dtype
+    lossless = dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16)
     context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)
     if context.freed > _TRIM_BYTES:
@@ -64,12 +65,13 @@ def put_in_place(
     paths: Sequence[str], linears: Sequence[nn.Linear], structure: str, context: Context
 ) -> Outcome:
     """Pack `linears` together, compare each with its original, and swap them in."""
-    packed = pack(linears, context.dtype, measured=context.measured)
+    dtype = context.weight_dtype(paths[0], linears)
+    packed = pack(linears, dtype, measured=context.measured)
     if context.config.verify:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad():
-                reason = disagreement(replacement(input), linear(input), context.dtype, linear.weight.dtype)
+                reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))
     for linear, replacement in zip(linears, packed, strict=True):

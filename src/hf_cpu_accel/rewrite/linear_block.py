@@ -99,14 +99,13 @@ class LinearBlockRule:
         block, input_names = match.found
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
-        dense = pack([original], context.dtype, measured=context.measured)[0]
+        dtype = context.weight_dtype(match.path, [original])
+        dense = pack([original], dtype, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)
         if context.config.verify:
             inputs = probes(original, len(input_names))
             with torch.no_grad():
-                reason = disagreement(
-                    fused(*inputs), match.module(*inputs), context.dtype, original.weight.dtype
-                )
+                reason = disagreement(fused(*inputs), match.module(*inputs), dtype, original.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, block.structure, reason),), ())
         swap_module(context.journal, context.slots[id(match.module)], fused)

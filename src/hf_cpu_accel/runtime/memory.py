@@ -4,6 +4,11 @@ Why it matters: glibc maps every block above a threshold (at most 32 MiB) afresh
 freed, so that each large output tensor pays one page fault per 4 KiB, and faults are dear on virtual
 machines. Adding 1 to an 80 MB tensor took 26 ms with 19,500 faults on a 2-core cloud machine, 7.5 ms with the
 heap kept.
+
+The kernels' outputs and workspaces come from a pool of their own (csrc/buffers.h), on huge pages where the system allows
+them on request: a warm model takes nothing from the system. Only torch's own tensors are left to `keep_heap()`, and it
+stays a choice: it is for the whole process, and before 2.38 glibc's memalign, which torch calls, cannot reuse a block beside
+which a fragment lies, so that a raised threshold makes the heap grow without end in some processes.
 """
 
 from __future__ import annotations
@@ -87,6 +92,15 @@ def release_buffers() -> int:
     if not extension.status().loaded:
         return 0
     return int(torch.ops.hf_cpu_accel.release_buffers())
+
+
+def buffer_allocations() -> int:
+    """How often the kernels asked the system for memory since they were loaded: it stands still once a model is warm."""
+    import torch
+
+    from hf_cpu_accel import extension
+
+    return int(torch.ops.hf_cpu_accel.buffer_allocations()) if extension.status().loaded else 0
 
 
 def allocator(root: Path = Path("/")) -> str:
