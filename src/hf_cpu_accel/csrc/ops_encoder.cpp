@@ -100,7 +100,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                      const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
                      const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t intermediate_features,
                      const std::string& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
-                     double ffn_norm_eps, int64_t attention_features, bool norm_before) {
+                     double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
   const int64_t batch = hidden_states.size(0), length = hidden_states.size(1), features = hidden_states.size(2);
@@ -123,7 +123,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   }
 
   EncoderLayer layer;
-  layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before;
+  layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;
   layer.qkv = gemm_of(op, tokens.total, 3 * attention_features, features, qkv, qkv_scale, qkv_bias);
   layer.output = gemm_of(op, tokens.total, features, attention_features, output, output_scale, output_bias);
   layer.up = gemm_of(op, tokens.total, intermediate_features, features, up, up_scale, up_bias, activation_of(activation, op));
@@ -169,7 +169,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
       "int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, Tensor? attention_norm_weight, "
       "Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
       "Tensor? down_bias, int intermediate_features, str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, "
-      "int attention_features, bool norm_before) -> Tensor");
+      "int attention_features, bool norm_before, bool narrow) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("encoder_layer", TORCH_BOX(&hfca::encoder_layer)); }

@@ -41,6 +41,8 @@ class EncoderWeights:
         output: H x A; up: I x H; down: H x I, packed.
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
         norm_before: whether the norms come before attention and FFN, or after the residuals are added.
+        narrow: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then multiplied by
+            bfloat16 or int8 weights is rounded as coarsely anyway.
     """
 
     qkv: PackedWeight
@@ -58,6 +60,7 @@ class EncoderWeights:
     activation: str
     ffn_norm: NormWeights
     norm_before: bool
+    narrow: bool = False
 
     def arguments(self) -> tuple[Any, ...]:
         """What follows hidden_states, padding and mask in the op's schema."""
@@ -68,7 +71,7 @@ class EncoderWeights:
             *(first.weight, first.bias, first.eps),
             *(self.up.data, self.up.scale, self.up_bias, self.down.data, self.down.scale, self.down_bias),
             *(self.up.out_features, self.activation, second.weight, second.bias, second.eps),
-            *(self.qkv.out_features // 3, self.norm_before),
+            *(self.qkv.out_features // 3, self.norm_before, self.narrow),
         )
 
 
@@ -89,7 +92,7 @@ def encoder_layer(
             dimensions; all positions are computed.
 
     Returns:
-        [B, L, H] contiguous, dtype of the input. Between the steps values are float32.
+        [B, L, H] contiguous, dtype of the input. Sums are float32.
 
     Raises:
         ValueError: if the shapes do not fit, or both padding and mask are given.
@@ -138,8 +141,9 @@ def _reference(
     ffn_norm_eps: float,
     attention_features: int,
     norm_before: bool,
+    narrow: bool,
 ) -> Tensor:
-    """The op in plain torch."""
+    """The op in plain torch, float32 between the steps."""
 
     def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         weight, bias = (None if part is None else part.float() for part in (weight, bias))
@@ -190,7 +194,8 @@ declare(
     "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
-    "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before) -> Tensor",
+    "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow) "
+    "-> Tensor",
     fake=_fake,
     reference=_reference,
 )

@@ -65,8 +65,8 @@ class EncoderLayerParts:
         call = self.attention
         return (call.query, call.key, call.value, self.output, self.up, self.down)
 
-    def weights(self) -> EncoderWeights:
-        """The packed weights of the three projections side by side, and all others."""
+    def weights(self, *, narrow: bool) -> EncoderWeights:
+        """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for `narrow`."""
         call, group = self.attention, self.attention.query.group
         indices = (call.query.index, call.key.index, call.value.index)
         first, last = min(indices), max(indices)
@@ -87,6 +87,7 @@ class EncoderLayerParts:
             activation=self.activation,
             ffn_norm=_norm_weights(self.ffn_norm),
             norm_before=self.pre_norm,
+            narrow=narrow and qkv.dtype != "float32",
         )
 
 
@@ -102,6 +103,7 @@ class FusedEncoderLayer(Mixed):
     _hooks_inside: tuple[dict[int, Any], ...]
     _bound: tuple[Any, ...] | None
     _skips_padding: bool
+    _narrow: bool
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
@@ -123,7 +125,7 @@ class FusedEncoderLayer(Mixed):
 
     def _bind(self) -> tuple[Any, ...]:
         """The weights as the op takes them, looked up once: for short sequences that costs as much as the op."""
-        self._bound = self._parts.weights().arguments()
+        self._bound = self._parts.weights(narrow=self._narrow).arguments()
         return self._bound
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:
@@ -154,7 +156,9 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     return items
 
 
-def fuse(layer: nn.Module, parts: EncoderLayerParts, *, skips_padding: bool) -> nn.Module:
+def fuse(
+    layer: nn.Module, parts: EncoderLayerParts, *, skips_padding: bool, narrow: bool = True
+) -> nn.Module:
     """`layer` with the fused forward; the original is not changed."""
     fused = empty(FusedEncoderLayer, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
@@ -166,6 +170,7 @@ def fuse(layer: nn.Module, parts: EncoderLayerParts, *, skips_padding: bool) -> 
         _hooks_inside=tuple(hooks),
         _bound=None,
         _skips_padding=skips_padding,
+        _narrow=narrow,
     )
     return fused
 
@@ -222,7 +227,7 @@ def _parts_of(layer: nn.Module) -> EncoderLayerParts | None:
         except Exception:  # unknown code: whatever it raises, it does not take (hidden_states, mask)
             return None
         for parts in candidates:
-            fused = fuse(layer, parts, skips_padding=False)
+            fused = fuse(layer, parts, skips_padding=False, narrow=False)
             given = [_hidden_states(fused(hidden_states, mask)) for mask in masks]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:

@@ -9,8 +9,8 @@
 //              passes between two weights stays in its own L2 cache, and the threads do not meet at all.
 // Blocks of tokens of one long sequence, with a meeting before and after attention, were measured too: 5 to 10 % slower than steps.
 //
-// The sums that residuals are added to are float32 for every input type. What only feeds the next product or attention is bfloat16
-// unless the weights are float32: it is rounded more coarsely there anyway, and half the bytes are half the time in the caches.
+// The sums that residuals are added to are float32 for every input type. What only feeds the next product or attention may be
+// bfloat16 (`narrow`): for bfloat16 and int8 weights it is rounded as coarsely there anyway, and half the bytes are half the time.
 #pragma once
 #include <vector>
 
@@ -22,15 +22,14 @@ namespace hfca {
 struct EncoderLayer {
   Gemm qkv, output, up, down;     // the weight sides
   Norm attention_norm, ffn_norm;  // weights and eps
-  bool norm_before = false;
+  bool norm_before = false, narrow = false;
   Matrix input, result;           // a row per token, padding left out by their index
   Matrix query, key, value, context;  // [tokens, attention_features]
   int64_t tokens = 0, features = 0, attention_features = 0;
 
-  bool narrow() const { return qkv.kind != WeightKind::float32; }
-  size_t element() const { return narrow() ? sizeof(uint16_t) : sizeof(float); }
+  size_t element() const { return narrow ? sizeof(uint16_t) : sizeof(float); }
   Matrix take(Workspace& workspace, int64_t rows, int64_t columns) const {
-    return {workspace.take<char>(rows * columns * static_cast<int64_t>(element())), columns, narrow()};
+    return {workspace.take<char>(rows * columns * static_cast<int64_t>(element())), columns, narrow};
   }
   size_t size_of(int64_t rows, int64_t columns) const { return Workspace::size_of<char>(rows * columns * static_cast<int64_t>(element())); }
 };

@@ -30,8 +30,6 @@ struct GemmGrid {
 
   GemmGrid(const Gemm& g, const GemmKernels& kernels)
       : m(g.m), tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows), panels((g.n + panel_columns - 1) / panel_columns) {
-    // An even number of tiles, unless they get so low that the multipliers wait: packing is shared out by tiles.
-    if (tiles % 2 == 1 && m / (tiles + 1) >= 8) ++tiles;
     const int64_t tile_bytes = 4 * (g.input_words * kernels.tile_rows + 1), in_block = level2_bytes() * 5 / 16 / tile_bytes;
     blocks = in_block > 1 ? (tiles + in_block - 1) / in_block : tiles;
   }
