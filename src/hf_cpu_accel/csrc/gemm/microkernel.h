@@ -20,6 +20,8 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
   // Few sums leave the multipliers waiting for their own last result: they are cut into parts over interleaved words of k. 16 keep any
   // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
   constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16, chains = tile < parts ? parts / tile : 1;
+  // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
+  if (ahead.step < hfca::panel_columns * 4) ahead.step /= hfca::panel_columns / columns;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });

@@ -20,7 +20,10 @@ struct Simd {
   static Float load(const float* p) { return _mm256_loadu_ps(p); }
   static Float load_n(const float* p, int n) { return _mm256_maskload_ps(p, mask(n)); }
   static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
-  static void store_n(float* p, Float x, int n) { _mm256_maskstore_ps(p, mask(n), x); }
+  static void store_n(float* p, Float x, int n) {
+    if (n == width) store(p, x);  // a masked store is microcode on Zen 1 to 3
+    else _mm256_maskstore_ps(p, mask(n), x);
+  }
 
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
@@ -103,11 +106,15 @@ struct Simd {
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   // Rounds to the nearest integer and stores the low byte of each lane.
-  static void store_bytes(uint8_t* p, Float x) { store_bytes_n(p, x, width); }
+  static void store_bytes(uint8_t* p, Float x) {
+    // The low bytes of four lanes to the front of each half, then both fronts side by side.
+    const __m256i low = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x), _mm256_set1_epi32(0x0C080400));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+  }
   static void store_bytes_n(uint8_t* p, Float x, int n) {
-    alignas(32) int32_t lanes[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x));
-    for (int i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(lanes[i]);
+    uint8_t bytes[8];
+    store_bytes(bytes, x);
+    std::memcpy(p, bytes, static_cast<size_t>(n));
   }
 
  private:
