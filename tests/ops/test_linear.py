@@ -189,7 +189,7 @@ def test_int8_at_the_ends_of_float32(features: int) -> None:
     # 1/125 of them, 16/4 times that is the sum.
     torch.testing.assert_close(linear(big, packed), torch.full((1, 40), 2e34), rtol=3.3e-2, atol=0)
     big[0, 1] = -2e37
-    assert linear(big, packed).abs().max() <= 2e37 * 1e-3 * 0.05
+    assert linear(big, packed).abs().max() <= 2e37 * 1e-3 * 0.1
     # The rotation adds up 16 features: what that may overflow for is NaN and not wrong.
     assert linear(torch.full((1, features), 3.2e38), packed).isnan().all()
 
