@@ -50,6 +50,8 @@ def status() -> ExtensionStatus:
         message = f"{library.name} does not load with torch {torch.__version__}: {error}"
         return ExtensionStatus(loaded=False, error=message, tier=None, bf16_dot=False, path=str(library))
     ops = torch.ops.hf_cpu_accel
+    # With another backend than OpenMP the fused ops use one thread: see csrc/team.h.
+    ops.run_together("ATen parallel backend: OpenMP" in torch.__config__.parallel_info())
     return ExtensionStatus(
         loaded=True, error=None, tier=ops.tier(), bf16_dot=ops.bf16_dot(), path=str(library)
     )

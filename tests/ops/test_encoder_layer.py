@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
@@ -258,3 +259,25 @@ def test_bad_arguments() -> None:
         encoder_layer(hidden_states, replace(weights, head_size=5))
     with pytest.raises(RuntimeError, match="does not fit"):
         encoder_layer(hidden_states, replace(weights, down=weights.up))
+
+
+def test_threads_that_torch_does_not_run_together() -> None:
+    """Then one thread does all, and nobody waits for a thread that does not come."""
+    torch.manual_seed(0)
+    weights, hidden_states = weights_of(Case()), torch.randn(2, 19, 64)
+    expected = encoder_layer(hidden_states, weights)
+    try:
+        torch.ops.hf_cpu_accel.run_together(False)
+        assert torch.equal(encoder_layer(hidden_states, weights), expected)
+    finally:
+        torch.ops.hf_cpu_accel.run_together(True)
+
+
+def test_several_callers_at_once() -> None:
+    """Every caller has a team of its own."""
+    torch.manual_seed(0)
+    weights, hidden_states = weights_of(Case(length=70)), torch.randn(2, 70, 64)
+    expected = encoder_layer(hidden_states, weights)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: encoder_layer(hidden_states, weights), range(40)))
+    assert all(torch.equal(result, expected) for result in results)

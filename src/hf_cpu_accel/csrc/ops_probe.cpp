@@ -8,12 +8,14 @@
 
 #include "buffers.h"
 #include "dispatch.h"
+#include "team.h"
 
 namespace hfca {
 namespace {
 
 std::string tier() { return dispatch().tier; }
 bool bf16_dot() { return dispatch().bf16_dot; }
+bool run_together(bool together) { return threads_run_together() = together; }
 int64_t release_buffers() { return static_cast<int64_t>(trim_buffers()); }
 
 template <class F>
@@ -59,6 +61,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def("tier() -> str");
   m.def("bf16_dot() -> bool");
+  m.def("run_together(bool together) -> bool");
   m.def("release_buffers() -> int");
   m.def("buffer_allocations() -> int");
   m.def("measure_flops(str dtype, int threads) -> float");
@@ -68,6 +71,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) {
   m.impl("tier", TORCH_BOX(&hfca::tier));
   m.impl("bf16_dot", TORCH_BOX(&hfca::bf16_dot));
+  m.impl("run_together", TORCH_BOX(&hfca::run_together));
   m.impl("release_buffers", TORCH_BOX(&hfca::release_buffers));
   m.impl("buffer_allocations", TORCH_BOX(&hfca::buffer_allocations));
   m.impl("measure_flops", TORCH_BOX(&hfca::measure_flops));

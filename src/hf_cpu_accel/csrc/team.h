@@ -95,10 +95,17 @@ class Team {
   friend void run_team(int64_t threads, const F& body);
 };
 
+// Whether torch runs all parts of a parallel loop at the same time. OpenMP, with which torch's own packages are built, does; a pool of
+// threads with a queue does not, and threads that wait for one in the queue would wait for ever. Set once, when the library is loaded.
+inline bool& threads_run_together() {
+  static bool together = false;
+  return together;
+}
+
 // Threads that an op with so many multiply-adds is worth.
 inline int64_t team_size(double multiply_adds) {
   constexpr double least = 30e3;  // below this a fork costs more than it saves
-  return multiply_adds < least ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());
+  return multiply_adds < least || !threads_run_together() ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());
 }
 
 // body(Team&) on up to `threads` threads at once.
