@@ -192,7 +192,9 @@ def test_what_the_op_cannot_do_goes_to_sdpa(op_calls):
 def test_the_op_serves_padded_batches_with_a_key_padding_mask(op_calls):
     family = FAMILIES["bert"]
     model = accelerate_for_cpu(family.build(), dtype="float32")
-    for module in model.modules():  # a hook inside a fused layer takes it apart: its attention runs on its own
+    for (
+        module
+    ) in model.modules():  # a hook inside a fused layer takes it apart: its attention runs on its own
         module.register_forward_pre_hook(lambda *_: None)
     op_calls.clear()
     for name, batch in batches().items():
