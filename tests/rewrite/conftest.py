@@ -1,4 +1,4 @@
-"""Makes `families.py` importable for the tests of this folder, and keeps its tiny models on one thread."""
+"""Makes `families.py` and `containers.py` importable for the tests of this folder, and keeps its tiny models on one thread."""
 
 import sys
 from pathlib import Path

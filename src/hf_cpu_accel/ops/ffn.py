@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..packing import PackedWeight
-from .linear import check_activation, check_input, linear_reference
+from .linear import check_activation, check_input, linear_reference, rows_fake
 from .registry import declare
 
 
@@ -76,26 +76,10 @@ def ffn_reference(
     return output.to(input.dtype)
 
 
-def _ffn_fake(
-    input: Tensor,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    residual: Tensor | None,
-    intermediate_features: int,
-    out_features: int,
-    activation: str,
-) -> Tensor:
-    return input.new_empty((*input.shape[:-1], out_features))
-
-
 declare(
     "ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
     "Tensor? down_bias, Tensor? residual, SymInt intermediate_features, SymInt out_features, "
     "str activation) -> Tensor",
-    fake=_ffn_fake,
+    fake=rows_fake,
     reference=ffn_reference,
 )

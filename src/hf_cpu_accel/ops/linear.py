@@ -9,6 +9,7 @@ beyond 2e37 may give NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -138,16 +139,9 @@ def quantize_rows(input: Tensor) -> Tensor:
     return rotate_back(torch.where(step > 0, rounded, input))
 
 
-def _linear_fake(
-    input: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out_features: int,
-    activation: str,
-) -> Tensor:
-    return input.new_empty((*input.shape[:-1], out_features))
+def rows_fake(input: Tensor, *arguments: Any) -> Tensor:
+    """The fake kernel of ops whose arguments end with out_features and an activation: [..., out_features]."""
+    return input.new_empty((*input.shape[:-1], arguments[-2]))
 
 
 def _linear_split_fake(
@@ -164,6 +158,6 @@ declare(
 declare(
     "linear(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, "
     "str activation) -> Tensor",
-    fake=_linear_fake,
+    fake=rows_fake,
     reference=linear_reference,
 )
