@@ -63,7 +63,8 @@ struct Gemm {
   }
 };
 
-// Weights that will be needed soon: `step` bytes of them are asked for, into L2, per word of k.
+// Weights that will be needed soon: `step` bytes of them are asked for per word of k. A whole row of a panel (128 bytes) means that
+// they are this panel's own, read once; less, that they are this tile's share of the next panel.
 struct Ahead {
   const char* weight;
   int64_t step;
