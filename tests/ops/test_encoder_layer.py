@@ -167,7 +167,7 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
         assert result.is_contiguous()
         error = (result.double() - expected).abs().amax() / expected.abs().amax().clamp(min=1e-3)
         assert error <= bound, f"{case}: {error:.2e} > {bound:.2e}"
-        # Which tokens share a tile may depend on the threads, and with it the order of float32 sums on some tiers; no more than that.
+        # Which tokens share a tile may depend on the threads, and with it the order of sums on some tiers; no more than that.
         apart = (result.double() - results[0].double()).abs().amax() / expected.abs().amax().clamp(min=1e-3)
         assert apart <= bound / 2, f"{case}: {apart:.2e} between numbers of threads"
 
