@@ -90,7 +90,8 @@ class BuildKernels(build_ext):
             "-Wno-uninitialized",
             "-Wno-maybe-uninitialized",
             "-Wno-psabi",
-        ]  # gcc 12 warns inside its own AVX-512 headers
+            "-Wno-array-bounds",
+        ]  # gcc 12 warns inside its own AVX-512 headers, and of vectors that are never stored whole
         common += ["-DHFCA_X86=1"] if X86 else []
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
         common += ["-fno-math-errno", "-fno-trapping-math"]
