@@ -21,6 +21,7 @@ from .rotation import rotate, rotate_back
 
 PANEL_FEATURES = 32
 VALUES_PER_WORD = {"float32": 1, "bfloat16": 2, "int8": 4}
+_ROTATED_VALUES = 1 << 18  # 1 MB of float32 at a time
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
@@ -82,11 +83,25 @@ def pack_linear(weight: Tensor, dtype: str) -> PackedWeight:
     weight = weight.detach()
     scale = None
     if dtype == "int8":
-        values, scale = quantize_per_feature(rotate_back(weight.float()))
+        values, scale = _quantize_rotated(weight)
     else:
         values = weight.to(TORCH_DTYPES[dtype])
     out_features, in_features = weight.shape
     return PackedWeight(_to_panels(values, VALUES_PER_WORD[dtype]), scale, in_features, out_features, dtype)
+
+
+def _quantize_rotated(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize_per_feature` of the rotated weight, some features at a time: the rotation makes several float32 copies, and
+    packing must not take much more memory than one layer."""
+    values, scale = (
+        weight.new_empty(weight.shape, dtype=torch.int8),
+        weight.new_empty((2, weight.shape[0]), dtype=torch.float32),
+    )
+    step = max(1, _ROTATED_VALUES // max(1, weight.shape[1]))
+    for start in range(0, weight.shape[0], step):
+        part = slice(start, start + step)
+        values[part], scale[:, part] = quantize_per_feature(rotate_back(weight[part].float()))
+    return values, scale
 
 
 def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
