@@ -11,6 +11,7 @@ import transformers as tf
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite import encoder_layer
 from hf_cpu_accel.rewrite.encoder_layer import STRUCTURE, FusedEncoderLayer
 
 SIZES = {
@@ -223,3 +224,44 @@ def test_a_layer_whose_second_argument_is_no_mask_is_left() -> None:
         accelerate_for_cpu(model, dtype="float32")
         assert not fused_layers(model)
         torch.testing.assert_close(model(hidden), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_comes_out_as_zeros_or_as_in_the_original() -> None:
+    model = bert()
+    batch = inputs(model)
+    tokens = batch["attention_mask"].bool()
+    with torch.no_grad():
+        before = model(**batch)[0]
+        skipped = accelerate_for_cpu(model, dtype="float32")(**batch)[0]
+        computed = accelerate_for_cpu(model, dtype="float32", padding="compute")(**batch)[0]
+    assert (skipped[~tokens] == 0).all()
+    torch.testing.assert_close(skipped[tokens], before[tokens], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(computed, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_the_callers_own_hides_keys_and_no_queries() -> None:
+    model = bert()
+    batch = inputs(model)
+    own = batch["attention_mask"].bool()[:, None, None].expand(2, 1, 7, 7)
+    with torch.no_grad():
+        before = model(batch["input_ids"], attention_mask=own)[0]
+        after = accelerate_for_cpu(model, dtype="float32")(batch["input_ids"], attention_mask=own)[0]
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_that_others_serve_faster_runs_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = bert()
+    batch = inputs(model)
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype="float32")
+    asked: list[int] = []
+    monkeypatch.setattr(encoder_layer, "own_everywhere", lambda linears, rows: asked.append(rows))
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    assert asked == [14, 14]
+
+
+def test_heads_stay_float32_under_int8() -> None:
+    model = tf.BertForSequenceClassification(tf.BertConfig(**SIZES, num_labels=20)).eval()
+    dtypes = {item.name: item.dtype for item in explain(accelerate_for_cpu(model, dtype="int8")).items}
+    assert dtypes["bert.pooler"] == dtypes["classifier"] == "float32"
+    assert dtypes["bert.encoder.layer.0.attention.self.query"] == "int8"

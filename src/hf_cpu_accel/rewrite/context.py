@@ -33,6 +33,7 @@ class Context:
         measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
         owners: the paths of the parameters, by storage: several where weights are tied.
+        has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
         handled: ids of the modules that a rule has taken care of.
         freed: bytes of weights that were released since the heap was last trimmed.
     """
@@ -44,6 +45,7 @@ class Context:
     store: OriginalsStore
     slots: dict[int, list[tuple[nn.Module, str]]]
     owners: dict[int, list[str]]
+    has_layers: bool
     handled: set[int] = field(default_factory=set)
     freed: int = 0
     measured: bool = False
@@ -58,7 +60,10 @@ class Context:
                 if child is not None:
                     slots[id(child)].append((parent, name))
         owners, measured = weight_owners(root), switch.measured(config.providers)
-        return cls(root, config, dtype, journal, store, slots, owners, measured=measured)
+        has_layers = any(
+            isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in root.named_modules()
+        )
+        return cls(root, config, dtype, journal, store, slots, owners, has_layers, measured=measured)
 
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""
@@ -74,10 +79,9 @@ class Context:
         int8 is for what is repeated layer by layer: that is where the time goes. A pooler or the head for a few classes costs next
         to nothing, and its error goes straight into the answer, so it stays float32.
         """
-        is_head = not _REPEATED.search(path) and all(
-            linear.out_features <= linear.in_features for linear in linears
-        )
-        return "float32" if self.dtype == "int8" and is_head else self.dtype
+        is_head = self.has_layers and not _REPEATED.search(path)
+        is_small = all(linear.out_features <= linear.in_features for linear in linears)
+        return "float32" if self.dtype == "int8" and is_head and is_small else self.dtype
 
     def other_owner(self, parameter: Tensor, path: str) -> str | None:
         """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
