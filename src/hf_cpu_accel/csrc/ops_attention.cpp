@@ -7,10 +7,6 @@
 namespace hfca {
 namespace {
 
-struct KeyRange {
-  int64_t begin, end;
-};
-
 // [batch, heads, positions, features] with dense features; `keep` holds the memory.
 Heads heads_of(const Tensor& t, Tensor& keep) {
   keep = t.size(3) == 1 || t.stride(3) == 1 ? t : torch::stable::contiguous(t);
@@ -19,16 +15,13 @@ Heads heads_of(const Tensor& t, Tensor& keep) {
 
 // Key padding [batch, kv_len]: keys before the first and after the last that may be attended are never looked at; the mask is kept
 // only if there are holes between them.
-std::vector<KeyRange> read_padding(Attention& a, const Tensor& mask, Tensor& keep) {
+std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& keep) {
   keep = mask.size(1) == 1 || mask.stride(1) == 1 ? mask : torch::stable::contiguous(mask);
-  std::vector<KeyRange> ranges(static_cast<size_t>(keep.size(0)));
+  std::vector<TokenRange> ranges(static_cast<size_t>(keep.size(0)));
   for (int64_t b = 0; b < keep.size(0); ++b) {
     const bool* row = static_cast<const bool*>(keep.const_data_ptr()) + b * keep.stride(0);
-    int64_t begin = 0, end = a.kv_len;
-    while (end > 0 && !row[end - 1]) --end;
-    while (begin < end && !row[begin]) ++begin;
-    ranges[static_cast<size_t>(b)] = {begin, end};
-    if (std::find(row + begin, row + end, false) != row + end) {
+    const TokenRange range = ranges[static_cast<size_t>(b)] = token_range(row, a.kv_len);
+    if (has_holes(row, range)) {
       a.mask_kind = MaskKind::boolean;
       a.mask = keep.const_data_ptr();
       a.mask_batch_stride = keep.stride(0);
@@ -57,7 +50,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   Tensor keep_query = query, keep_key = key, keep_value = value, keep_mask = query;
   a.query = heads_of(query, keep_query), a.key = heads_of(key, keep_key), a.value = heads_of(value, keep_value);
   a.output = {output.mutable_data_ptr(), output.stride(0), output.stride(2), output.stride(1), is_bf16(output)};
-  std::vector<KeyRange> ranges(static_cast<size_t>(batch), KeyRange{0, a.kv_len});
+  std::vector<TokenRange> ranges(static_cast<size_t>(batch), TokenRange{0, a.kv_len});
   if (mask) {
     const bool boolean = mask->scalar_type() == ScalarType::Bool;
     if (!boolean) check_floating(*mask, "attention", "mask");
@@ -72,7 +65,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const int64_t threads = team_size(static_cast<double>(batch * heads * a.q_len) * static_cast<double>(a.kv_len * (a.head_dim + a.value_dim)));
   std::vector<AttentionSequence> sequences(static_cast<size_t>(batch));
   for (int64_t b = 0; b < batch; ++b) {
-    const KeyRange range = ranges[static_cast<size_t>(b)];
+    const TokenRange range = ranges[static_cast<size_t>(b)];
     sequences[static_cast<size_t>(b)] = {a, b, range.begin, range.end};
   }
   const AttentionPlan plan = plan_attention(sequences.data(), batch, kv_heads, threads);

@@ -18,28 +18,15 @@ struct Tokens {
   int64_t total = 0;
 };
 
-Tokens all_tokens(int64_t batch, int64_t length) {
+// `padding` [batch, length], dense rows, or null: all are tokens.
+Tokens tokens_of(const bool* padding, int64_t batch_stride, int64_t batch, int64_t length) {
   Tokens tokens;
   for (int64_t b = 0; b < batch; ++b) {
-    tokens.first.push_back(b * length);
-    tokens.begin.push_back(0);
-    tokens.count.push_back(length);
-  }
-  tokens.total = batch * length;
-  return tokens;
-}
-
-Tokens without_padding(const bool* padding, int64_t batch_stride, int64_t batch, int64_t length) {
-  Tokens tokens;
-  for (int64_t b = 0; b < batch; ++b) {
-    const bool* row = padding + b * batch_stride;
-    int64_t begin = 0, end = length;
-    while (end > 0 && !row[end - 1]) --end;
-    while (begin < end && !row[begin]) ++begin;
+    const TokenRange range = padding ? token_range(padding + b * batch_stride, length) : TokenRange{0, length};
     tokens.first.push_back(tokens.total);
-    tokens.begin.push_back(begin);
-    tokens.count.push_back(end - begin);
-    tokens.total += end - begin;
+    tokens.begin.push_back(range.begin);
+    tokens.count.push_back(range.end - range.begin);
+    tokens.total += range.end - range.begin;
   }
   if (tokens.total == batch * length) return tokens;
   tokens.index.reserve(static_cast<size_t>(tokens.total));
@@ -85,7 +72,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
       a.mask = static_cast<const char*>(a.mask) + static_cast<int64_t>(b) * a.mask_batch_stride * mask_bytes;
     } else if (padding) {
       const bool* row = static_cast<const bool*>(padding->const_data_ptr()) + static_cast<int64_t>(b) * padding->stride(0) + tokens.begin[b];
-      if (std::find(row, row + a.kv_len, false) != row + a.kv_len) a.mask_kind = MaskKind::boolean, a.mask = row;
+      if (has_holes(row, {0, a.kv_len})) a.mask_kind = MaskKind::boolean, a.mask = row;
     }
     sequences.push_back({a, 0, 0, a.kv_len});
   }
@@ -112,15 +99,14 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   STD_TORCH_CHECK(!(padding && mask), "hf_cpu_accel::encoder_layer: padding and mask exclude each other");
 
   Tensor keep_padding = hidden_states, keep_mask = hidden_states, keep_input = hidden_states;
-  Tokens tokens;
+  const bool* tokens_in = nullptr;
   if (padding) {
     STD_TORCH_CHECK(padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 && padding->size(0) == batch && padding->size(1) == length,
                     "hf_cpu_accel::encoder_layer: padding must be boolean [batch, length], true where there is a token");
     keep_padding = length == 1 || padding->stride(1) == 1 ? *padding : torch::stable::contiguous(*padding);
-    tokens = without_padding(static_cast<const bool*>(keep_padding.const_data_ptr()), keep_padding.stride(0), batch, length);
-  } else {
-    tokens = all_tokens(batch, length);
+    tokens_in = static_cast<const bool*>(keep_padding.const_data_ptr());
   }
+  const Tokens tokens = tokens_of(tokens_in, padding ? keep_padding.stride(0) : 0, batch, length);
 
   EncoderLayer layer;
   layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;

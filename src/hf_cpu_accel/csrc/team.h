@@ -29,14 +29,11 @@ inline void relax(int spins) {
 // The threads that work on one op call. Steps must not throw: the others would wait for ever.
 class Team {
  public:
-  // Step whose `count` pieces are dealt out in contiguous, equal runs: f(begin, end). At least `grain` pieces per thread.
+  // Step whose `count` pieces are dealt out in contiguous, equal runs: f(begin, end).
   template <class F>
-  void each(int64_t count, int64_t grain, const F& f) const {
-    const int64_t most = count / grain > 1 ? count / grain : 1, parts = most < size_ ? most : size_;
-    if (index_ < parts) {
-      const int64_t begin = index_ * count / parts, end = (index_ + 1) * count / parts;
-      if (begin < end) f(begin, end);
-    }
+  void each(int64_t count, const F& f) const {
+    const int64_t begin = index_ * count / size_, end = (index_ + 1) * count / size_;
+    if (begin < end) f(begin, end);
     wait();
   }
 

@@ -1,9 +1,26 @@
 // From an op's mask to what the attention kernels read.
 #pragma once
+#include <algorithm>
+
 #include "../tensors.h"
 #include "attention.h"
 
 namespace hfca {
+
+// Positions [begin, end) of a sequence.
+struct TokenRange {
+  int64_t begin, end;
+};
+
+// From the first to the last token of a sequence whose padding mask (true: a token) is `row`; empty if there is none.
+inline TokenRange token_range(const bool* row, int64_t length) {
+  int64_t begin = 0, end = length;
+  while (end > 0 && !row[end - 1]) --end;
+  while (begin < end && !row[begin]) ++begin;
+  return {begin, end};
+}
+
+inline bool has_holes(const bool* row, TokenRange range) { return std::find(row + range.begin, row + range.end, false) != row + range.end; }
 
 // A mask [batch or 1, heads or 1, q_len or 1, kv_len], boolean or added.
 inline void read_mask(Attention& a, const Tensor& mask, const int64_t (&sizes)[4], const char* op, Tensor& keep) {

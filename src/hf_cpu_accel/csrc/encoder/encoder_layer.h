@@ -145,7 +145,7 @@ inline void transform(const Team& team, const EncoderLayer& layer, TokenBlock to
 
   Norm last = layer.ffn_norm;
   last.input = sum, last.output = result;
-  team.each(tokens.count, 1, [&](int64_t begin, int64_t end) { norms.layer_norm(last, begin, end, scratch); });
+  team.each(tokens.count, [&](int64_t begin, int64_t end) { norms.layer_norm(last, begin, end, scratch); });
 }
 
 // memories: plan.memories() of them; scratch: scratch_floats for each thread.

@@ -78,13 +78,13 @@ void run_gemm(const Team& team, const Gemm& problem, const GemmMemory& memory, c
   g.input_words = input_words(g);
   const GemmKernels kernels = kernels_of(g);
   const GemmGrid grid(g, kernels);
-  team.each(grid.tiles, 1, [&](int64_t begin, int64_t end) {
+  team.each(grid.tiles, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       prepare(grid.tile_row(t), grid.tile_height(t));
       kernels.pack_rows(g, grid.tile_row(t), grid.tile_height(t));
     }
   });
-  team.each(grid.tiles * grid.panels, 1, [&](int64_t begin, int64_t end) { run_units(kernels, g, grid, begin, end); });
+  team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) { run_units(kernels, g, grid, begin, end); });
 }
 
 inline void run_gemm(const Team& team, const Gemm& g, const GemmMemory& memory) {
