@@ -91,6 +91,7 @@ class BuildKernels(build_ext):
             "-Wno-maybe-uninitialized",
             "-Wno-psabi",
             "-Wno-array-bounds",
+            "-Wno-stringop-overread",
         ]  # gcc 12 warns inside its own AVX-512 headers, and of vectors that are never stored whole
         common += ["-DHFCA_X86=1"] if X86 else []
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
