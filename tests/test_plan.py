@@ -2,6 +2,7 @@ import dataclasses
 import json
 
 import pytest
+from torch import nn
 
 from hf_cpu_accel import CPUAccelConfig, extension, hardware
 from hf_cpu_accel import plan as plans
@@ -74,10 +75,23 @@ def test_nothing_says_so():
 @pytest.mark.parametrize(("fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_auto_is_bfloat16_only_where_it_is_fast(monkeypatch, fast, dtype):
     monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: fast)
-    plan = plans.make(CPUAccelConfig(), threads=2, thread_reason="two")
+    plan = plans.make(CPUAccelConfig(), nn.Linear(4, 4), threads=2, thread_reason="two")
     assert plan.dtype == dtype
     assert (plan.threads, plan.thread_reason) == (2, "two")
-    assert plans.make(CPUAccelConfig("int8"), threads=1, thread_reason="").dtype == "int8"
+    assert plans.make(CPUAccelConfig("int8"), nn.Linear(4, 4), threads=1, thread_reason="").dtype == "int8"
+
+
+class _Generator(nn.Linear):
+    def can_generate(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "module", [_Generator(4, 4), nn.Linear(4, 4).bfloat16()], ids=["generates", "narrow"]
+)
+def test_auto_keeps_the_bytes_of_what_reads_its_weights_per_token_or_has_narrow_ones(monkeypatch, module):
+    monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: False)
+    assert plans.make(CPUAccelConfig(), module, threads=1, thread_reason="").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def accelerate_for_cpu(
         before = torch.get_num_threads()
         threads = apply_threads(settings.threads)
         changed = ThreadCount(before, torch.get_num_threads())
-        plan = plans.make(settings, threads=threads.count, thread_reason=threads.reason)
         done: list[nn.Module] = []
         try:
             for root in roots:
+                plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
                 acceleration = rewrite.apply(root.module, plan)
                 done.append(root.module)
                 acceleration.journal.changes.insert(0, changed)

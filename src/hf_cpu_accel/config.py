@@ -29,7 +29,8 @@ class CPUAccelConfig:
     Args:
         dtype: the type of the packed weights and of the matrix products: `"float32"`, `"bfloat16"`, `"int8"` (weights per
             output channel, activations per token, at run time) or `"auto"`: bfloat16 where the CPU computes it faster
-            than float32, else float32. Accumulation, norms and softmax are float32 always.
+            than float32, for models that generate, and for weights that are bfloat16 already; else float32. Accumulation, norms
+            and softmax are float32 always.
         compile: `"off"` or `"auto"`. There is no compiled tier yet, so both mean off.
         threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
         skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all

@@ -13,6 +13,7 @@ from hf_cpu_accel.config import CPUAccelConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from torch import nn
 
 _TABLE_WIDTH = 160
 
@@ -142,17 +143,11 @@ class Plan:
         )
 
 
-def make(config: CPUAccelConfig, *, threads: int, thread_reason: str) -> Plan:
-    """The plan without items: `config` resolved for this machine.
-
-    `dtype="auto"` becomes bfloat16 where the CPU multiplies it faster than float32, else float32.
-    """
-    from hf_cpu_accel import hardware
+def make(config: CPUAccelConfig, module: nn.Module, *, threads: int, thread_reason: str) -> Plan:
+    """The plan without items: `config` resolved for `module` on this machine."""
     from hf_cpu_accel.providers.describe import describe
 
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if hardware.native_bf16_is_fast() else "float32"
+    dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype
     kernels, tier = _kernels()
     sentence = describe(config.providers)
     return Plan((), dtype, tier, threads, thread_reason, kernels, sentence, config=config)
@@ -167,6 +162,23 @@ def nothing(*, threads: int) -> Plan:
 def join(plans: list[Plan]) -> Plan:
     """One plan for a target of several roots: the settings of the first, the items of all."""
     return plans[0].with_items(tuple(item for plan in plans for item in plan.items))
+
+
+def _auto_dtype(module: nn.Module) -> str:
+    """bfloat16 where it is faster than float32, else float32.
+
+    It is where the CPU multiplies it faster, and for models that generate text on any CPU: they read all weights for each token, so
+    half the bytes are half the time. Weights that are bfloat16 already would gain nothing from being held as float32.
+    """
+    import torch
+
+    from hf_cpu_accel import hardware
+
+    can_generate = getattr(module, "can_generate", None)
+    generates = callable(can_generate) and bool(can_generate())
+    weights = [parameter for parameter in module.parameters() if parameter.dim() >= 2]
+    narrow = bool(weights) and all(weight.dtype is torch.bfloat16 for weight in weights)
+    return "bfloat16" if generates or narrow or hardware.native_bf16_is_fast() else "float32"
 
 
 def _kernels() -> tuple[str, str]:
