@@ -5,7 +5,7 @@ import pytest
 
 from hf_cpu_accel import CPUAccelConfig
 
-CHANGED = CPUAccelConfig("int8", "off", 3, ("model.pooler", "*.decoder"), False, "drop", "own")
+CHANGED = CPUAccelConfig("int4", "off", 3, ("model.pooler", "*.decoder"), False, "drop", "own", int4_group=64)
 
 
 @pytest.mark.parametrize("config", [CPUAccelConfig(), CHANGED], ids=["defaults", "changed"])
@@ -31,9 +31,10 @@ def test_is_frozen_and_hashable():
         (
             {"dtype": "float16"},
             ValueError,
-            r"dtype='float16' is unknown, accepted: 'auto', 'float32', 'bfloat16', 'int8'",
+            r"dtype='float16' is unknown, accepted: 'auto', 'float32', 'bfloat16', 'int8', 'int8-weight', 'int4'",
         ),
-        ({"dtype": "int4"}, ValueError, r"dtype='int4' is not available yet, accepted: 'auto'"),
+        ({"dtype": "int8-static"}, ValueError, r"dtype='int8-static' is not available yet, accepted: 'auto'"),
+        ({"int4_group": 48}, ValueError, r"int4_group=48: accepted are 32, 64, 128"),
         ({"dtype": 8}, TypeError, r"dtype=8: expected a string"),
         (
             {"compile": "background"},

@@ -255,3 +255,14 @@ def test_real_peaks_are_those_of_a_cpu() -> None:
     assert 0.1 < peaks.bfloat16 < 800
     assert 0.1 < peaks.int8 < 1600
     assert 0.5 < peaks.read_bandwidth < 500
+
+
+def test_read_bandwidth_alone_runs_on_the_threads_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="threads=0"):
+        hardware.measure_read_bandwidth(0)
+    monkeypatch.setattr(extension, "status", lambda: SimpleNamespace(loaded=True, error=None))
+    probe = lambda threads, megabytes: 10.0 * threads + torch.get_num_threads()  # noqa: E731
+    monkeypatch.setattr(torch.ops.hf_cpu_accel, "measure_read_bandwidth", probe, raising=False)
+    before = torch.get_num_threads()
+    assert hardware.measure_read_bandwidth(before + 1) == 11.0 * (before + 1)
+    assert torch.get_num_threads() == before

@@ -11,14 +11,15 @@ from typing import Any
 
 FILE_NAME = "cpu_accel_config.json"
 
-DTYPES = ("auto", "float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int8-weight", "int4")
+INT4_GROUPS = (32, 64, 128)
 COMPILE = ("auto", "off")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
 PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
-PLANNED_DTYPES = ("int8-static", "int8-weight", "int4")
+PLANNED_DTYPES = ("int8-static",)
 PLANNED_COMPILE = ("now", "background")
 
 
@@ -28,16 +29,18 @@ class CPUAccelConfig:
 
     Args:
         dtype: the type of the packed weights and of the matrix products: `"float32"`, `"bfloat16"`, `"int8"` (weights per
-            output channel, activations per token, at run time) or `"auto"`: bfloat16 where the CPU computes it faster
-            than float32, for models that generate, and for weights that are bfloat16 already; else float32. Accumulation, norms
-            and softmax are float32 always.
+            output channel, activations per token, at run time), `"int8-weight"` (the same weights, activations in 16
+            bits), `"int4"` (4-bit weights in groups, activations as for int8) or `"auto"`: bfloat16 where the CPU computes
+            it faster than float32, for models that generate, and for weights that are bfloat16 already; else float32.
+            Accumulation, norms and softmax are float32 always.
         compile: `"off"` or `"auto"`. There is no compiled tier yet, so both mean off.
         threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
         skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
             that is below them.
         verify: compare each replacement with the module it replaces on a small random input, and leave the
             original in place where they differ.
-        originals: where the weights wait for `restore` if packing loses information (bfloat16, int8): `"disk"` (a file
+        int4_group: how many input features of an int4 weight share a multiplier: 32 (4.25 bits per weight), 64 or 128.
+        originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (a file
             that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
             serves; or `"own"`: our kernels always, and nothing is measured.
@@ -58,6 +61,7 @@ class CPUAccelConfig:
     originals: str = "disk"
     providers: str = "auto"
     padding: str = "skip"
+    int4_group: int = 32
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
@@ -66,6 +70,10 @@ class CPUAccelConfig:
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
         _check_threads(self.threads)
+        if self.int4_group not in INT4_GROUPS or isinstance(self.int4_group, bool):
+            raise ValueError(
+                f"int4_group={self.int4_group!r}: accepted are {', '.join(map(str, INT4_GROUPS))}"
+            )
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify={self.verify!r}: expected True or False")
         # JSON has no tuples, so lists are taken and stored as tuples: equality and hashing depend on it.

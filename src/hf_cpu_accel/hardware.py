@@ -6,10 +6,11 @@ for seconds and is only for those who ask.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -201,6 +202,30 @@ def measure_peaks(threads: int | None = None) -> Peaks:
     """
     import torch
 
+    ops = torch.ops.hf_cpu_accel
+    with _probing(threads) as count:
+        return Peaks(
+            float32=float(ops.measure_flops("float32", count)),
+            bfloat16=float(ops.measure_flops("bfloat16", count)),
+            int8=float(ops.measure_flops("int8", count)),
+            read_bandwidth=float(ops.measure_read_bandwidth(count, _beyond_caches())),
+            threads=count,
+        )
+
+
+def measure_read_bandwidth(threads: int | None = None) -> float:
+    """The read bandwidth of ``measure_peaks`` alone, GB/s, in about a second; raises the same."""
+    import torch
+
+    with _probing(threads) as count:
+        return float(torch.ops.hf_cpu_accel.measure_read_bandwidth(count, _beyond_caches()))
+
+
+@contextlib.contextmanager
+def _probing(threads: int | None) -> Iterator[int]:
+    """Checks, and torch's pool at that many threads meanwhile: the ops share out the work over it."""
+    import torch
+
     from hf_cpu_accel import extension
 
     cpu = detect()
@@ -215,22 +240,18 @@ def measure_peaks(threads: int | None = None) -> Peaks:
             f"peaks are measured by the native kernels, which are not loaded: {status.error}. "
             "`hf-cpu-accel doctor` says how to get them."
         )
-    ops = torch.ops.hf_cpu_accel
-    # Far beyond the last cache level, so that memory is what is measured, but never into swap.
-    wanted = 4 * (cpu.l3 or 64 << 20)
-    megabytes = max(64, min(wanted, psutil.virtual_memory().available // 4) >> 20)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)  # the ops share out the work over torch's pool
+    torch.set_num_threads(threads)
     try:
-        return Peaks(
-            float32=float(ops.measure_flops("float32", threads)),
-            bfloat16=float(ops.measure_flops("bfloat16", threads)),
-            int8=float(ops.measure_flops("int8", threads)),
-            read_bandwidth=float(ops.measure_read_bandwidth(threads, megabytes)),
-            threads=threads,
-        )
+        yield threads
     finally:
         torch.set_num_threads(before)
+
+
+def _beyond_caches() -> int:
+    """Megabytes far beyond the last cache level, so that memory is what is measured, but never into swap."""
+    wanted = 4 * (detect().l3 or 64 << 20)
+    return max(64, min(wanted, psutil.virtual_memory().available // 4) >> 20)
 
 
 def _affinity() -> frozenset[int]:

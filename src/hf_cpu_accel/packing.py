@@ -5,6 +5,11 @@ float32, two bfloat16 or four int8 values) stand side by side for the 32 feature
 
     data[panel, k_word, feature in panel, value in word]        shape [ceil(N/32), ceil(K/per_word), 32, per_word]
 
+Weights that are chosen for their size have one dimension less, by which the kernels tell them apart:
+
+    int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
+    int4         data[panel, group, byte]: see int4.py; activations in 8 bits
+
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
 another. Padding is zero.
 """
@@ -15,14 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from . import int4
 from .rotation import rotate, rotate_back
+from .runtime.memory import want_huge_pages
 
 PANEL_FEATURES = 32
-VALUES_PER_WORD = {"float32": 1, "bfloat16": 2, "int8": 4}
+DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")
+QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
 _ROTATED_VALUES = 1 << 18  # 1 MB of float32 at a time
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 @dataclass(frozen=True)
@@ -30,11 +38,14 @@ class PackedWeight:
     """A packed weight of a linear layer.
 
     Attributes:
-        data: [ceil(out_features/32), ceil(in_features/per_word), 32, per_word], float32, bfloat16 or int8.
-        scale: int8 only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its quantised
-            weights (which takes the input's zero point out again); None otherwise. int8 values are those of the rotated weight.
+        data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
+            [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
+            32 + 16 group].
+        scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
+            weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
+            weight.
         in_features, out_features: K and N of the original weight.
-        dtype: "float32", "bfloat16" or "int8".
+        dtype: one of DTYPES.
     """
 
     data: Tensor
@@ -63,45 +74,90 @@ class PackedWeight:
         return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
 
 
-def pack_linear(weight: Tensor, dtype: str) -> PackedWeight:
+def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWeight:
     """Pack a linear layer's weight.
 
     Args:
         weight: [N, K], floating point, finite.
-        dtype: "float32" (exact), "bfloat16" (rounded to nearest even) or "int8": rotated (rotation.py), then symmetric per
-            output feature: scale = max|row| / 127, value = round(row / scale); at most scale/2 off.
+        dtype: "float32" (exact), "bfloat16" (rounded to nearest even), or one of these on the rotated weight (rotation.py):
+            "int8" and "int8-weight": symmetric per output feature: scale = max|row| / 127, value = round(row / scale); at most
+            scale/2 off. "int4": int4.py.
+        int4_group: int4 only: input features that share a multiplier, 32, 64 or 128.
 
     Raises:
-        ValueError: for another dtype or a weight that is not a matrix.
+        ValueError: for another dtype or group, or a weight that is not a matrix.
     """
-    if dtype not in VALUES_PER_WORD:
-        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(VALUES_PER_WORD)}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
             f"weight must be a floating point matrix, got {weight.dtype} of shape {tuple(weight.shape)}"
         )
     weight = weight.detach()
-    scale = None
-    if dtype == "int8":
-        values, scale = _quantize_rotated(weight)
-    else:
-        values = weight.to(TORCH_DTYPES[dtype])
     out_features, in_features = weight.shape
-    return PackedWeight(_to_panels(values, VALUES_PER_WORD[dtype]), scale, in_features, out_features, dtype)
+    if dtype in QUANTISED:
+        data, scale = _pack_rotated(weight, dtype, int4_group)
+    else:
+        per_word = 2 if dtype == "bfloat16" else 1
+        panels, words = -(-out_features // PANEL_FEATURES), -(-in_features // per_word)
+        data = allocate((panels, words, PANEL_FEATURES, per_word), getattr(torch, dtype))
+        data.copy_(_panels(weight.to(data.dtype), per_word))
+        scale = None
+    return PackedWeight(data, scale, in_features, out_features, dtype)
 
 
-def _quantize_rotated(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """`quantize_per_feature` of the rotated weight, some features at a time: the rotation makes several float32 copies, and
-    packing must not take much more memory than one layer."""
-    values, scale = (
-        weight.new_empty(weight.shape, dtype=torch.int8),
-        weight.new_empty((2, weight.shape[0]), dtype=torch.float32),
-    )
-    step = max(1, _ROTATED_VALUES // max(1, weight.shape[1]))
-    for start in range(0, weight.shape[0], step):
-        part = slice(start, start + step)
-        values[part], scale[:, part] = quantize_per_feature(rotate_back(weight[part].float()))
-    return values, scale
+def dtype_of(data: Tensor) -> str:
+    """The packed dtype that `PackedWeight.data` is of.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = {
+        (torch.float32, 4): "float32",
+        (torch.bfloat16, 4): "bfloat16",
+        (torch.int8, 4): "int8",
+        (torch.int8, 3): "int8-weight",
+        (torch.uint8, 3): "int4",
+    }
+    dtype = known.get((data.dtype, data.dim()))
+    if dtype is None:
+        raise ValueError(f"{data.dtype} of shape {tuple(data.shape)} is no packed weight")
+    return dtype
+
+
+def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tensor]:
+    """Data and scale of integer weights. Some panels at a time: the rotation makes several float32 copies, and packing must not
+    take much more memory than one layer."""
+    out_features, in_features = weight.shape
+    panels, words = -(-out_features // PANEL_FEATURES), -(-in_features // 4)
+    shape, kind = {
+        "int8": ((panels, words, PANEL_FEATURES, 4), torch.int8),
+        "int8-weight": ((panels, words, PANEL_FEATURES * 4), torch.int8),
+        "int4": ((panels, -(-in_features // group), PANEL_FEATURES + 16 * group), torch.uint8),
+    }[dtype]
+    data, scale = allocate(shape, kind), torch.empty((2, out_features))
+    step = max(1, _ROTATED_VALUES // max(1, in_features) // PANEL_FEATURES)
+    for panel in range(0, panels, step):
+        rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
+        rotated = rotate_back(weight[rows].float())
+        if dtype == "int4":
+            packed, scale[:, rows] = _int4_panels(rotated, group)
+        else:
+            values, scale[:, rows] = quantize_per_feature(rotated)
+            packed = _panels(values, 4)
+        data[panel : panel + step] = packed.reshape(data[panel : panel + step].shape)
+    return data, scale
+
+
+def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
+    from .ops.quantize import quantize_int4  # here, since the ops' references need this file
+
+    rows, columns = rotated.shape
+    if rows % PANEL_FEATURES or columns % group:
+        rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
+    index, multiplier, scale = quantize_int4(rotated, group)
+    return int4.pack(index, multiplier, group), scale[:, :rows]
 
 
 def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,9 +175,13 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
-    """The weight [N, K], contiguous, in the dtype that it is packed in: int8 values are neither scaled nor rotated back."""
-    panels, words, features, per_word = packed.data.shape
-    values = packed.data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
+    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back."""
+    if packed.dtype == "int4":
+        values = int4.unpack(packed.data)
+    else:
+        data = packed.data.unflatten(2, (PANEL_FEATURES, 4)) if packed.dtype == "int8-weight" else packed.data
+        panels, words, features, per_word = data.shape
+        values = data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
     return values[: packed.out_features, : packed.in_features].contiguous()
 
 
@@ -129,11 +189,13 @@ def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
     """One packed weight with the output features of all of them in a row (q, k and v; gate and up).
 
     Raises:
-        ValueError: if the weights differ in dtype or in_features, or one but the last has out_features not divisible by 32.
+        ValueError: if the weights differ in dtype, int4 group or in_features, or one but the last has out_features not divisible
+            by 32.
     """
     first = weights[0]
-    if any(w.dtype != first.dtype or w.in_features != first.in_features for w in weights):
-        raise ValueError("weights to concatenate must have the same dtype and in_features")
+    alike = (first.dtype, first.in_features, first.data.shape[1:])
+    if any((w.dtype, w.in_features, w.data.shape[1:]) != alike for w in weights):
+        raise ValueError("weights to concatenate must have the same dtype, group and in_features")
     if any(w.out_features % PANEL_FEATURES for w in weights[:-1]):
         raise ValueError(f"all weights but the last must have out_features divisible by {PANEL_FEATURES}")
     scales = [w.scale for w in weights if w.scale is not None]
@@ -145,12 +207,22 @@ def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
     )
 
 
-def _to_panels(values: Tensor, per_word: int) -> Tensor:
+def _panels(values: Tensor, per_word: int) -> Tensor:
+    """[N, K] in the order [panels, words, 32, per_word], padded with zeros."""
     out_features, in_features = values.shape
-    panels, words = -(-out_features // PANEL_FEATURES), -(-in_features // per_word)
-    padded_shape = (panels * PANEL_FEATURES, words * per_word)
-    if padded_shape != values.shape:
-        padded = values.new_zeros(padded_shape)
-        padded[:out_features, :in_features] = values
-        values = padded
-    return values.view(panels, PANEL_FEATURES, words, per_word).permute(0, 2, 1, 3).contiguous()
+    if out_features % PANEL_FEATURES or in_features % per_word:
+        values = F.pad(values, (0, -in_features % per_word, 0, -out_features % PANEL_FEATURES))
+    panels, words = values.shape[0] // PANEL_FEATURES, values.shape[1] // per_word
+    if values.numel() == 0:
+        return values.new_empty((panels, words, PANEL_FEATURES, per_word))
+    whole = (
+        values.contiguous().view(torch.int32).view(panels, PANEL_FEATURES, words)
+    )  # a word is moved as one number
+    return whole.transpose(1, 2).contiguous().view(values.dtype).view(panels, words, PANEL_FEATURES, per_word)
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor for a packed weight, on huge pages where the system gives such: it is read front to back."""
+    data = torch.empty(shape, dtype=dtype)
+    want_huge_pages(data.data_ptr(), data.nbytes)
+    return data

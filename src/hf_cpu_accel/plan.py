@@ -53,7 +53,7 @@ class Plan:
     """The settings that were resolved for this machine, and one `PlanItem` per module considered.
 
     Attributes:
-        dtype: `"float32"`, `"bfloat16"` or `"int8"`; `"none"` if nothing is accelerated.
+        dtype: one of `packing.DTYPES`; `"none"` if nothing is accelerated.
         tier: the instruction tier that the kernels use, or `"reference"`.
         threads, thread_reason: intra-op threads, and the sentence that says why so many.
         kernels: `"native"`, or `"reference"` if the extension is not loaded and plain torch serves.

@@ -81,6 +81,25 @@ CASES = [
         for before in (False, True)
     ),
     Case(dtype=torch.bfloat16),
+    # Attention in integers: more keys than one block of them, ragged sizes, masks, queries in several blocks.
+    *(
+        Case(
+            batch=1,
+            length=length,
+            heads=2,
+            head_size=head_size,
+            weights="int8",
+            narrow=True,
+            mask=mask,
+        )
+        for length, head_size, mask in (
+            (300, 48, "none"),
+            (33, 80, "holes"),
+            (270, 16, "float per head"),
+            (45, 128, "bool per query"),
+            (3, 272, "none"),
+        )
+    ),
 ]
 
 
@@ -229,6 +248,43 @@ def test_padding_changes_no_token(weights: str) -> None:
     for row, length in enumerate(lengths.tolist()):
         alone = encoder_layer(hidden_states[row : row + 1, :length], layer)
         torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=1e-5)
+
+
+def test_many_small_probabilities_count() -> None:
+    """One key gets two thirds of the attention, 500 others a thousandth of that each: in 8 bits they would be zeros."""
+    torch.manual_seed(0)
+    features, length = 64, 501
+    key = torch.zeros(features, features)
+    key[0, 0] = 1.0  # the first feature, which is large in the first token only
+    query_bias = torch.zeros(3 * features)
+    query_bias[0] = 6.9
+    hidden_states = 0.5 * torch.randn(1, length, features) + torch.linspace(-1, 1, features)
+    hidden_states[..., 0] = 0.0
+    hidden_states[0, 0] = torch.eye(features)[0] * 30
+    norm = NormWeights(None, None, 1e-5)
+    weights = EncoderWeights(
+        qkv=pack_linear(torch.cat([torch.zeros(features, features), key, torch.eye(features)]), "int8"),
+        qkv_bias=query_bias,
+        order=(0, 1, 2),
+        head_size=features,
+        attention_scale=1 / 7.9,  # the first token's key is about 7.9 after the norm
+        output=pack_linear(torch.eye(features), "int8"),
+        output_bias=None,
+        attention_norm=norm,
+        up=pack_linear(torch.zeros(features, features), "int8"),
+        up_bias=None,
+        down=pack_linear(torch.zeros(features, features), "int8"),
+        down_bias=None,
+        activation="none",
+        ffn_norm=norm,
+        norm_before=True,
+        narrow=True,
+    )
+    attended = encoder_layer(hidden_states, weights) - hidden_states
+    expected = _reference(hidden_states, None, None, *weights.arguments()) - hidden_states
+    assert 4.0 < expected[0, 1, 0] < 6.5  # of 7.9: the share of the first token
+    others = slice(1, features)
+    assert (attended - expected)[..., others].abs().max() <= 0.1 * expected[..., others].abs().max()
 
 
 def test_traces() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,13 +14,19 @@ from torch import Tensor
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.ffn import ffn
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear, linear_split
-from hf_cpu_accel.packing import pack_linear, unpack_linear
+from hf_cpu_accel.packing import pack_linear, unpack_linear, unpack_values
 from hf_cpu_accel.rotation import rotate, rotate_back
 
 # Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
 # large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
 SEVEN_BITS = extension.status().tier in ("avx2", "avx512")
-BOUND = {"float32": 3e-6, "bfloat16": 6e-3, "int8": 2e-2 if SEVEN_BITS else 1e-2}
+BOUND = {
+    "float32": 3e-6,
+    "bfloat16": 6e-3,
+    "int8": 2e-2 if SEVEN_BITS else 1e-2,
+    "int8-weight": 2e-4 if SEVEN_BITS else 5e-5,
+    "int4": 2e-2 if SEVEN_BITS else 1e-2,
+}
 SHAPES = [
     (1, 1, 1),
     (1, 768, 96),
@@ -50,9 +58,9 @@ def check(
     assert error <= BOUND[dtype], f"{dtype} {m}x{k}x{n} {activation}: error {error:.2e}"
 
 
-def check_within_half_a_step(x: Tensor, weight: Tensor) -> None:
-    """int8 against float64: each rotated input is off by at most half a step of its row's range, and 1 % for float32."""
-    packed = pack_linear(weight, "int8")
+def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> None:
+    """8-bit input against float64: each rotated value is off by at most half a step of its row's range, and 1 % for float32."""
+    packed = pack_linear(weight, dtype)
     values = unpack_linear(packed).double()
     rotated = rotate(x)
     steps = 125 if SEVEN_BITS else 253
@@ -92,12 +100,12 @@ def test_activations_and_residual(dtype: str, activation: str) -> None:
     seed=st.integers(0, 99),
 )
 def test_random_shapes(m: int, k: int, n: int, dtype: str, seed: int) -> None:
-    if dtype != "int8":
+    if dtype not in ("int8", "int4"):
         check(m, k, n, dtype, seed=seed)
         return
     # A few input features do not average the rounding out: the limit is half a step for each of them.
     g = torch.Generator().manual_seed(seed)
-    check_within_half_a_step(torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5)
+    check_within_half_a_step(torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5, dtype)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -122,8 +130,25 @@ def test_bfloat16_input_and_output(dtype: str) -> None:
     truth = F.linear(x.double(), unpack_linear(packed).double(), bias.double())
     got = linear(x, packed, bias)
     assert got.dtype == torch.bfloat16
-    bound = BOUND["int8"] if dtype == "int8" else 1e-2
+    bound = max(BOUND[dtype], 1e-2)
     assert (got.double() - truth).abs().max() <= bound * truth.abs().max()
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_int4_gives_the_integers_of_its_unpacked_weights(group: int) -> None:
+    """Few rows multiply four-bit weights as they are, many rows unpack them: both are the int8 product of the same integers."""
+    packed = pack_linear(torch.randn(70, 330), "int4", int4_group=group)
+    as_int8 = replace(pack_linear(torch.zeros(70, 330), "int8"), scale=packed.scale)
+    as_int8.data.copy_(as_panels(unpack_values(packed)))
+    for rows in (*range(1, 18), 40, 300):
+        x = torch.randn(rows, 330)
+        assert torch.equal(linear(x, packed), linear(x, as_int8)), rows
+
+
+def as_panels(values: Tensor) -> Tensor:
+    """int8 [N, K] in the layout of packing.py."""
+    padded = F.pad(values, (0, -values.shape[1] % 4, 0, -values.shape[0] % 32))
+    return padded.view(-1, 32, padded.shape[1] // 4, 4).transpose(1, 2)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -287,7 +312,7 @@ def test_split_outputs_are_the_slices_of_one(dtype: str, sizes: list[int]) -> No
 
 
 def test_split_opcheck_and_bad_sizes() -> None:
-    packed = pack_linear(torch.randn(100, 24), "int8")
+    packed = pack_linear(torch.randn(100, 24), "int4")
     x = torch.randn(3, 24)
     torch.library.opcheck(torch.ops.hf_cpu_accel.linear_split, (x, packed.data, packed.scale, None, [64, 36]))
     with pytest.raises(ValueError, match="sum must be 100"):

@@ -17,7 +17,9 @@ CHECKS = {
     "test_attention": "check_attention",
     "test_norm": "check_norm",
     "test_encoder_layer": "check_encoder_layer",
+    "test_decoder_layers": "check_decoder_layers",
     "test_embedding": "check_embedding",
+    "test_quantize": "check_quantize",
 }
 
 best = extension.status().tier

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_cpu_accel.runtime import memory
 
@@ -103,3 +105,27 @@ def test_kept_heap_has_no_page_faults() -> None:
     if worked == "True":
         assert float(kept) < 100
         assert float(kept) < float(fresh) / 10
+
+
+def test_huge_pages_are_asked_for_whole_ones_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Libc:
+        @staticmethod
+        def madvise(address: ctypes.c_void_p, length: ctypes.c_size_t, advice: int) -> int:
+            asked.append((address.value, length.value, advice))
+            return 0
+
+    monkeypatch.setattr(memory, "_glibc", Libc)
+    page = 2 << 20
+    assert memory.want_huge_pages(5 * page + 64, 3 * page)
+    assert asked == [(6 * page, 2 * page, 14)]
+    assert not memory.want_huge_pages(5 * page + 64, 2 * page - 65)
+    monkeypatch.setattr(memory, "_glibc", lambda: None)
+    assert not memory.want_huge_pages(5 * page, 3 * page)
+
+
+def test_huge_pages_hold_what_is_written() -> None:
+    block = torch.empty(9 << 20, dtype=torch.uint8)
+    memory.want_huge_pages(block.data_ptr(), block.nbytes)
+    assert (block.fill_(7) == 7).all()

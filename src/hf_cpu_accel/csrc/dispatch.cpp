@@ -74,8 +74,17 @@ double rate(const Kernels& kernels, WeightKind kind) {
 Dispatch choose() {
   const Tier& tier = chosen_tier();
   const Kernels& kernels = tier.kernels();
-  Dispatch d{tier.name,    false, {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8}, kernels.attention,
-             kernels.norm, kernels.embedding_norm, kernels.multiply_adds, kernels.read_stream};
+  Dispatch d{tier.name,
+             false,
+             {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8, kernels.gemm_int8_weight, kernels.gemm_int4},
+             kernels.gemm_int4_unpacked,
+             kernels.attention,
+             kernels.norm,
+             kernels.heads,
+             kernels.embedding_norm,
+             kernels.quantize_int4,
+             kernels.multiply_adds,
+             kernels.read_stream};
 #if defined(HFCA_X86)
   if (tier.kernels == &kernels_avx512_bf16) {
     // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:

@@ -7,10 +7,13 @@ namespace hfca {
 struct Dispatch {
   const char* tier;        // "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"
   bool bf16_dot;           // bfloat16 GEMMs use the CPU's dot product
-  GemmKernels gemm[3];     // by WeightKind
+  GemmKernels gemm[weight_kinds];  // by WeightKind; int4 for few rows
+  GemmKernels gemm_int4_unpacked;
   AttentionKernels attention;
   NormKernels norm;
+  HeadKernels heads;
   EmbeddingNormKernel embedding_norm;
+  QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t);
   float (*read_stream)(const float*, int64_t);
 };

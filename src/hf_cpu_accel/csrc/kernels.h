@@ -1,17 +1,21 @@
 // The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
 #pragma once
 #include "attention/attention.h"
+#include "decoder/heads.h"
 #include "embedding/embedding.h"
 #include "gemm/gemm.h"
 #include "norm/norm.h"
+#include "quantize/int4.h"
 
 namespace hfca {
 
 struct Kernels {
-  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8;
+  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked;
   AttentionKernels attention;
   NormKernels norm;
+  HeadKernels heads;
   EmbeddingNormKernel embedding_norm;
+  QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
 };

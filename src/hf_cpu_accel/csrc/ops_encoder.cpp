@@ -60,6 +60,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
+  shared.quantised = layer.narrow && layer.qkv.kind == WeightKind::int8;
   if (mask) read_mask(shared, *mask, {static_cast<int64_t>(tokens.count.size()), heads, length, length}, op, keep_mask);
   const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4;
   std::vector<AttentionSequence> sequences;
@@ -135,7 +136,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
       sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt, mask, heads_count, length, keep_mask);
 
   const int64_t threads = team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
-  const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads);
+  const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);
   const EncoderPlan plan(layer, attention, threads);
   Workspace workspace(static_cast<size_t>(plan.memories()) * BlockMemory::size_of(layer, plan) +
                       Workspace::size_of<float>(plan.scratch_floats * threads));

@@ -37,15 +37,17 @@ class Team {
     wait();
   }
 
-  // Step whose pieces differ in cost: each thread takes the next one when it is done with the last. f(piece). At most `claims` such
-  // steps per team.
+  // Step whose pieces differ in cost: each thread takes the next one when it is done with the last. f(piece).
   template <class F>
   void claim(int64_t count, const F& f) {
     if (!shared_) {
       for (int64_t i = 0; i < count; ++i) f(i);
       return;
     }
-    std::atomic<int64_t>& next = shared_->next[claimed_++].value;
+    std::atomic<int64_t>& next = shared_->next[claimed_].value;
+    claimed_ = (claimed_ + 1) % counters;
+    // The counter of the next such step was last used two of them ago, and nobody is left there.
+    if (index_ == 0) shared_->next[claimed_].value.store(0, std::memory_order_relaxed);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
     wait();
   }
@@ -57,7 +59,7 @@ class Team {
   Team alone() const { return Team(nullptr, slot_, 0, 1); }
 
  private:
-  static constexpr int claims = 4;
+  static constexpr int counters = 3;
 
   template <class T>
   struct alignas(64) Line {  // a cache line of its own
@@ -68,7 +70,7 @@ class Team {
     Line<int64_t> chunk;  // what each thread was given of [0, threads): tells how many there are
     Line<int> arrived;
     Line<unsigned> round;
-    Line<int64_t> next[claims];
+    Line<int64_t> next[counters];
   };
 
   Team(Shared* shared, int slot, int index, int size) : shared_(shared), slot_(slot), index_(index), size_(size) {}

@@ -30,8 +30,8 @@ inline std::vector<int64_t> sizes_of(const Tensor& t) {
   return sizes;
 }
 
-// A dense tensor of `like`'s dtype whose memory is reused (buffers.h); its contents are arbitrary.
-inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
+// A dense tensor whose memory is reused (buffers.h); its contents are arbitrary.
+inline Tensor empty_of(const std::vector<int64_t>& sizes, ScalarType dtype, int64_t element_size) {
   std::vector<int64_t> strides(sizes.size());
   int64_t count = 1;
   bool overflow = false;
@@ -41,11 +41,16 @@ inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
   }
   for (int64_t size : sizes) count = size == 0 ? 0 : count;
   int64_t bytes = 0;
-  const bool fits = !overflow && !__builtin_mul_overflow(count, static_cast<int64_t>(like.element_size()), &bytes);
+  const bool fits = !overflow && !__builtin_mul_overflow(count, element_size, &bytes);
   STD_TORCH_CHECK(fits, "hf_cpu_accel: an output of so many elements does not exist");
   void* data = take_buffer(static_cast<size_t>(bytes));
   const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, -1);
-  return torch::stable::from_blob(data, sizes, strides, cpu, like.scalar_type(), &return_buffer);
+  return torch::stable::from_blob(data, sizes, strides, cpu, dtype, &return_buffer);
+}
+
+// The same in `like`'s dtype.
+inline Tensor empty_of(const Tensor& like, const std::vector<int64_t>& sizes) {
+  return empty_of(sizes, like.scalar_type(), static_cast<int64_t>(like.element_size()));
 }
 
 // The tensor as rows of its last dimension. Rows at one common stride are taken as they are, anything else is made contiguous;

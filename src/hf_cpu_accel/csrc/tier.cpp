@@ -2,10 +2,14 @@
 #include "kernels.h"
 
 #include "attention/flash.h"
+#include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
+#include "gemm/int4.h"
+#include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
+#include "quantize/int4_search.h"
 
 #define HFCA_CONCAT_(a, b) a##b
 #define HFCA_CONCAT(a, b) HFCA_CONCAT_(a, b)
@@ -22,9 +26,14 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::TierGemm<HFCA_TIER::DotF32>::kernels(),
       HFCA_TIER::TierGemm<Bf16>::kernels(),
       HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
+      HFCA_TIER::Int8WeightGemm::kernels(),
+      HFCA_TIER::Int4Gemm::kernels(),
+      HFCA_TIER::Int4Gemm::unpacked_kernels(),
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
+      HFCA_TIER::head_kernels(),
       &HFCA_TIER::embedding_norm,
+      &HFCA_TIER::quantize_int4,
       &HFCA_TIER::multiply_adds,
       &HFCA_TIER::read_stream,
   };

@@ -3,6 +3,24 @@
 All families are declared as soon as one is imported, so that every op exists, with the C++ library or without.
 """
 
-from hf_cpu_accel.ops import attention, embedding, encoder_layer, ffn, linear, norm
+from hf_cpu_accel.ops import (
+    attention,
+    decoder_layers,
+    embedding,
+    encoder_layer,
+    ffn,
+    linear,
+    norm,
+    quantize,
+)
 
-__all__ = ["attention", "embedding", "encoder_layer", "ffn", "linear", "norm"]
+__all__ = [
+    "attention",
+    "decoder_layers",
+    "embedding",
+    "encoder_layer",
+    "ffn",
+    "linear",
+    "norm",
+    "quantize",
+]

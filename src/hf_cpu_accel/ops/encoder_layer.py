@@ -42,7 +42,8 @@ class EncoderWeights:
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
         norm_before: whether the norms come before attention and FFN, or after the residuals are added.
         narrow: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then multiplied by
-            bfloat16 or int8 weights is rounded as coarsely anyway.
+            bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in integers, where the
+            CPU has VNNI: scores in 8 bits, probabilities and values in 11 to 13.
     """
 
     qkv: PackedWeight

@@ -1,9 +1,10 @@
 """linear: activation(input @ weight^T + bias) + residual, with a packed weight; linear_split: the same in several outputs.
 
-With int8 weights the input is rotated (rotation.py) and then quantised per row on the fly (W8A8) over the row's range
-[min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact in
-int32. On CPUs without VNNI the input gets 7 bits (125 steps), since their int16 pair sums would saturate. Rows that hold values
-beyond 2e37 may give NaN.
+With int8 and int4 weights the input is rotated (rotation.py) and then quantised per row on the fly (W8A8, W4A8) over the row's
+range [min, max], widened to hold 0: scale = (max - min) / 253, values round(x / scale) around a rounded zero point; sums are exact
+in int32. On CPUs without VNNI the input gets 7 bits (125 steps), since their int16 pair sums would saturate. With "int8-weight"
+the input gets twice as many bits, symmetrically: 16, or 14 without VNNI, in two bytes that are multiplied one after the other.
+Rows that hold values beyond 2e37 may give NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import PackedWeight, unpack_linear
+from ..packing import PackedWeight, dtype_of, unpack_linear
 from ..rotation import rotate, rotate_back
 from .registry import declare
 
@@ -50,7 +51,7 @@ def linear(
         residual: [..., N] float32 or bfloat16, added after the activation.
 
     Returns:
-        [..., N] contiguous, dtype of the input; sums are float32 (int32 for int8 weights).
+        [..., N] contiguous, dtype of the input; sums are float32 (int32 for integer weights).
 
     Raises:
         ValueError: if the shapes do not fit or the activation is unknown.
@@ -109,11 +110,11 @@ def linear_reference(
     activation: str,
 ) -> Tensor:
     """The op in plain torch: float32 arithmetic on the dequantised weight."""
-    dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}[weight.dtype]
+    dtype = dtype_of(weight)
     full = unpack_linear(PackedWeight(weight, scale, input.shape[-1], out_features, dtype))
     x = input.float()
     if scale is not None:
-        x = quantize_rows(x)
+        x = quantize_rows(x, symmetric_16_bits=dtype == "int8-weight")
     output = ACTIVATIONS[activation](F.linear(x, full, None if bias is None else bias.float()))
     if residual is not None:
         output = output + residual.float()
@@ -128,13 +129,17 @@ def linear_split_reference(
     return [part.clone(memory_format=torch.contiguous_format) for part in whole.split(sizes, dim=-1)]
 
 
-def quantize_rows(input: Tensor) -> Tensor:
-    """Per-row 8-bit rounding of float32 [..., K] over the range of the rotated row, as values again."""
+def quantize_rows(input: Tensor, *, symmetric_16_bits: bool = False) -> Tensor:
+    """Per-row rounding of float32 [..., K] to 8 bits over the range of the rotated row, or to 16 over that of its magnitudes, as
+    values again."""
     if input.shape[-1] == 0:
         return input
     input = rotate(input)
-    low, high = input.amin(dim=-1, keepdim=True).clamp(max=0), input.amax(dim=-1, keepdim=True).clamp(min=0)
-    step = (high - low) / 253
+    if symmetric_16_bits:
+        step = input.abs().amax(dim=-1, keepdim=True) / 32767
+    else:
+        low = input.amin(dim=-1, keepdim=True).clamp(max=0)
+        step = (input.amax(dim=-1, keepdim=True).clamp(min=0) - low) / 253
     rounded = torch.round(input / torch.where(step > 0, step, 1.0)) * step
     return rotate_back(torch.where(step > 0, rounded, input))
 

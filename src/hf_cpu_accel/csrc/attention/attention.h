@@ -2,6 +2,7 @@
 //
 //   output[b, q, h] = softmax(scale * query[b, h, q] . key[b, g, k] + mask[b, h, q, k], over k) value[b, g, k],   g = h / group
 //
+// (with the decoders' variants of the scores),
 // computed block by block with a running maximum and sum, so that no [q_len, kv_len] matrix ever exists (Dao et al. 2022,
 // arXiv:2205.14135, section 3.1). The query heads that share a key head are treated as more query rows of it: row r of a
 // (batch, key head) pair is query r % q_len of head r / q_len of the group, so that keys are packed once for the whole group.
@@ -28,18 +29,35 @@ struct Attention {
   const void* mask = nullptr;                // [batch, query head, query, key], dense keys, stride 0 where broadcast
   int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_query_stride = 0;
   bool causal = false;                       // query i sees keys <= i + kv_len - q_len
+  int64_t window = 0;                        // and of these, the last `window`; 0: all
   float scale = 1.0f;
+  float softcap = 0.0f;                      // scores become softcap * tanh(score / softcap); 0: they stay
+  const float* alibi = nullptr;              // [query head], what a score loses per position between query and key
+  const float* sinks = nullptr;              // [query head], a score that counts in the sum and has no value
+  const int32_t* rows = nullptr;             // the "batch" in which each key before the last q_len lies; null: its own
+  bool quantised = false;                    // may be computed in integers, where the CPU has the instructions: integers.h
+
+  int64_t batch_of_key(int64_t key, int64_t own) const { return rows && key < kv_len - q_len ? rows[key] : own; }
+  int64_t first_visible(int64_t position) const {
+    const int64_t first = position + kv_len - q_len - window + 1;
+    return window > 0 && first > 0 ? first : 0;
+  }
 };
 
 // Work of one call: rows [row_begin, row_end) of one (batch, key head) pair against keys [kv_begin, kv_end); all others are masked.
+// With `partial`, which has partial_floats, that is one part of the keys: merge makes the output of all parts.
 struct AttentionTask {
   int64_t batch, kv_head, row_begin, row_end, kv_begin, kv_end;
+  float* partial = nullptr;
 };
 
 struct AttentionKernels {
   int tile_rows;                                                       // rows that are computed together
+  int64_t few_rows;                                                    // up to so many, the time of a task is that of reading the keys
   int64_t (*scratch_floats)(const Attention&, int64_t rows);           // for a task of so many rows
+  int64_t (*partial_floats)(const Attention&, int64_t rows);
   void (*run)(const Attention&, const AttentionTask&, float* scratch);  // scratch: 64-byte aligned
+  void (*merge)(const Attention&, const AttentionTask& first, int64_t parts);  // whose partials follow one another
 };
 
 }  // namespace hfca

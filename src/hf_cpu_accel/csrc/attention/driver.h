@@ -12,7 +12,11 @@ namespace hfca {
 struct AttentionSequence {
   Attention attention;
   int64_t batch = 0, kv_begin = 0, kv_end = 0;
-  int64_t blocks = 1, first_task = 0;  // set by plan_attention
+  // Set by plan_attention: each (sequence, key head) is cut into blocks of rows, or its keys into parts.
+  int64_t blocks = 1, parts = 1, first_task = 0;
+
+  int64_t rows() const { return attention.group * attention.q_len; }
+  int64_t tasks() const { return blocks * parts; }  // per key head
 };
 
 // Into how many blocks the rows of each of `pairs` (sequence, key head) are cut: as few as possible, since each packs the keys again,
@@ -28,42 +32,87 @@ inline int64_t row_blocks(int64_t pairs, int64_t rows, int64_t tile_rows, int64_
   return best;
 }
 
-// Tasks are (sequence, key head, block of rows), numbered in this order.
+// Into how many parts the keys of each of `pairs` (sequence, key head) are cut where few rows read many keys: none unless threads
+// would stand idle, for the parts have to be put together again.
+inline int64_t key_parts(int64_t pairs, int64_t keys, int64_t threads) {
+  constexpr int64_t least_keys = 128;
+  for (int64_t parts = 1;; ++parts) {
+    const int64_t tasks = pairs * parts, busiest = (tasks + threads - 1) / threads;
+    if (8 * busiest * threads <= 9 * tasks || keys < (parts + 1) * least_keys) return parts;
+  }
+}
+
+// Tasks are (sequence, key head, block of rows or part of the keys), numbered in this order.
 struct AttentionPlan {
   const AttentionSequence* sequences = nullptr;
   int64_t count = 0, kv_heads = 0, tasks = 0;
   int64_t scratch_floats = 0;  // per thread
+  int64_t partial_floats = 0;  // per task; 0: no keys are cut into parts
 
   int64_t first_task(int64_t sequence) const { return sequence < count ? sequences[sequence].first_task : tasks; }
 };
 
-inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count, int64_t kv_heads, int64_t threads) {
+// cut_keys: run_attention is called for all tasks together.
+inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count, int64_t kv_heads, int64_t threads, bool cut_keys) {
   const AttentionKernels& kernels = dispatch().attention;
   AttentionPlan plan{sequences, count, kv_heads};
   for (int64_t i = 0; i < count; ++i) {
     AttentionSequence& s = sequences[i];
-    const int64_t rows = s.attention.group * s.attention.q_len;
-    s.blocks = row_blocks(count * kv_heads, rows, kernels.tile_rows, threads);
+    const int64_t rows = s.rows();
+    const bool few = cut_keys && rows > 0 && rows <= kernels.few_rows;
+    s.blocks = few ? 1 : row_blocks(count * kv_heads, rows, kernels.tile_rows, threads);
+    s.parts = few ? key_parts(count * kv_heads, s.kv_end - std::max(s.kv_begin, s.attention.first_visible(0)), threads) : 1;
     s.first_task = plan.tasks;
-    plan.tasks += kv_heads * s.blocks;
+    plan.tasks += kv_heads * s.tasks();
+    if (s.parts > 1) plan.partial_floats = std::max(plan.partial_floats, kernels.partial_floats(s.attention, rows));
     if (s.blocks > 0)
       plan.scratch_floats = std::max(plan.scratch_floats, kernels.scratch_floats(s.attention, (rows + s.blocks - 1) / s.blocks));
   }
   return plan;
 }
 
-inline void run_attention_task(const AttentionPlan& plan, int64_t task, float* scratch) {
+// prepare(attention, task): what is to be done before, in which the attention may be changed for this task.
+template <class Prepare>
+inline void run_attention_task(const AttentionPlan& plan, int64_t number, float* scratch, float* partials, const Prepare& prepare) {
   const AttentionSequence* end = plan.sequences + plan.count;
   const AttentionSequence& s =
-      *(std::upper_bound(plan.sequences, end, task, [](int64_t t, const AttentionSequence& x) { return t < x.first_task; }) - 1);
-  const Attention a = s.attention;  // see run_gemm
-  const int64_t rows = a.group * a.q_len, pair = (task - s.first_task) / s.blocks, block = (task - s.first_task) % s.blocks;
-  dispatch().attention.run(a, {s.batch, pair, block * rows / s.blocks, (block + 1) * rows / s.blocks, s.kv_begin, s.kv_end}, scratch);
+      *(std::upper_bound(plan.sequences, end, number, [](int64_t t, const AttentionSequence& x) { return t < x.first_task; }) - 1);
+  Attention a = s.attention;  // see run_gemm
+  const int64_t rows = s.rows(), head = (number - s.first_task) / s.tasks(), piece = (number - s.first_task) % s.tasks();
+  AttentionTask task{s.batch, head, 0, rows, s.kv_begin, s.kv_end};
+  if (s.parts > 1) {
+    const int64_t first = std::max(s.kv_begin, a.first_visible(0)), keys = s.kv_end - first;
+    task.kv_begin = first + piece * keys / s.parts, task.kv_end = first + (piece + 1) * keys / s.parts;
+    task.partial = partials + number * plan.partial_floats;
+  } else {
+    task.row_begin = piece * rows / s.blocks, task.row_end = (piece + 1) * rows / s.blocks;
+  }
+  prepare(a, task);
+  dispatch().attention.run(a, task, scratch);
 }
 
-// All sequences, over the team. `scratch`: scratch_floats of this thread.
-inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch) {
-  team.claim(plan.tasks, [&](int64_t task) { run_attention_task(plan, task, scratch); });
+inline void run_attention_task(const AttentionPlan& plan, int64_t number, float* scratch) {
+  run_attention_task(plan, number, scratch, nullptr, [](const Attention&, const AttentionTask&) {});
+}
+
+// All sequences, over the team. `scratch`: scratch_floats of this thread; `partials`: partial_floats for each task of the plan.
+template <class Prepare>
+inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch, float* partials, const Prepare& prepare) {
+  team.claim(plan.tasks, [&](int64_t number) { run_attention_task(plan, number, scratch, partials, prepare); });
+  if (plan.partial_floats == 0) return;
+  team.each(plan.count * plan.kv_heads, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin; pair < end; ++pair) {
+      const AttentionSequence& s = plan.sequences[pair / plan.kv_heads];
+      if (s.parts == 1) continue;
+      const int64_t head = pair % plan.kv_heads, number = s.first_task + head * s.parts;
+      const AttentionTask first{s.batch, head, 0, s.rows(), s.kv_begin, s.kv_end, partials + number * plan.partial_floats};
+      dispatch().attention.merge(s.attention, first, s.parts);
+    }
+  });
+}
+
+inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch, float* partials = nullptr) {
+  run_attention(team, plan, scratch, partials, [](const Attention&, const AttentionTask&) {});
 }
 
 }  // namespace hfca

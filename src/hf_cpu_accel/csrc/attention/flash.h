@@ -4,47 +4,34 @@
 // from memory and packed (once per task: rows amortise it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
-#include "one_row.h"
-#include "softmax.h"
+#include "few_rows.h"
+#include "integers.h"
 
 namespace HFCA_TIER {
 
-constexpr int64_t key_block = 256;
-
-// Scratch of a task of so many rows, carved from one array; without memory it only counts.
-struct AttentionScratch {
-  AttentionScratch(const hfca::Attention& a, int64_t rows, float* memory) : memory_(memory) {
-    head_columns = round_up(a.head_dim, chunk);
+// What a task keeps between its steps.
+template <class Arithmetic>
+struct AttentionState {
+  AttentionState(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory) : arithmetic(a, task, memory) {
+    const int64_t rows = task.row_end - task.row_begin;
     value_columns = round_up(a.value_dim, chunk);
-    keys = take(key_block * a.head_dim);
-    values = take(key_block * value_columns);
-    queries = take(rows * head_columns);
-    sums = take(rows * value_columns);
-    scores = take(tile_rows * key_block);
-    mask = take(key_block);
-    maximum = take(rows);
-    total = take(rows);
+    sums = memory.take(rows * value_columns);
+    scores = memory.take(tile_rows * key_block);
+    mask = memory.take(key_block);
+    maximum = memory.take(rows);
+    total = memory.take(rows);
   }
 
-  int64_t head_columns, value_columns, floats = 0;
-  float *keys, *values, *queries, *sums, *scores, *mask;
+  Arithmetic arithmetic;
+  int64_t value_columns;
+  float *sums, *scores, *mask;
   float *maximum, *total;  // running, per row
-
- private:
-  float* take(int64_t count) {
-    const int64_t at = floats;
-    floats += round_up(count, 16);
-    return memory_ ? memory_ + at : nullptr;
-  }
-
-  float* memory_;
 };
 
-inline int64_t attention_scratch_floats(const hfca::Attention& a, int64_t rows) { return AttentionScratch(a, rows, nullptr).floats; }
-
-// Rows [row, row + rows) of the task against keys [begin, end), which are packed unless the tile is a single row of few.
-inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const AttentionScratch& s, int64_t row, int rows, int64_t begin,
-                        int64_t end, bool first_block, bool packed) {
+// Rows [row, row + rows) of the task against keys [begin, end), which the arithmetic has taken.
+template <class State>
+inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const State& s, int64_t row, int rows, int64_t begin, int64_t end,
+                        bool first_block) {
   const float infinity = __builtin_inff();
   const int64_t index = row - task.row_begin, distance = static_cast<int64_t>(rows) * chunk;
   int64_t visible[tile_rows], keys = 0;  // keys of this block that a row, that any row may attend
@@ -55,22 +42,24 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
     if (visible[i] > keys) keys = visible[i];
   }
   if (keys == 0 && !first_block) return;
-  const float* queries = s.queries + index * s.head_columns;
-  if (packed) multiply_chunks(rows, queries, a.head_dim, s.keys, a.head_dim, keys, s.scores, false);
-  else score_keys(a, task, queries, begin, keys, s.scores);
+  s.arithmetic.score(row, rows, keys, s.scores);
 
   // Pass by pass over all rows, not row by row: the latencies of one row's reduction hide behind the next row's work.
   float maximum[tile_rows];
   at = RowPosition(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t origin = task.batch * a.mask_batch_stride + at.offset(a.mask_head_stride, a.mask_query_stride) + begin;
-    maximum[i] = mask_and_maximum(s.scores + i * chunk, distance, visible[i], mask_row(a, origin, visible[i], s.mask));
+    float* scores = s.scores + i * chunk;
+    if (a.softcap > 0.0f || a.alibi) vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
+    const int64_t hidden = a.first_visible(at.position) - begin;
+    if (hidden > 0) hide_scores(scores, distance, hidden < visible[i] ? hidden : visible[i]);
+    maximum[i] = mask_and_maximum(scores, distance, visible[i], mask_row(a, origin, visible[i], s.mask));
   }
   float* sums = s.sums + index * s.value_columns;
   for (int i = 0; i < rows; ++i) {
     const float before = s.maximum[index + i], now = maximum[i] > before ? maximum[i] : before;
     const float shift = now == -infinity ? 0.0f : now;  // nothing attended so far: any finite shift gives exp(-infinity) = 0
-    const float sum = exponentials(s.scores + i * chunk, distance, visible[i], keys, shift);
+    const float sum = s.arithmetic.exponentials(s.scores, rows, i, visible[i], keys, shift);
     s.maximum[index + i] = now;
     if (first_block) {
       s.total[index + i] = sum;
@@ -84,29 +73,78 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
         Simd::store(p, Simd::mul(Simd::set1(factor), Simd::load(p)));
       }
   }
-  if (packed) multiply_chunks(rows, s.scores, keys, s.values, key_block, a.value_dim, sums, !first_block);
-  else weigh_values(a, task, s.scores, begin, keys, sums, !first_block);
+  s.arithmetic.weigh(s.scores, rows, keys, sums, !first_block);
 }
 
-// output rows = sums / running sum; rows that attended nothing give 0.
-inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const AttentionScratch& s, int64_t row, int rows) {
+// What a row's sums are to be multiplied by, for the maximum and the sum of its exponentials; 0 if it attended nothing.
+inline float normaliser(const hfca::Attention& a, int64_t head, float maximum, float total) {
+  if (!a.sinks) return total == 0.0f ? 0.0f : 1.0f / total;
+  const float sink = a.sinks[head];
+  if (maximum == -__builtin_inff()) return 0.0f;
+  if (sink <= maximum) return 1.0f / (total + exp_nonpositive(sink - maximum));
+  const float factor = exp_nonpositive(maximum - sink);
+  return factor / (total * factor + 1.0f);
+}
+
+// output rows = sums / running sum.
+template <class State>
+inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const State& s, int64_t row, int rows) {
   const int64_t index = row - task.row_begin;
   const float* sums = s.sums + index * s.value_columns;
   RowPosition at(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
-    const float total = s.total[index + i];
-    const Float inverse = Simd::set1(total == 0.0f ? 0.0f : 1.0f / total);
+    const Float inverse = Simd::set1(normaliser(a, at.head, s.maximum[index + i], s.total[index + i]));
     const int64_t origin = task.batch * a.output.batch_stride + at.offset(a.output.head_stride, a.output.position_stride);
     for (int64_t d = 0; d < a.value_dim; d += Simd::width)
       store_features(a.output, origin + d, lanes(a.value_dim - d), Simd::mul(inverse, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk)));
   }
 }
 
+// A part of the keys: [rows][value_columns] sums, then the rows' maxima and sums of exponentials.
+inline int64_t partial_floats(const hfca::Attention& a, int64_t rows) { return round_up(rows * (round_up(a.value_dim, chunk) + 2), 16); }
+
+template <class State>
+inline void write_partial(const hfca::AttentionTask& task, const State& s, int64_t row, int rows) {
+  const int64_t index = row - task.row_begin, all = task.row_end - task.row_begin;
+  const float* sums = s.sums + index * s.value_columns;
+  for (int i = 0; i < rows; ++i) {
+    for (int64_t d = 0; d < s.value_columns; d += Simd::width)
+      Simd::store(task.partial + (index + i) * s.value_columns + d, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk));
+    task.partial[all * s.value_columns + index + i] = s.maximum[index + i];
+    task.partial[all * (s.value_columns + 1) + index + i] = s.total[index + i];
+  }
+}
+
+// The output of all rows of a task from the partials of its parts.
+inline void merge_parts(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t parts) {
+  const int64_t rows = task.row_end - task.row_begin, columns = round_up(a.value_dim, chunk), distance = partial_floats(a, rows);
+  const auto each = [&](auto&& f) {
+    for (int64_t p = 0; p < parts; ++p) f(task.partial + p * distance);
+  };
+  RowPosition at(a, task, task.row_begin);
+  for (int64_t i = 0; i < rows; ++i, at.step()) {
+    float maximum = -__builtin_inff(), total = 0.0f;
+    each([&](float* part) { maximum = part[rows * columns + i] > maximum ? part[rows * columns + i] : maximum; });
+    each([&](float* part) {
+      float& factor = part[rows * columns + i];  // the part's maximum before
+      factor = maximum == -__builtin_inff() ? 0.0f : exp_nonpositive(factor - maximum);
+      total += factor * part[rows * (columns + 1) + i];
+    });
+    const Float inverse = Simd::set1(normaliser(a, at.head, maximum, total));
+    const int64_t origin = task.batch * a.output.batch_stride + at.offset(a.output.head_stride, a.output.position_stride);
+    for (int64_t d = 0; d < a.value_dim; d += Simd::width) {
+      Float sum = Simd::zero();
+      each([&](const float* part) { sum = Simd::fma(Simd::set1(part[rows * columns + i]), Simd::load(part + i * columns + d), sum); });
+      store_features(a.output, origin + d, lanes(a.value_dim - d), Simd::mul(inverse, sum));
+    }
+  }
+}
+
+template <class Arithmetic>
 inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, float* memory) {
-  const int64_t rows = task.row_end - task.row_begin;
-  const bool packed = rows > unpacked_rows;
-  const int64_t tiles = packed ? (rows + tile_rows - 1) / tile_rows : rows;
-  const AttentionScratch s(a, rows, memory);
+  Carver carver{memory};
+  AttentionState<Arithmetic> s(a, task, carver);
+  const int64_t rows = task.row_end - task.row_begin, tiles = (rows + Arithmetic::rows_at_once - 1) / Arithmetic::rows_at_once;
   const auto each_tile = [&](auto&& f) {  // f(first row, rows); heights nearly equal
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = t * rows / tiles;
@@ -114,27 +152,52 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
     }
   };
   for (int64_t i = 0; i < rows; ++i) s.maximum[i] = -__builtin_inff(), s.total[i] = 0.0f;
-  each_tile([&](int64_t row, int height) { pack_queries(a, task, row, height, s.queries + (row - task.row_begin) * s.head_columns); });
+  each_tile([&](int64_t row, int height) { s.arithmetic.take_queries(row, height); });
 
-  int64_t kv_end = task.kv_end;
+  const bool wraps = task.row_begin / a.q_len != (task.row_end - 1) / a.q_len;
+  int64_t kv_begin = a.first_visible(wraps ? 0 : task.row_begin % a.q_len), kv_end = task.kv_end;
+  kv_begin = kv_begin > task.kv_begin ? kv_begin : task.kv_begin;
   if (a.causal) {  // nothing behind the diagonal of the last query of this task
-    const bool wraps = task.row_begin / a.q_len != (task.row_end - 1) / a.q_len;
     const int64_t last = wraps ? a.q_len - 1 : (task.row_end - 1) % a.q_len;
     const int64_t limit = last + a.kv_len - a.q_len + 1;
     kv_end = limit < kv_end ? limit : kv_end;
   }
   bool first_block = true;
-  for (int64_t begin = task.kv_begin; begin < kv_end || first_block; begin += key_block, first_block = false) {
+  for (int64_t begin = kv_begin; begin < kv_end || first_block; begin += key_block, first_block = false) {
     const int64_t end = begin + key_block < kv_end ? begin + key_block : kv_end > begin ? kv_end : begin;
-    if (packed) {
-      pack_keys(a, task, begin, end, s.keys);
-      pack_values(a, task, begin, end, key_block, s.values);
-    }
-    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block, packed); });
+    s.arithmetic.take_keys(begin, end);
+    each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
   }
-  each_tile([&](int64_t row, int height) { write_tile(a, task, s, row, height); });
+  each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
 }
 
-constexpr hfca::AttentionKernels attention_kernels() { return {tile_rows, &attention_scratch_floats, &attend}; }
+template <class Arithmetic>
+inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
+  Carver counter{nullptr};
+  AttentionState<Arithmetic>(a, {0, 0, 0, rows, 0, 0}, counter);
+  return counter.floats;
+}
+
+#if HFCA_VNNI
+inline bool in_integers(const hfca::Attention& a) { return a.quantised && !a.rows && a.head_dim <= Integers::most_features; }
+#else
+using Integers = Floats;
+inline bool in_integers(const hfca::Attention&) { return false; }
+#endif
+
+// Enough for fewer rows as well: FewRows needs the least.
+inline int64_t attention_scratch_floats(const hfca::Attention& a, int64_t rows) {
+  if (rows <= unpacked_rows) return floats_of<FewRows>(a, rows);
+  return in_integers(a) ? floats_of<Integers>(a, rows) : floats_of<Floats>(a, rows);
+}
+
+inline void run_attention_task(const hfca::Attention& a, const hfca::AttentionTask& task, float* scratch) {
+  if (task.row_end - task.row_begin <= unpacked_rows) return attend<FewRows>(a, task, scratch);
+  in_integers(a) ? attend<Integers>(a, task, scratch) : attend<Floats>(a, task, scratch);
+}
+
+constexpr hfca::AttentionKernels attention_kernels() {
+  return {tile_rows, unpacked_rows, &attention_scratch_floats, &partial_floats, &run_attention_task, &merge_parts};
+}
 
 }  // namespace HFCA_TIER

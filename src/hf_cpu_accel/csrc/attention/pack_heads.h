@@ -55,7 +55,8 @@ inline void pack_queries(const hfca::Attention& a, const hfca::AttentionTask& ta
 
 // out[keys / 32][head_dim][32] = keys [begin, end), transposed; the last chunk is filled up with zeros.
 inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, float* out) {
-  const int64_t origin = task.batch * a.key.batch_stride + task.kv_head * a.key.head_stride;
+  const int64_t origin = task.kv_head * a.key.head_stride;
+  const auto at = [&](int64_t key) { return origin + a.batch_of_key(key, task.batch) * a.key.batch_stride + key * a.key.position_stride; };
   const int64_t padded = begin + round_up(end - begin, chunk);
   for (int64_t k = begin; k < padded; k += Simd::width) {
     float* columns = out + (k - begin) / chunk * chunk * a.head_dim + (k - begin) % chunk;
@@ -63,7 +64,7 @@ inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task,
       const int n = lanes(a.head_dim - d);
       Float block[Simd::width];
       for (int i = 0; i < Simd::width; ++i)
-        block[i] = k + i < end ? load_features(a.key, origin + (k + i) * a.key.position_stride + d, n) : Simd::zero();
+        block[i] = k + i < end ? load_features(a.key, at(k + i) + d, n) : Simd::zero();
       Simd::transpose(block);
       for (int i = 0; i < n; ++i) Simd::store(columns + (d + i) * chunk, block[i]);
     }
@@ -72,11 +73,11 @@ inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task,
 
 // out[value_dim / 32][key_rows][32] = values [begin, end); columns behind value_dim are zero up to the vector width.
 inline void pack_values(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, int64_t key_rows, float* out) {
-  const int64_t origin = task.batch * a.value.batch_stride + task.kv_head * a.value.head_stride;
-  for (int64_t k = begin; k < end; ++k, out += chunk)
+  for (int64_t k = begin; k < end; ++k, out += chunk) {
+    const int64_t row = a.batch_of_key(k, task.batch), at = row * a.value.batch_stride + task.kv_head * a.value.head_stride + k * a.value.position_stride;
     for (int64_t d = 0; d < a.value_dim; d += Simd::width)
-      Simd::store(out + d / chunk * key_rows * chunk + d % chunk,
-                  load_features(a.value, origin + k * a.value.position_stride + d, lanes(a.value_dim - d)));
+      Simd::store(out + d / chunk * key_rows * chunk + d % chunk, load_features(a.value, at + d, lanes(a.value_dim - d)));
+  }
 }
 
 }  // namespace HFCA_TIER

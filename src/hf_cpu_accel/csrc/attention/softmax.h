@@ -61,6 +61,30 @@ inline float mask_and_maximum(float* scores, int64_t distance, int64_t visible, 
   return Simd::reduce_max(largest);
 }
 
+// The decoders' variants of the first `visible` scores of a row, which come before its mask. Key j is `distance_to_first` - j positions
+// before the query.
+inline void vary_scores(const hfca::Attention& a, int64_t head, float* scores, int64_t distance, int64_t visible, int64_t distance_to_first) {
+  alignas(64) float count[Simd::width];
+  for (int i = 0; i < Simd::width; ++i) count[i] = static_cast<float>(i);
+  const Float slope = Simd::set1(a.alibi ? a.alibi[head] : 0.0f), cap = Simd::set1(a.softcap), ramp = Simd::load(count);
+  for (int64_t j = 0; j < visible; j += Simd::width) {
+    float* p = scores + j / chunk * distance + j % chunk;
+    Float x = Simd::load(p);
+    if (a.softcap > 0.0f) x = Simd::mul(cap, tanh(Simd::div(x, cap)));
+    if (a.alibi) x = Simd::fnma(slope, Simd::sub(Simd::set1(static_cast<float>(distance_to_first - j)), ramp), x);
+    Simd::store(p, x);
+  }
+}
+
+// The first `hidden` scores of a row become -infinity.
+inline void hide_scores(float* scores, int64_t distance, int64_t hidden) {
+  const Float lowest = Simd::set1(-__builtin_inff());
+  for (int64_t j = 0; j < hidden; j += Simd::width) {
+    float* p = scores + j / chunk * distance + j % chunk;
+    Simd::store(p, Simd::select_n(lowest, lanes(hidden - j), Simd::load(p)));
+  }
+}
+
 // Turns the first `visible` scores of a row into exp(score - shift) and the rest up to `keys` into 0; returns their sum.
 inline float exponentials(float* scores, int64_t distance, int64_t visible, int64_t keys, float shift) {
   const Float centre = Simd::set1(shift);

@@ -14,32 +14,46 @@ inline Activation activation_of(const std::string& name, const char* op) {
 }
 
 inline WeightKind kind_of(const Tensor& weight, const char* op) {
+  const bool blocks = weight.dim() == 3;  // of bytes along k
   switch (weight.scalar_type()) {
     case ScalarType::Float: return WeightKind::float32;
     case ScalarType::BFloat16: return WeightKind::bfloat16;
-    case ScalarType::Char: return WeightKind::int8;
-    default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16 or int8");
+    case ScalarType::Char: return blocks ? WeightKind::int8_weight : WeightKind::int8;
+    case ScalarType::Byte: return WeightKind::int4;
+    default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16, int8 or (four-bit) uint8");
   }
   return WeightKind::float32;
 }
 
-constexpr int64_t max_int8_features = 65536;  // 255 * 127 * 65536 < 2^31
+constexpr int64_t max_integer_features = 65536;  // 255 * 127 * 65536 < 2^31
 
-// weight: [panels, k_words, 32, values per word]; scale (int8 only): [2, n], scales then sums.
+// Whether `weight` has the shape that packing.py gives to n x k weights of g's kind; takes the group of int4 from it.
+inline bool take_weight(Gemm& g, const Tensor& weight) {
+  const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4;
+  if (weight.dim() != (blocks ? 3 : 4) || !weight.is_contiguous() || weight.size(0) != (g.n + panel_columns - 1) / panel_columns) return false;
+  g.weight = weight.const_data_ptr();
+  if (g.kind == WeightKind::int4) {
+    g.group = (weight.size(2) - panel_columns) / (panel_columns / 2);
+    const bool known = g.group == 32 || g.group == 64 || g.group == 128;
+    return known && weight.size(2) == panel_columns + g.group * panel_columns / 2 && weight.size(1) == (g.k + g.group - 1) / g.group;
+  }
+  const int64_t per_word = g.kind == WeightKind::float32 ? 1 : g.kind == WeightKind::bfloat16 ? 2 : 4;
+  if (weight.size(1) != (g.k + per_word - 1) / per_word) return false;
+  return blocks ? weight.size(2) == panel_columns * per_word : weight.size(2) == panel_columns && weight.size(3) == per_word;
+}
+
+// weight, scale: the tensors of a PackedWeight (packing.py), which tell its kind.
 inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const std::optional<Tensor>& scale,
                     const std::optional<Tensor>& bias, Activation activation = Activation::none) {
   Gemm g;
   g.m = m, g.n = n, g.k = k, g.kind = kind_of(weight, op), g.activation = activation;
-  const int64_t per_word = g.kind == WeightKind::int8 ? 4 : g.kind == WeightKind::bfloat16 ? 2 : 1;
-  STD_TORCH_CHECK(weight.dim() == 4 && weight.is_contiguous() && weight.size(0) == (n + panel_columns - 1) / panel_columns &&
-                      weight.size(1) == (k + per_word - 1) / per_word && weight.size(2) == panel_columns && weight.size(3) == per_word,
-                  "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n, " output features");
-  g.weight = weight.const_data_ptr();
-  if (g.kind == WeightKind::int8) {
-    STD_TORCH_CHECK(k <= max_int8_features, "hf_cpu_accel::", op, ": int8 sums of more than ", max_int8_features, " input features would overflow");
+  STD_TORCH_CHECK(take_weight(g, weight), "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n, " output features");
+  if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16) {
+    STD_TORCH_CHECK(k <= max_integer_features, "hf_cpu_accel::", op, ": integer sums of more than ", max_integer_features,
+                    " input features would overflow");
     STD_TORCH_CHECK(scale && scale->scalar_type() == ScalarType::Float && scale->dim() == 2 && scale->size(0) == 2 && scale->size(1) == n &&
                         scale->stride(1) == 1,
-                    "hf_cpu_accel::", op, ": an int8 weight needs float32 scales and sums [2, ", n, "]");
+                    "hf_cpu_accel::", op, ": an integer weight needs float32 scales and sums [2, ", n, "]");
     g.weight_scale = static_cast<const float*>(scale->const_data_ptr());
     g.weight_sum = g.weight_scale + scale->stride(0);
   }

@@ -5,12 +5,12 @@
 
 namespace HFCA_TIER {
 
-template <hfca::Activation act>
+// coarse: for results that are rounded to bfloat16.
+template <hfca::Activation act, bool coarse>
 inline Simd::Float activate(Simd::Float x) {
   using hfca::Activation;
-  if constexpr (act == Activation::gelu) {  // x/2 (1 + erf(x / sqrt 2))
-    const Simd::Float half = Simd::mul(x, Simd::set1(0.5f));
-    return Simd::fma(half, erf(Simd::mul(x, Simd::set1(0.70710678118654752f))), half);
+  if constexpr (act == Activation::gelu) {
+    return gelu<coarse>(x);
   } else if constexpr (act == Activation::gelu_tanh) {  // x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)
     const Simd::Float u = Simd::mul(x, Simd::fma(Simd::mul(x, x), Simd::set1(0.0713548162726f), Simd::set1(1.5957691216057f)));
     return Simd::mul(x, sigmoid(u));
@@ -45,13 +45,14 @@ inline void store_lanes(const hfca::Matrix& x, int64_t at, Simd::Float value, in
 }
 
 // sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. quantised: int8 weights and input. full: all columns are.
-template <hfca::Activation act, bool quantised, bool full>
+template <hfca::Activation act, bool quantised, bool full, bool coarse>
 inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   constexpr int vectors = hfca::panel_columns / Simd::width;
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
   int part = 0;
   while (column >= g.output_begin[part + 1]) ++part;
   const hfca::Matrix output = g.outputs[part], residual = g.residual;
+  const bool multiplied = g.gated && part == 1;
   const auto lanes = [&](int v) HFCA_INLINE {
     const int left = columns - v * Simd::width;
     return full || left > Simd::width ? Simd::width : left > 0 ? left : 0;
@@ -73,11 +74,11 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
         const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
-        x[v] = activate<act>(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
+        x[v] = activate<act, coarse>(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
       });
     } else {
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        x[v] = activate<act>(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
+        x[v] = activate<act, coarse>(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
       });
     }
     if (residual.data) {
@@ -85,6 +86,7 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
     }
     const int64_t at = output.offset(row + i) + first;
+    if (multiplied) unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(x[v], load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
     unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
   }
 }
@@ -92,10 +94,13 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
 template <bool quantised, bool full>
 inline void finish_panel(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
-  switch (g.activation) {
+  switch (g.gated && column >= g.output_begin[1] ? Activation::none : g.activation) {
 #define HFCA_ACTIVATION(A) \
-  case Activation::A: return finish_tile<Activation::A, quantised, full>(g, sums, row, rows, column, columns);
-    HFCA_ACTIVATION(none) HFCA_ACTIVATION(gelu) HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu)
+  case Activation::A: return finish_tile<Activation::A, quantised, full, false>(g, sums, row, rows, column, columns);
+    case Activation::gelu:
+      return g.outputs[0].bf16 ? finish_tile<Activation::gelu, quantised, full, true>(g, sums, row, rows, column, columns)
+                               : finish_tile<Activation::gelu, quantised, full, false>(g, sums, row, rows, column, columns);
+    HFCA_ACTIVATION(none) HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu)
     HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
 #undef HFCA_ACTIVATION
   }

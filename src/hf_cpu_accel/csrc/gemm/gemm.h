@@ -5,11 +5,12 @@
 //
 // Two steps, so that the caller decides how they are spread over threads:
 //   pack_rows   turns a tile of input rows into "words" of four bytes (one float32, two bfloat16 or four uint8 along k), laid out
-//               [k_words][rows of the tile]: the kernel then reads the input as one stream of broadcasts.
+//               [k_words / 16][rows of the tile][16]: the kernel then reads the input as broadcasts from one stream.
 //   compute     multiplies one packed tile of rows by one weight panel and applies the epilogue.
 //
 // Weight layout, the same for every tier: panels of `panel_columns` output features; within a panel [k_words][panel_columns]
-// words. int8 weights come with, per output feature, a scale and the sum of the quantised row (for the zero point).
+// words, or the groups of int4.h. Integer weights come with, per output feature, a scale and the sum of the quantised row (for the
+// zero point).
 #pragma once
 #include <cstdint>
 
@@ -17,7 +18,9 @@ namespace hfca {
 
 constexpr int panel_columns = 32;
 
-enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2 };
+// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h.
+enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4 };
+constexpr int weight_kinds = 5;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };
 
 // A float32 or bfloat16 array.
@@ -48,13 +51,17 @@ struct Gemm {
   Matrix outputs[max_outputs];
   int64_t output_begin[max_outputs + 1] = {};
   const void* weight = nullptr;
-  const float* weight_scale = nullptr;  // int8: [n]
-  const float* weight_sum = nullptr;    // int8: [n]
+  int64_t group = 0;                    // int4: input features that share a multiplier
+  const float* weight_scale = nullptr;  // integer weights: [n]
+  const float* weight_sum = nullptr;    // integer weights: [n]
   Array bias;                           // data may be null
   Activation activation = Activation::none;
+  // The first half of the output features goes through the activation, and the second half is multiplied into it: both outputs are the
+  // same matrix. n is a multiple of 2 * panel_columns.
+  bool gated = false;
   uint32_t* words = nullptr;     // packed input: m * input_words words
-  float* input_scale = nullptr;  // int8: [m], input = (byte - zero) * scale
-  float* input_zero = nullptr;   // int8: [m]
+  float* input_scale = nullptr;  // integer weights: [m], input = (integer - zero) * scale
+  float* input_zero = nullptr;   // integer weights: [m]
   int64_t input_words = 0;       // words per packed input row
 
   void write_to(Matrix output) {
@@ -71,11 +78,15 @@ struct Ahead {
 };
 
 struct GemmKernels {
-  int tile_rows;                                                               // most rows of one tile
-  int64_t (*input_words)(int64_t k);                                           // words per packed input row
-  int64_t (*panel_bytes)(int64_t k);                                           // bytes of one weight panel
-  void (*pack_rows)(const Gemm&, int64_t row, int rows);                       // rows <= tile_rows
-  void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel, Ahead);   // one tile of rows by one panel
+  int tile_rows;                                          // most rows of one tile
+  int64_t (*input_words)(const Gemm&);                    // words per packed input row
+  int64_t (*panel_bytes)(const Gemm&);                    // bytes of one weight panel
+  void (*pack_rows)(const Gemm&, int64_t row, int rows);  // rows <= tile_rows
+  // One tile of rows by one panel, whose weights are given.
+  void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel, const void* weight, Ahead);
+  // What `weight` must point to where it is not the panel itself: the panel unpacked, so many bytes of it. Null elsewhere.
+  int64_t (*unpacked_bytes)(const Gemm&) = nullptr;
+  void (*unpack)(const Gemm&, const void* panel, void* unpacked) = nullptr;
 };
 
 }  // namespace hfca

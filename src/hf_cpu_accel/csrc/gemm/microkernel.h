@@ -20,34 +20,42 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
   // Few sums leave the multipliers waiting for their own last result: they are cut into parts over interleaved words of k. 16 keep any
   // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
   constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16, chains = tile < parts ? parts / tile : 1;
+  constexpr int block = packed_words / Dot::substeps;  // words of the weight that meet the words of a row that lie side by side
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
-  if (ahead.step < hfca::panel_columns * 4) ahead.step /= hfca::panel_columns / columns;
+  const bool along = ahead.step == hfca::panel_columns * 4;
+  if (!along) ahead.step /= hfca::panel_columns / columns;
   for (int column = 0; column < hfca::panel_columns; column += columns) {
     typename Dot::Acc acc[chains][tile];
     unroll<0, chains * tile>([&](auto i) HFCA_INLINE { acc[i / tile][i % tile] = Dot::zero(); });
-    const uint32_t* a = input;
-    const uint32_t* b = weight + column;
+    const uint32_t *a = input, *b = weight + column;
+    const uint32_t* soon = nullptr;  // a line of the input's next block, one after another: all of them are needed at once
     const auto step = [&](auto chain) HFCA_INLINE {
       // Harmless where it points nowhere. A stream asks L1: what L2 holds already would cost a second trip there, half of the rate.
       __builtin_prefetch(ahead.weight, 0, streaming ? 3 : 2);
-      if constexpr (streaming) __builtin_prefetch(ahead.weight + 64, 0, 3);
+      if (streaming || along) __builtin_prefetch(ahead.weight + 64, 0, streaming ? 3 : 2);
       ahead.weight += ahead.step;
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
       unroll<0, Dot::substeps>([&](auto s) HFCA_INLINE {
+        if constexpr (!streaming) __builtin_prefetch(soon, 0, 3), soon += packed_words;
         unroll<0, rows>([&](auto i) HFCA_INLINE {
-          const auto x = Dot::broadcast(a + s * rows + i);
+          const auto x = Dot::broadcast(a + i * packed_words + s);
           auto& sum = acc[chain];
           unroll<0, vectors>([&](auto v) HFCA_INLINE { sum[i * vectors + v] = Dot::step(sum[i * vectors + v], x, Dot::widen(packed[v], s)); });
         });
       });
-      a += Dot::substeps * rows;
+      a += Dot::substeps;
       b += hfca::panel_columns;
     };
-    int64_t w = 0;
-    for (; w + chains <= weight_words; w += chains) unroll<0, chains>(step);
+    for (int64_t left = weight_words; left > 0; left -= block, a += (rows - 1) * packed_words) {
+      const int words = left < block ? static_cast<int>(left) : block;
+      soon = a + rows * packed_words;
+      int w = 0;
+      for (; w + chains <= words; w += chains) unroll<0, chains>(step);
+      if constexpr (chains > 1)
+        for (; w < words; ++w) step(Index<0>{});
+    }
     if constexpr (chains > 1) {
-      for (; w < weight_words; ++w) step(Index<0>{});
       unroll<tile, chains * tile>([&](auto i) HFCA_INLINE { acc[0][i % tile] = Dot::add(acc[0][i % tile], acc[i / tile][i % tile]); });
     }
     unroll<0, tile>([&](auto i) HFCA_INLINE {
@@ -58,34 +66,33 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
 
 template <class Dot>
 struct TierGemm {
-  static_assert(Dot::rows <= Simd::width, "transpose_words packs a tile's rows in one register square");
-
   static constexpr bool quantised = __is_same(Dot, DotInt8);
 
-  static int64_t weight_words(int64_t k) { return Dot::Words::count(k) / Dot::substeps; }
-  static int64_t panel_bytes(int64_t k) { return weight_words(k) * hfca::panel_columns * 4; }
+  static int64_t input_words(const Gemm& g) { return padded_words(Dot::Words::count(g.k)); }
+  static int64_t weight_words(const Gemm& g) { return Dot::Words::count(g.k) / Dot::substeps; }
+  static int64_t panel_bytes(const Gemm& g) { return weight_words(g) * hfca::panel_columns * 4; }
 
   template <int rows>
-  static void tile(const Gemm& g, int64_t row, int64_t panel, hfca::Ahead ahead) {
+  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead) {
     alignas(64) float sums[rows * hfca::panel_columns];
-    const int64_t words = g.input_words / Dot::substeps, column = panel * hfca::panel_columns, left = g.n - column;
-    const uint32_t* weight = static_cast<const uint32_t*>(g.weight) + panel * words * hfca::panel_columns;
-    multiply<Dot, rows>(g.words + row * g.input_words, weight, words, sums, ahead);
+    const int64_t column = panel * hfca::panel_columns, left = g.n - column;
+    multiply<Dot, rows>(g.words + row * g.input_words, weight, weight_words(g), sums, ahead);
     finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
-  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, hfca::Ahead ahead) {
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead) {
+    const auto* words = static_cast<const uint32_t*>(weight);
     switch (rows) {
 #define HFCA_ROWS(R) \
   case R:            \
-    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, ahead); else return;
+    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, words, ahead); else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
       HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
 #undef HFCA_ROWS
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &Dot::Words::count, &panel_bytes, &Dot::Words::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &input_words, &panel_bytes, &Dot::Words::pack, &compute}; }
 };
 
 }  // namespace HFCA_TIER

@@ -1,4 +1,5 @@
-// Input packing: rows of float32/bfloat16 to words, transposed to [k_words][rows].
+// Input packing: rows of float32/bfloat16 to words, [k_words / 16][rows][16]. The multiplication broadcasts word by word from all rows of
+// a tile: in this layout at fixed distances from each other, and yet a row is written by whole cache lines, without a transposition.
 #pragma once
 #include "../simd/simd.h"
 #include "../simd/unroll.h"
@@ -26,25 +27,29 @@ inline float first_of(Simd::Float x) {
 }
 
 constexpr float largest_float = 3.402823466e38f, not_a_number = __builtin_nanf("");
-constexpr int max_tile_rows = 16;
-constexpr int pack_words = 128;  // words of one row that are converted at a time: 16 rows of it stay in L1
+constexpr int packed_words = 16;  // of a row, side by side
 
-// out[w * rows + i] = row(i)[w], in squares of registers. Words pass through float registers as plain bits.
-template <class Row>
-inline void transpose_words(Row row, int rows, int64_t words, uint32_t* out) {
-  int64_t w = 0;
-#if !defined(HFCA_SIMD_GENERIC)
-  for (; w + Simd::width <= words; w += Simd::width) {
-    Simd::Float r[Simd::width];
-    unroll<0, Simd::width>([&](auto i) HFCA_INLINE {
-      r[i] = i < rows ? Simd::load(reinterpret_cast<const float*>(row(i) + w)) : Simd::zero();
-    });
-    Simd::transpose(r);
-    unroll<0, Simd::width>([&](auto i) HFCA_INLINE { Simd::store_n(reinterpret_cast<float*>(out + (w + i) * rows), r[i], rows); });
+constexpr int64_t padded_words(int64_t words) { return (words + packed_words - 1) / packed_words * packed_words; }
+
+// f(i, row i of the tile) with rows of their type.
+template <class F>
+inline void each_row(const Gemm& g, int64_t row, int rows, const F& f) {
+  for (int i = 0; i < rows; ++i) {
+    const int64_t at = g.input.offset(row + i);
+    g.input.bf16 ? f(i, static_cast<const uint16_t*>(g.input.data) + at) : f(i, static_cast<const float*>(g.input.data) + at);
   }
-#endif
-  for (; w < words; ++w)
-    for (int i = 0; i < rows; ++i) out[w * rows + i] = row(i)[w];
+}
+
+// Where word w of row i of a packed tile lies.
+inline uint32_t* packed_word(uint32_t* tile, int rows, int i, int64_t w) {
+  return tile + (w / packed_words * rows + i) * packed_words + w % packed_words;
+}
+
+// Values [j, j + width) of x[0, k), zeros behind the end.
+template <class T>
+inline Simd::Float load_padded(const T* x, int64_t j, int64_t k) {
+  const int64_t left = k - j;
+  return left >= Simd::width ? load_as_float(x + j) : left > 0 ? load_as_float_n(x + j, static_cast<int>(left)) : Simd::zero();
 }
 
 // One float32 per word; padded with zeros to a multiple of `multiple` words.
@@ -54,21 +59,10 @@ struct FloatWords {
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
-    const int64_t dense = g.input.bf16 ? 0 : g.k;  // float32 rows are words already
-    const uint32_t* source[max_tile_rows];
-    for (int i = 0; i < rows; ++i) source[i] = static_cast<const uint32_t*>(g.input.data) + g.input.offset(row + i);
-    transpose_words([&](int i) { return source[i]; }, rows, dense, out);
-    alignas(64) float block[max_tile_rows * pack_words];
-    for (int64_t w = dense; w < g.input_words; w += pack_words) {
-      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
-      for (int i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < words; j += Simd::width) {
-          const int64_t left = g.k - w - j;
-          const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
-          Simd::store(block + i * pack_words + j, load_any_n(g.input, row + i, w + j, n));
-        }
-      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
-    }
+    each_row(g, row, rows, [&](int i, const auto* x) {
+      for (int64_t w = 0; w < g.input_words; w += Simd::width)
+        Simd::store(reinterpret_cast<float*>(packed_word(out, rows, i, w)), load_padded(x, w, g.k));
+    });
   }
 };
 
@@ -78,17 +72,10 @@ struct Bf16Words {
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
-    alignas(64) uint16_t block[max_tile_rows * pack_words * 2];
-    for (int64_t w = 0; w < g.input_words; w += pack_words) {
-      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
-      for (int i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < 2 * words; j += Simd::width) {
-          const int64_t left = g.k - 2 * w - j;
-          const int n = left >= Simd::width ? Simd::width : left > 0 ? static_cast<int>(left) : 0;
-          Simd::store_bf16(block + i * pack_words * 2 + j, load_any_n(g.input, row + i, 2 * w + j, n));
-        }
-      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
-    }
+    each_row(g, row, rows, [&](int i, const auto* x) {
+      for (int64_t w = 0; w < g.input_words; w += Simd::width / 2)
+        Simd::store_bf16(reinterpret_cast<uint16_t*>(packed_word(out, rows, i, w)), load_padded(x, 2 * w, g.k));
+    });
   }
 };
 
@@ -101,77 +88,92 @@ struct ByteWords {
   static int64_t count(int64_t k) { return (k + 3) / 4; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
-    if (g.input.bf16) pack_rows(g, static_cast<const uint16_t*>(g.input.data), row, rows);
-    else pack_rows(g, static_cast<const float*>(g.input.data), row, rows);
+    uint32_t* out = g.words + row * g.input_words;
+    each_row(g, row, rows, [&](int i, const auto* x) {
+      convert(x, g.k, [&](const Range& range) HFCA_INLINE {
+        const float low = range.least(), high = range.largest(), scale = high / steps - low / steps;  // the difference first might overflow
+        const bool finite = scale <= largest_float;
+        // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
+        const float inverse = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
+        const float zero = 1.0f - first_of(Simd::round(Simd::set1(finite ? low * inverse : 0.0f)));
+        g.input_scale[row + i] = !finite ? not_a_number : inverse > 0.0f ? scale : 0.0f;  // NaN: the whole output row
+        g.input_zero[row + i] = zero;
+        return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
+          Simd::Float bytes[4];
+          unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(inverse), Simd::set1(zero)); });
+          Simd::store_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), bytes);
+        };
+      });
+    });
+  }
+
+ protected:
+  struct Range {  // of values and 0
+    Simd::Float low = Simd::zero(), high = Simd::zero();
+
+    HFCA_INLINE void add(Simd::Float x) {
+      low = Simd::lowest(low, x);
+      high = Simd::highest(high, x);
+    }
+    // NaN if there is one in one of the two.
+    float largest() const { return Simd::reduce_highest(high); }
+    float least() const {
+      const float x = Simd::reduce_lowest(low);
+      return x > 0.0f ? 0.0f : x;
+    }
+    // max|x|; NaN if there is one.
+    float magnitude() const {
+      const float below = -least(), above = largest();
+      return below <= above ? above : above <= below ? below : not_a_number;
+    }
+  };
+
+  // prepare(range of the row) gives store(w, values), which is called with the rotated values of the words from w on, and so through the
+  // row x[0, k), filled up with zeros to whole cache lines of words.
+  template <class T, class Prepare>
+  static void convert(const T* x, int64_t k, const Prepare& prepare) {
+    alignas(64) float rotated[stretch];
+    Range range;
+    for (int64_t j = 0; j < k; j += stretch) rotate(x + j, k - j, rotated, range);
+    const auto store = prepare(range);
+    for (int64_t j = 0; j < k; j += stretch) {
+      if (k > stretch) rotate(x + j, k - j, rotated, range);
+      const int64_t words = padded_words(count(k - j < stretch ? k - j : stretch));
+      for (int64_t w = 0; w < words; w += Simd::width) {
+        Simd::Float values[4];
+        unroll<0, 4>([&](auto v) HFCA_INLINE { values[v] = Simd::load(rotated + 4 * w + v * Simd::width); });
+        store(j / 4 + w, values);
+      }
+    }
   }
 
  private:
-  struct Range {
-    float low, high, magnitude;  // magnitude: NaN or infinity if there is one
-  };
+  // Values that are rotated at a time: a row up to this length stays in L1 between the two passes over it, a longer one (the FFN of a
+  // large decoder) is rotated in both.
+  static constexpr int64_t stretch = 4096;
+  static_assert(stretch % rotated_features == 0, "the rotation's blocks must not be cut");
 
-  // take(j, n, values) for n <= Simd::width values from j on, and so through the rotated row x[0, k). Computed in both passes over a
-  // row: a rotated copy of the rows of a tile would not stay in L1.
-  template <class T, class Take>
-  static void rotated(const T* x, int64_t k, const Take& take) {
+  // The rotated values of x[0, k), up to a whole stretch of them, filled up with zeros to whole cache lines of bytes.
+  template <class T>
+  static void rotate(const T* x, int64_t k, float* rotated, Range& range) {
+    const int64_t n = k < stretch ? k : stretch;
+    Range seen = range;  // in registers
     int64_t j = 0;
-    for (; j + rotated_features <= k; j += rotated_features) {
+    for (; j + rotated_features <= n; j += rotated_features) {
       Simd::Float block[rotated_vectors];
       unroll<0, rotated_vectors>([&](auto i) HFCA_INLINE { block[i] = load_as_float(x + j + i * Simd::width); });
       rotate_block(block);
-      unroll<0, rotated_vectors>([&](auto i) HFCA_INLINE { take(j + i * Simd::width, Simd::width, block[i]); });
+      unroll<0, rotated_vectors>([&](auto i) HFCA_INLINE {
+        Simd::store(rotated + j + i * Simd::width, block[i]);
+        seen.add(block[i]);
+      });
     }
-    for (; j < k; j += Simd::width) {
-      const int n = k - j < Simd::width ? static_cast<int>(k - j) : Simd::width;
-      take(j, n, Simd::mul(load_as_float_n(x + j, n), Simd::set1(rotation_scale)));
+    for (; j < 4 * padded_words(count(n)); j += Simd::width) {
+      const Simd::Float value = Simd::mul(load_padded(x, j, n), Simd::set1(rotation_scale));
+      Simd::store(rotated + j, value);
+      seen.add(value);
     }
-  }
-
-  template <class T>
-  static Range range_of(const T* x, int64_t k) {
-    Simd::Float low = Simd::zero(), high = Simd::zero(), magnitude = Simd::zero();
-    rotated(x, k, [&](int64_t, int, Simd::Float value) HFCA_INLINE {
-      low = Simd::min(value, low);
-      high = Simd::max(value, high);
-      magnitude = Simd::max_magnitude(magnitude, value);
-    });
-    return {-Simd::reduce_max(Simd::sub(Simd::zero(), low)), Simd::reduce_max(high), Simd::reduce_max_magnitude(magnitude)};
-  }
-
-  // The bytes of `values` values, up to a whole word; those behind the last value meet zero weights.
-  template <class T>
-  static void quantise(const T* x, int64_t values, float inverse, float zero_point, uint8_t* out) {
-    const Simd::Float scale = Simd::set1(inverse), zero = Simd::set1(zero_point);
-    rotated(x, values, [&](int64_t j, int n, Simd::Float value) HFCA_INLINE {
-      const Simd::Float byte = Simd::fma(value, scale, zero);
-      n == Simd::width ? Simd::store_bytes(out + j, byte) : Simd::store_bytes_n(out + j, byte, (n + 3) / 4 * 4);
-    });
-  }
-
-  template <class T>
-  static void pack_rows(const Gemm& g, const T* input, int64_t row, int rows) {
-    uint32_t* out = g.words + row * g.input_words;
-    const T* source[max_tile_rows];
-    float inverse[max_tile_rows];
-    for (int i = 0; i < rows; ++i) {
-      source[i] = input + g.input.offset(row + i);
-      const Range r = range_of(source[i], g.k);
-      const float scale = r.high / steps - r.low / steps;  // the difference first might overflow
-      const bool finite = r.magnitude <= largest_float;
-      // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
-      inverse[i] = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
-      g.input_scale[row + i] = !finite ? not_a_number : inverse[i] > 0.0f ? scale : 0.0f;  // NaN: the whole output row
-      g.input_zero[row + i] = 1.0f - first_of(Simd::round(Simd::set1(r.low * inverse[i])));
-    }
-    static_assert(4 * pack_words % rotated_features == 0, "what is converted at a time must be whole blocks of the rotation");
-    alignas(64) uint8_t block[max_tile_rows * pack_words * 4];
-    for (int64_t w = 0; w < g.input_words; w += pack_words) {
-      const int64_t words = g.input_words - w < pack_words ? g.input_words - w : pack_words;
-      const int64_t values = g.k - 4 * w < 4 * words ? g.k - 4 * w : 4 * words;
-      for (int i = 0; i < rows; ++i)
-        quantise(source[i] + 4 * w, values, inverse[i], g.input_zero[row + i], block + i * pack_words * 4);
-      transpose_words([&](int i) { return reinterpret_cast<const uint32_t*>(block) + i * pack_words; }, rows, words, out + w * rows);
-    }
+    range = seen;
   }
 };
 

@@ -47,7 +47,9 @@ inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
 #else
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16Widen>(iterations, 1);
 #endif
-    case hfca::WeightKind::int8: return run_multiply_adds<DotInt8>(iterations, 4);
+    case hfca::WeightKind::int8:
+    case hfca::WeightKind::int8_weight:
+    case hfca::WeightKind::int4: return run_multiply_adds<DotInt8>(iterations, 4);
   }
   return 0.0;
 }

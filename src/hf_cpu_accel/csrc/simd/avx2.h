@@ -39,6 +39,7 @@ struct Simd {
     const Float bit = _mm256_set1_ps(-0.0f);
     return _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, magnitude));
   }
+  static Float fraction(Float x) { return sub(x, _mm256_floor_ps(x)); }
   static Float round(Float x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // x * 2^n for integral n; saturates to 0 and infinity. Two steps, since 2^n alone may leave the exponent's range.
   static Float scale_by_power_of_two(Float x, Float n) {
@@ -79,16 +80,12 @@ struct Simd {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
-  // The larger of `largest` (not negative) and |x|, compared as bits: infinity beats numbers, NaN beats both.
-  static Float max_magnitude(Float largest, Float x) {
-    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(largest), _mm256_castps_si256(abs(x))));
+  static Float highest(Float a, Float x) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(x)));
   }
-  static float reduce_max_magnitude(Float x) {
-    const __m256i bits = _mm256_castps_si256(x);
-    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
-    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1))));
-  }
+  static Float lowest(Float a, Float x) { return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(x))); }
+  static float reduce_highest(Float x) { return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); }); }
+  static float reduce_lowest(Float x) { return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); }); }
 
   static Float load_bf16(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static Float load_bf16_n(const uint16_t* p, int n) {
@@ -105,19 +102,26 @@ struct Simd {
 
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  // Rounds to the nearest integer and stores the low byte of each lane.
-  static void store_bytes(uint8_t* p, Float x) {
-    // The low bytes of four lanes to the front of each half, then both fronts side by side.
-    const __m256i low = _mm256_shuffle_epi8(_mm256_cvtps_epi32(x), _mm256_set1_epi32(0x0C080400));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+  static void store_bytes(uint8_t* p, const Float (&x)[4]) {
+    const Int low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+    const Int high = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
+    // Each half has four bytes of each of the four vectors.
+    const Int order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order));
   }
-  static void store_bytes_n(uint8_t* p, Float x, int n) {
-    uint8_t bytes[8];
-    store_bytes(bytes, x);
-    std::memcpy(p, bytes, static_cast<size_t>(n));
+  static void store_pairs(uint32_t* p, Float low, Float high) {
+    const Int shifted = _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_blend_epi16(_mm256_cvtps_epi32(low), shifted, 0xAA));
   }
 
  private:
+  template <class Larger>
+  static float reduce_bits(Float x, Larger larger) {
+    const __m256i bits = _mm256_castps_si256(x);
+    __m128i m = larger(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    m = larger(m, _mm_shuffle_epi32(m, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(larger(m, _mm_shuffle_epi32(m, 0xB1))));
+  }
   static Float power_of_two(Int n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
   static Float widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
   static __m128i narrow(Float x) {

@@ -35,6 +35,7 @@ struct Simd {
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign),
                                                          _mm512_castps_si512(magnitude), 0xCA));
   }
+  static Float fraction(Float x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static Float round(Float x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // x * 2^n for integral n; saturates to 0 and infinity.
   static Float scale_by_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
@@ -71,13 +72,12 @@ struct Simd {
   }
   static float reduce_add(Float x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Float x) { return _mm512_reduce_max_ps(x); }
-  // The larger of `largest` (not negative) and |x|, compared as bits: infinity beats numbers, NaN beats both.
-  static Float max_magnitude(Float largest, Float x) {
-    return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(largest), _mm512_castps_si512(abs(x))));
+  static Float highest(Float a, Float x) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(x)));
   }
-  static float reduce_max_magnitude(Float x) {
-    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(_mm512_reduce_max_epu32(_mm512_castps_si512(x))))));
-  }
+  static Float lowest(Float a, Float x) { return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(x))); }
+  static float reduce_highest(Float x) { return as_float(_mm512_reduce_max_epi32(_mm512_castps_si512(x))); }
+  static float reduce_lowest(Float x) { return as_float(static_cast<int>(_mm512_reduce_max_epu32(_mm512_castps_si512(x)))); }
 
   static Float load_bf16(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Float load_bf16_n(const uint16_t* p, int n) { return widen(_mm256_maskz_loadu_epi16(mask(n), p)); }
@@ -86,15 +86,19 @@ struct Simd {
 
   static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
-  // Rounds to the nearest integer and stores the low byte of each lane.
-  static void store_bytes(uint8_t* p, Float x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  static void store_bytes(uint8_t* p, const Float (&x)[4]) {
+    const Int low = _mm512_packs_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+    const Int high = _mm512_packs_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
+    // Each quarter has four bytes of each of the four vectors.
+    const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)));
   }
-  static void store_bytes_n(uint8_t* p, Float x, int n) {
-    _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  static void store_pairs(uint32_t* p, Float low, Float high) {
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16)));
   }
 
  private:
+  static float as_float(int bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits))); }
   static Float widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
   static __m256i narrow(Float x) {
 #if defined(__AVX512BF16__)

@@ -91,21 +91,23 @@ struct Simd {
     std::memcpy(&r, p, sizeof(r));
     return r;
   }
-  // max(|a|, |x|) per lane for non-negative a, by their bits: NaN counts as larger than infinity.
-  static Float max_magnitude(Float a, Float x) {
-    const Int left = bits(a), right = bits(abs(x));
-    return as_float(left > right ? left : right);
+  static Float highest(Float a, Float x) { return bits(a) > bits(x) ? a : x; }
+  static Float lowest(Float a, Float x) { return (bits(a) ^ INT32_MIN) > (bits(x) ^ INT32_MIN) ? a : x; }
+  static float reduce_highest(Float x) {
+    Float best = x;
+    for (int i = 1; i < width; ++i) best = highest(best, set1(x[i]));
+    return best[0];
   }
-  static float reduce_max_magnitude(Float a) {
-    Int best = bits(a);
-    for (int i = 1; i < width; ++i) best[0] = best[i] > best[0] ? best[i] : best[0];
-    return as_float(best)[0];
+  static float reduce_lowest(Float x) {
+    Float best = x;
+    for (int i = 1; i < width; ++i) best = lowest(best, set1(x[i]));
+    return best[0];
   }
-  // Rounds to the nearest integer and stores the low byte of each lane.
-  static void store_bytes(uint8_t* p, Float x) { store_bytes_n(p, x, width); }
-  static void store_bytes_n(uint8_t* p, Float x, int n) {
-    const Int whole = __builtin_convertvector(round(abs(x) < set1(4194304.0f) ? x : zero()), Int);
-    for (int i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(whole[i]);
+  static void store_bytes(uint8_t* p, const Float (&x)[4]) {
+    for (int v = 0; v < 4; ++v) {
+      const Int whole = __builtin_convertvector(round(abs(x[v]) < set1(4194304.0f) ? x[v] : zero()), Int);
+      for (int i = 0; i < width; ++i) p[v * width + i] = static_cast<uint8_t>(whole[i]);
+    }
   }
 
  private:

@@ -8,6 +8,7 @@ namespace HFCA_TIER {
 
 template <int value>
 struct Index {
+  static constexpr int number = value;
   constexpr operator int() const { return value; }
 };
 

@@ -1,0 +1,243 @@
+// Attention's arithmetic in integers, for models whose products are int8 anyway. Where a CPU has VNNI:
+//
+//   scores   uint8 queries by int8 keys, each row with a scale of its own: four times the rate of float32.
+//   values   probabilities of 13 bits by values of 11 bits and sign, one scale for a block of keys: twice the rate of float32. 8 bits
+//            are not enough here: where one key takes most of the attention, the many small probabilities would become zeros.
+//
+// The softmax between them is float32, with an exponential that is right to the 13 bits.
+#pragma once
+#include "../gemm/microkernel.h"
+#include "scratch.h"
+#include "softmax.h"
+
+namespace HFCA_TIER {
+
+#if HFCA_VNNI
+
+class Integers {
+ public:
+  static constexpr int rows_at_once = tile_rows;
+  static constexpr int64_t most_features = 256;  // of a head
+
+  Integers(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
+      : a_(a), task_(task), words_(Words::count(a.head_dim)), row_words_(padded_words(words_)) {
+    const int64_t rows = task.row_end - task.row_begin;
+    keys_ = memory.take<uint32_t>(key_block * words_);
+    values_ = memory.take<uint32_t>(key_block / 2 * round_up(a.value_dim, chunk));
+    queries_ = memory.take<uint32_t>(rows * row_words_);
+    probabilities_ = memory.take<uint32_t>(tile_rows * key_block / 2);
+    query_scale_ = memory.take(rows);
+    key_scale_ = memory.take(key_block);
+    key_offset_ = memory.take(key_block);
+  }
+
+  void take_queries(int64_t row, int rows) const {
+    const int64_t first = row - task_.row_begin;
+    uint32_t* out = queries_ + first * row_words_;
+    int64_t at[tile_rows];
+    RowPosition position(a_, task_, row);
+    for (int i = 0; i < rows; ++i, position.step())
+      at[i] = task_.batch * a_.query.batch_stride + position.offset(a_.query.head_stride, a_.query.position_stride);
+    float step[Simd::width];
+    with_type(a_.query, [&](const auto* x) {
+      quantise([&](int i) { return x + at[i]; }, a_.head_dim, rows, step, [&](int i, int64_t w) { return packed_word(out, rows, i, w); });
+    });
+    for (int i = 0; i < rows; ++i) query_scale_[first + i] = step[i] * a_.scale;
+  }
+
+  void take_keys(int64_t begin, int64_t end) {
+    for (int64_t k = 0; k < round_up(end - begin, chunk); k += Simd::width) pack_keys(begin, k, end - begin);
+    with_type(a_.value, [&](const auto* x) {
+      pack_values(x + task_.batch * a_.value.batch_stride + task_.kv_head * a_.value.head_stride + begin * a_.value.position_stride, end - begin);
+    });
+  }
+
+  void score(int64_t row, int rows, int64_t keys, float* scores) const {
+    const int64_t first = row - task_.row_begin;
+    const auto multiply = multiply_of<DotInt8>(rows);
+    for (int64_t k = 0; k < keys; k += chunk, scores += rows * chunk) {
+      const uint32_t* panel = keys_ + k * words_;
+      multiply(queries_ + first * row_words_, panel, words_, scores, {reinterpret_cast<const char*>(panel), 0});
+      Float scale[vectors], offset[vectors];
+      unroll<0, vectors>([&](auto v) HFCA_INLINE {
+        scale[v] = Simd::load(key_scale_ + k + v * Simd::width);
+        offset[v] = Simd::load(key_offset_ + k + v * Simd::width);
+      });
+      for (int i = 0; i < rows; ++i) {
+        const Float step = Simd::set1(query_scale_[first + i]);
+        unroll<0, vectors>([&](auto v) HFCA_INLINE {
+          float* p = scores + i * chunk + v * Simd::width;
+          Simd::store(p, Simd::mul(Simd::mul(Simd::sub(Simd::load(p), offset[v]), scale[v]), step));
+        });
+      }
+    }
+  }
+
+  float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
+    constexpr float log2_e = 1.44269504088896341f;
+    const Float factor = Simd::set1(log2_e), offset = Simd::set1(most_probability_log2 - shift * log2_e);
+    Float sum[2] = {Simd::zero(), Simd::zero()};
+    for (int64_t k = 0; k < keys; k += chunk) {
+      const float* p = scores + (k * rows + i * chunk);
+      uint32_t* out = probabilities_ + (k / chunk * rows + i) * packed_words;
+      const int64_t left = visible - k;
+      const auto step = [&](auto v, bool full) HFCA_INLINE {
+        constexpr int at = decltype(v)::number * Simd::width;
+        const Float x = power_of_two(Simd::fma(Simd::load(p + at), factor, offset));
+        return full || left - at >= Simd::width ? x : left > at ? Simd::select_n(x, static_cast<int>(left - at), Simd::zero()) : Simd::zero();
+      };
+      const auto half = [&](bool full) HFCA_INLINE {
+        unroll<0, vectors / 2>([&](auto v) HFCA_INLINE {
+          const Float low = step(v, full), high = step(Index<decltype(v)::number + vectors / 2>{}, full);
+          Simd::store_pairs(out + v * Simd::width, low, high);
+          sum[0] = Simd::add(sum[0], low);
+          sum[1] = Simd::add(sum[1], high);
+        });
+      };
+      left >= chunk ? half(true) : half(false);
+    }
+    return Simd::reduce_add(Simd::add(sum[0], sum[1]));
+  }
+
+  void weigh(const float*, int rows, int64_t keys, float* sums, bool accumulate) const {
+    const auto multiply = multiply_of<DotInt16>(rows);
+    const Float scale = Simd::set1(value_scale_);
+    for (int64_t d = 0; d < a_.value_dim; d += chunk, sums += rows * chunk) {
+      alignas(64) float products[tile_rows * chunk];
+      const uint32_t* panel = values_ + d * (key_block / 2);
+      multiply(probabilities_, panel, round_up(keys, chunk) / 2, products, {reinterpret_cast<const char*>(panel), 0});
+      for (int j = 0; j < rows * chunk; j += Simd::width) {
+        const Float product = Simd::load(products + j);
+        Simd::store(sums + j, accumulate ? Simd::fma(product, scale, Simd::load(sums + j)) : Simd::mul(product, scale));
+      }
+    }
+  }
+
+ private:
+  using Words = DotInt8::Words;
+  using Multiply = void (*)(const uint32_t*, const uint32_t*, int64_t, float*, hfca::Ahead);
+
+  static constexpr int vectors = chunk / Simd::width;
+  static constexpr float most_value = 1023.0f, most_probability_log2 = 13.0f;
+  static_assert(DotInt8::rows == tile_rows && chunk == hfca::panel_columns && chunk == 2 * packed_words, "one shape of tiles");
+  static_assert(key_block * 8193 * 1023 <= INT32_MAX, "sums of a block must fit");
+
+  template <class Dot>
+  static Multiply multiply_of(int rows) {
+    switch (rows) {
+#define HFCA_ROWS(R) \
+  case R:            \
+    if constexpr (R <= tile_rows) return &multiply<Dot, R>; else break;
+      HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
+      HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
+#undef HFCA_ROWS
+    }
+    return nullptr;
+  }
+
+  // 2^t, relative error < 8e-5: less than a step of the largest probability.
+  static Float power_of_two(Float t) {
+    t = Simd::max(Simd::set1(-160.0f), t);  // infinity has no fraction
+    const Float r = Simd::fraction(t);
+    Float p = Simd::set1(7.802452170e-2f);
+    p = Simd::fma(p, r, Simd::set1(2.260671568e-1f));
+    p = Simd::fma(p, r, Simd::set1(6.958335400e-1f));
+    p = Simd::fma(p, r, Simd::set1(9.999252186e-1f));
+    return Simd::scale_by_power_of_two(p, Simd::sub(t, r));
+  }
+
+  template <class F>
+  static void with_type(const hfca::Heads& x, const F& f) {
+    x.bf16 ? f(static_cast<const uint16_t*>(x.data)) : f(static_cast<const float*>(x.data));
+  }
+
+  // Up to `width` rows of features as bytes, round(x / step[i]) + 128. row(i): where row i begins; to(i, w): where its words from w on go,
+  // up to a whole line.
+  template <class Row, class To>
+  static void quantise(const Row& row, int64_t features, int rows, float (&step)[Simd::width], const To& to) {
+    static_assert(tile_rows <= Simd::width, "the rows of a tile are quantised together");
+    Float magnitude[Simd::width];
+    for (int i = 0; i < Simd::width; ++i) {
+      magnitude[i] = Simd::zero();
+      if (i < rows)
+        for (int64_t d = 0; d < features; d += Simd::width) magnitude[i] = Simd::highest(magnitude[i], Simd::abs(load_padded(row(i), d, features)));
+    }
+    Simd::transpose(magnitude);
+    for (int i = 1; i < Simd::width; ++i) magnitude[0] = Simd::highest(magnitude[0], magnitude[i]);
+    float inverse[Simd::width];
+    Simd::store(step, magnitude[0]);
+    for (int i = 0; i < Simd::width; ++i) {
+      inverse[i] = step[i] <= largest_float && step[i] > 1e-33f ? 127.0f / step[i] : 0.0f;
+      step[i] = step[i] <= largest_float ? step[i] * (1.0f / 127.0f) : not_a_number;
+    }
+    for (int i = 0; i < rows; ++i) {
+      const Float scale = Simd::set1(inverse[i]), zero = Simd::set1(128.0f);
+      for (int64_t d = 0; d < features; d += 4 * packed_words)
+        for (int64_t w = 0; w < packed_words; w += Simd::width) {
+          Float bytes[4];
+          unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(load_padded(row(i), d + 4 * w + v * Simd::width, features), scale, zero); });
+          Simd::store_bytes(reinterpret_cast<uint8_t*>(to(i, d / 4 + w)), bytes);
+        }
+    }
+  }
+
+  // Keys [k, k + width) of the block that begins at `begin`, to [keys / 32][words][32]; those from `count` on are zeros.
+  void pack_keys(int64_t begin, int64_t k, int64_t count) const {
+    alignas(64) uint32_t rows[Simd::width * most_features / 4];
+    const int64_t origin = task_.batch * a_.key.batch_stride + task_.kv_head * a_.key.head_stride + (begin + k) * a_.key.position_stride;
+    const int keys = count - k < Simd::width ? count > k ? static_cast<int>(count - k) : 0 : Simd::width;
+    float step[Simd::width];
+    with_type(a_.key, [&](const auto* x) {
+      quantise([&](int i) { return x + origin + i * a_.key.position_stride; }, a_.head_dim, keys, step,
+               [&](int i, int64_t w) { return rows + i * row_words_ + w; });
+    });
+    for (int i = 0; i < Simd::width; ++i) key_scale_[k + i] = step[i];
+    for (int64_t w = 0; w < keys * row_words_; ++w) rows[w] ^= 0x80808080u;  // x + 128 to the signed x
+    for (int64_t w = keys * row_words_; w < Simd::width * row_words_; ++w) rows[w] = 0;
+    uint32_t* panel = keys_ + k / chunk * chunk * words_ + k % chunk;
+    for (int64_t w = 0; w < words_; w += Simd::width) {
+      Float block[Simd::width];
+      unroll<0, Simd::width>([&](auto i) HFCA_INLINE { block[i] = Simd::load(reinterpret_cast<const float*>(rows + i * row_words_ + w)); });
+      Simd::transpose(block);
+      unroll<0, Simd::width>([&](auto i) HFCA_INLINE {
+        if (w + i < words_) Simd::store(reinterpret_cast<float*>(panel + (w + i) * chunk), block[i]);
+      });
+    }
+    const uint32_t zeros = 0x80808080u;  // what a query of zeros would be
+    DotInt8::Acc sum = DotInt8::zero();
+    for (int64_t w = 0; w < words_; ++w) sum = DotInt8::step(sum, DotInt8::broadcast(&zeros), DotInt8::load(panel + w * chunk));
+    DotInt8::store(key_offset_ + k, sum);
+  }
+
+  // To [value_dim / 32][keys / 2][32]: keys j and j + 16 of 32 meet in a word, as store_pairs puts probabilities together.
+  template <class T>
+  void pack_values(const T* values, int64_t count) {
+    const int64_t stride = a_.value.position_stride, features = a_.value_dim;
+    Float magnitude = Simd::zero();
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t d = 0; d < features; d += Simd::width) magnitude = Simd::highest(magnitude, Simd::abs(load_padded(values + k * stride, d, features)));
+    const float largest = Simd::reduce_highest(magnitude);
+    value_scale_ = largest <= largest_float ? largest / most_value : not_a_number;
+    const Float inverse = Simd::set1(largest <= largest_float && largest > 1e-33f ? most_value / largest : 0.0f);
+    for (int64_t k = 0; k < count; k += chunk)
+      for (int64_t j = k; j < k + packed_words; ++j) {
+        const auto value = [&](int64_t key, int64_t d) HFCA_INLINE {
+          return key < count ? Simd::mul(load_padded(values + key * stride, d, features), inverse) : Simd::zero();
+        };
+        uint32_t* out = values_ + (k / 2 + j - k) * chunk;
+        for (int64_t d = 0; d < features; d += Simd::width)
+          Simd::store_pairs(out + d / chunk * chunk * (key_block / 2) + d % chunk, value(j, d), value(j + packed_words, d));
+      }
+  }
+
+  const hfca::Attention& a_;
+  const hfca::AttentionTask& task_;
+  int64_t words_, row_words_;  // of the features of a head
+  uint32_t *keys_, *values_, *queries_, *probabilities_;
+  float *query_scale_, *key_scale_, *key_offset_;
+  float value_scale_ = 0.0f;
+};
+
+#endif
+
+}  // namespace HFCA_TIER

@@ -1,0 +1,223 @@
+// A run of transformer decoder layers in one fork: the threads work on each step together and meet after it.
+//
+//   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | output, residual
+//   cross      close -> norm -> query | attention over the encoder's output | output, residual
+//   FFN        close -> norm -> up, activation, gate | down, residual
+//
+// Bars are meetings; with many tokens the threads also meet before each product, when its input is packed. A branch whose output takes
+// more than the addition of a residual (a norm, a factor) leaves that open, and the next step closes it as it reads the rows.
+//
+// Decoding is bound by the weights' way from memory: with so few tokens that one thread would pack them while the others wait, each
+// thread packs all rows for itself, norms included, and each task of attention makes the heads that it needs.
+//
+// The residual stream is float32 for every input type.
+#pragma once
+#include <vector>
+
+#include "../attention/driver.h"
+#include "../gemm/driver.h"
+#include "heads.h"
+
+namespace hfca {
+
+struct DecoderNorm {
+  NormKind kind = NormKind::none;
+  Norm norm;  // weights and eps
+
+  bool exists() const { return kind != NormKind::none; }
+  void run(const Matrix& input, const Matrix& output, int64_t begin, int64_t end, float* buffer) const {
+    Norm n = norm;
+    n.input = input, n.output = output;
+    const NormKernels& kernels = dispatch().norm;
+    (kind == NormKind::rms_norm ? kernels.rms_norm : kernels.layer_norm)(n, begin, end, buffer);
+  }
+};
+
+// How a branch's output becomes part of the stream x: out(x + scale * post(branch)).
+struct BranchEnd {
+  DecoderNorm post, out;
+  float scale = 1.0f;
+
+  bool adds() const { return !post.exists() && scale == 1.0f; }  // the branch's last product can do it
+};
+
+// Of the rotary tables that one or more layers use: [tokens][half] float32.
+struct RotaryTables {
+  const void *cos = nullptr, *sin = nullptr;  // the caller's [1 or batch, q_len, columns], dense columns
+  bool bf16 = false;
+  int64_t cos_strides[2] = {}, sin_strides[2] = {};  // batch, position
+  int64_t step = 1, half = 0;                        // frequency i is column i * step
+  float *own_cos = nullptr, *own_sin = nullptr;
+};
+
+struct DecoderSequence {
+  int64_t first, count, begin;  // its first row here, how many, and where in the call's q_len they begin
+};
+
+struct DecoderLayer {
+  Gemm qkv, output, cross_query, cross_output, up, down;  // the weight sides
+  DecoderNorm attention_norm, cross_norm, ffn_norm;
+  BranchEnd attention_end, cross_end, ffn_end;
+  bool parallel = false;
+  TokenHeads heads;
+  int64_t tables = -1, past = 0;
+  Heads key, value;  // the cache
+  AttentionPlan attention, cross;
+  bool crosses = false;
+  bool few = false;  // so few query rows per key head that tasks of attention make their own heads
+};
+
+// What a thread works with. With many tokens all but `query` and `buffer` are the same for all threads.
+struct DecoderMemory {
+  GemmMemory gemm;
+  Matrix normed, streams[2];
+  float *query, *buffer;
+};
+
+struct DecoderCall {
+  std::vector<DecoderLayer> layers;
+  std::vector<RotaryTables> tables;
+  std::vector<DecoderSequence> sequences;
+  int64_t tokens = 0, features = 0;
+  Matrix input, result;  // a row per token, padding left out by their index
+  Matrix branch, sums[2];
+  float *merged, *query, *context, *intermediate;  // [tokens, features of the layer that is computed]; merged: the output of qkv
+  float* partials = nullptr;
+};
+
+// f(sequence, row, position in the call's q_len) for rows [begin, end).
+template <class F>
+inline void each_token(const DecoderCall& call, int64_t begin, int64_t end, const F& f) {
+  for (size_t b = 0; b < call.sequences.size(); ++b) {
+    const DecoderSequence s = call.sequences[b];
+    const int64_t last = std::min(end, s.first + s.count);
+    for (int64_t row = std::max(begin, s.first); row < last; ++row) f(static_cast<int64_t>(b), row, s.begin + row - s.first);
+  }
+}
+
+inline float element(const void* data, bool bf16, int64_t at) {
+  if (!bf16) return static_cast<const float*>(data)[at];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[at]) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline void read_tables(const DecoderCall& call, int64_t begin, int64_t end) {
+  for (const RotaryTables& t : call.tables)
+    each_token(call, begin, end, [&](int64_t b, int64_t row, int64_t position) {
+      const int64_t cos = b * t.cos_strides[0] + position * t.cos_strides[1], sin = b * t.sin_strides[0] + position * t.sin_strides[1];
+      for (int64_t i = 0; i < t.half; ++i) {
+        t.own_cos[row * t.half + i] = element(t.cos, t.bf16, cos + i * t.step);
+        t.own_sin[row * t.half + i] = element(t.sin, t.bf16, sin + i * t.step);
+      }
+    });
+}
+
+// kv heads [begin, end) of one token, and their query heads: the query to `query`, key and value to the cache if `store`.
+inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int64_t sequence, int64_t row, int64_t position, int64_t begin, int64_t end,
+                        float* query, bool store) {
+  HeadTargets to;
+  to.query = query;
+  if (store) {
+    const auto at = [&](const Heads& cache) {
+      const int64_t offset = sequence * cache.batch_stride + (layer.past + position) * cache.position_stride;
+      return Array{static_cast<char*>(cache.data) + offset * static_cast<int64_t>(cache.bf16 ? sizeof(uint16_t) : sizeof(float)), cache.bf16};
+    };
+    to.key = at(layer.key), to.value = at(layer.value);
+    to.key_stride = layer.key.head_stride, to.value_stride = layer.value.head_stride;
+  }
+  const float *cos = nullptr, *sin = nullptr;
+  if (layer.tables >= 0) {
+    const RotaryTables& t = call.tables[static_cast<size_t>(layer.tables)];
+    cos = t.own_cos + row * t.half, sin = t.own_sin + row * t.half;
+  }
+  dispatch().heads.write(layer.heads, call.merged + row * layer.qkv.n, cos, sin, begin, end, to);
+}
+
+inline void attend(Team& team, const DecoderCall& call, const DecoderLayer& layer, const DecoderMemory& mine) {
+  const int64_t kv_heads = layer.heads.kv_heads, group = layer.heads.heads / kv_heads, width = group * layer.heads.head_dim;
+  if (!layer.few) {
+    team.each(call.tokens, [&](int64_t begin, int64_t end) {
+      each_token(call, begin, end, [&](int64_t b, int64_t row, int64_t position) {
+        write_token(call, layer, b, row, position, 0, kv_heads, call.query + row * kv_heads * width, true);
+      });
+    });
+    return run_attention(team, layer.attention, mine.buffer, call.partials);
+  }
+  run_attention(team, layer.attention, mine.buffer, call.partials, [&](Attention& a, const AttentionTask& task) {
+    const DecoderSequence s = call.sequences[static_cast<size_t>(task.batch)];
+    const bool store = task.kv_end == a.kv_len;  // the part with the new keys
+    for (int64_t i = 0; i < s.count; ++i)
+      write_token(call, layer, task.batch, s.first + i, s.begin + i, task.kv_head, task.kv_head + 1, mine.query + i * width, store);
+    // The kernel counts from head 0 of sequence `batch`.
+    a.query = {mine.query - task.kv_head * width, 0, layer.heads.head_dim, width, false};
+  });
+}
+
+// Rows [begin, end) of what `end` left open, to `to`. x + branch is in x already if end.adds().
+inline void close_branch(const BranchEnd& ending, const Matrix& x, const Matrix& branch, const Matrix& to, const DecoderMemory& mine, int64_t columns,
+                         int64_t begin, int64_t end) {
+  Matrix sum = x;
+  if (!ending.adds()) {
+    if (ending.post.exists()) ending.post.run(branch, mine.normed, begin, end, mine.buffer);
+    sum = ending.out.exists() ? mine.normed : to;
+    dispatch().heads.add_scaled(x, ending.post.exists() ? mine.normed : branch, ending.scale, sum, columns, begin, end);
+  }
+  if (ending.out.exists()) ending.out.run(sum, to, begin, end, mine.buffer);
+}
+
+inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory& mine) {
+  Matrix x = call.input;             // the residual stream
+  const BranchEnd* open = nullptr;   // how call.branch (or what was added to x) is still to become part of it
+  int stream = 0, sum = 0;
+
+  // g of norm(x), or of norm(*other).
+  const auto enter = [&](const Gemm& side, const DecoderNorm& norm, const Matrix* other) {
+    const BranchEnd* const closing = open;
+    const Matrix before = x;
+    if (closing) x = mine.streams[stream ^= 1];
+    open = nullptr;
+    Gemm g = side;
+    const Matrix input = other ? *other : x;
+    g.input = norm.exists() ? mine.normed : input;
+    run_gemm(team, g, mine.gemm, [&](int64_t row, int rows) {
+      if (closing) close_branch(*closing, before, call.branch, x, mine, call.features, row, row + rows);
+      if (norm.exists()) norm.run(input, mine.normed, row, row + rows, mine.buffer);
+    });
+  };
+  // The last product of a branch; result: where the stream ends, or null.
+  const auto leave = [&](const Gemm& side, float* input, const BranchEnd& end, const Matrix* result) {
+    Gemm g = side;
+    g.input = {input, g.k};
+    if (end.adds()) {
+      g.residual = x;
+      x = result && !end.out.exists() ? *result : call.sums[sum ^= 1];
+      g.write_to(x);
+    } else {
+      g.write_to(call.branch);
+    }
+    if (!end.adds() || end.out.exists()) open = &end;
+    run_gemm(team, g, mine.gemm);
+  };
+
+  if (!call.tables.empty()) team.each(call.tokens, [&](int64_t begin, int64_t end) { read_tables(call, begin, end); });
+  for (const DecoderLayer& layer : call.layers) {
+    enter(layer.qkv, layer.attention_norm, nullptr);
+    const Matrix input = x;
+    attend(team, call, layer, mine);
+    leave(layer.output, call.context, layer.attention_end, nullptr);
+    if (layer.crosses) {
+      enter(layer.cross_query, layer.cross_norm, nullptr);
+      run_attention(team, layer.cross, mine.buffer, call.partials);
+      leave(layer.cross_output, call.context, layer.cross_end, nullptr);
+    }
+    enter(layer.up, layer.ffn_norm, layer.parallel ? &input : nullptr);
+    leave(layer.down, call.intermediate, layer.ffn_end, &layer == &call.layers.back() ? &call.result : nullptr);
+  }
+  if (!open) return;
+  const BranchEnd& last = *open;
+  team.each(call.tokens, [&](int64_t begin, int64_t end) { close_branch(last, x, call.branch, call.result, mine, call.features, begin, end); });
+}
+
+}  // namespace hfca

@@ -1,0 +1,45 @@
+// From a row of a qkv projection to query heads that are ready to attend and a key and a value in the cache: norms of heads, rotary
+// positions, rounding to the cache's type. Plain data, no torch.
+#pragma once
+#include "../norm/norm.h"
+
+namespace hfca {
+
+enum class NormKind : int { none = 0, layer_norm, rms_norm };
+enum class NormScope : int { head = 0, head_with_its_own_weights, all_heads };
+
+struct HeadNorm {
+  NormKind kind = NormKind::none;
+  NormScope scope = NormScope::head;
+  const float *weight = nullptr, *bias = nullptr;  // null: ones and zeros
+  float eps = 0.0f;
+};
+
+// Head h of a query, or key or value j, begins `first` + (h / group) * stride + (h % group) * head_dim features into the row.
+struct HeadPlaces {
+  int64_t first = 0, stride = 0;
+};
+
+struct TokenHeads {
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
+  HeadPlaces query, key, value;
+  HeadNorm query_norm, key_norm;
+  int64_t rotary_dim = 0;  // features of a head that are rotated
+  bool interleaved = false;  // pairs are features (2i, 2i + 1), not (i, i + rotary_dim / 2)
+};
+
+// Where a token's heads go; what is null is left out. head_stride and offsets count elements.
+struct HeadTargets {
+  float* query = nullptr;  // [heads of the kv heads that are asked for][head_dim]
+  Array key, value;        // of kv head 0, at the token's position
+  int64_t key_stride = 0, value_stride = 0;  // between kv heads
+};
+
+struct HeadKernels {
+  // kv heads [begin, end) and their query heads. row: float32; cos, sin: [rotary_dim / 2] of the token's position.
+  void (*write)(const TokenHeads&, const float* row, const float* cos, const float* sin, int64_t begin, int64_t end, const HeadTargets&);
+  // sum[row] = x[row] + scale * y[row] for rows [begin, end) of `columns` each; sum may be x or y.
+  void (*add_scaled)(const Matrix& x, const Matrix& y, float scale, const Matrix& sum, int64_t columns, int64_t begin, int64_t end);
+};
+
+}  // namespace hfca

@@ -1,0 +1,36 @@
+// A layer as bind() of ops/decoder_bind.py writes it down: LAYOUT and SCALARS there, in the same order.
+#pragma once
+#include <cstdint>
+
+namespace hfca {
+
+struct ProjectionLayout {
+  int64_t weight, scale, bias;
+};
+
+struct NormLayout {
+  int64_t kind, weight, bias;
+};
+
+struct HeadsLayout {
+  int64_t first, stride;
+};
+
+struct LayerLayout {
+  ProjectionLayout qkv, output, cross_query, cross_output, up, down;
+  NormLayout attention_norm, attention_post_norm, attention_out_norm, cross_norm, cross_out_norm, ffn_norm, ffn_post_norm, ffn_out_norm, query_norm, key_norm;
+  int64_t query_norm_scope, key_norm_scope, sinks, alibi;
+  int64_t heads, kv_heads, head_dim, value_dim;
+  HeadsLayout query, key, value;
+  int64_t cross_heads, cross_kv_heads, cross_head_dim, cross_value_dim;
+  int64_t window, rotary, rotary_dim, rotary_interleaved;
+  int64_t qkv_features, intermediate_features, gated, activation, parallel;
+};
+
+struct LayerScalars {
+  double attention_norm_eps, attention_post_norm_eps, attention_out_norm_eps, cross_norm_eps, cross_out_norm_eps;
+  double ffn_norm_eps, ffn_post_norm_eps, ffn_out_norm_eps;
+  double query_norm_eps, key_norm_eps, scale, cross_scale, softcap, residual_scale;
+};
+
+}  // namespace hfca

@@ -1,0 +1,108 @@
+"""Four-bit weights: one of 16 levels per value, a small integer per group of input features, a float per output feature.
+
+    weight[n, k] = scale[n] * multiplier[n, k // group] * LEVELS[index[n, k]]
+
+multiplier * level is an integer of at most 120, so a weight is an int8 weight that takes 4 bits (and 8 per group): products
+with 8-bit activations are exact integers, many rows at once run at the speed of int8 (W4A8), and what the activations need
+(rotation, scale, zero point) is what they need for int8. Scales in two steps are those of QServe (Lin et al. 2024,
+arXiv:2405.04532).
+
+The levels are denser in the middle, since rotated weights are nearly normally distributed: evenly spaced ones cost 5 to 7 %
+more error. Multipliers have a sign, and the levels reach further below zero than above: what sticks out of a group can be on the
+side where there is room for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUPS = (32, 64, 128)  # input features that share a multiplier
+LEVELS = (-10, -8, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 7, 9)
+LARGEST_MULTIPLIER = 12
+ZERO = LEVELS.index(0)
+
+# The largest weight of a row is this many steps of its scale: a little more than 10 * 12, which clips it, serves the rest better.
+_LARGEST = 127.0
+# Multipliers tried per sign, from the one that makes a group's largest value this level.
+_TRIED, _FROM_LEVEL = 4, (10.5, 9.5)
+
+
+def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The nearest four-bit weight, among those with a scale by the largest value of each row.
+
+    Args:
+        weight: [N, K] float32, finite; K divisible by group.
+
+    Returns:
+        index uint8 [N, K], multiplier int8 [N, K / group], float32 [2, N] (scales; sums of multiplier * level).
+    """
+    out_features, in_features = weight.shape
+    groups = weight.view(out_features, in_features // group, group)
+    scale = weight.abs().amax(dim=1) / _LARGEST
+    steps = groups / torch.where(scale > 0, scale, 1.0)[:, None, None]
+    low, high = steps.amin(dim=2, keepdim=True), steps.amax(dim=2, keepdim=True)
+    largest = torch.maximum(-low, high)
+    best = torch.full_like(largest, torch.inf)
+    multiplier = torch.zeros_like(largest)
+    # LEVELS[0] is the level that reaches furthest: it serves the value that sticks out if that has the multiplier's other sign.
+    outward = torch.where(-low >= high, 1.0, -1.0)
+    for sign, level in zip((outward, -outward), _FROM_LEVEL, strict=True):
+        first = torch.floor(largest / level).clamp_(1, LARGEST_MULTIPLIER)
+        for more in range(_TRIED):
+            candidate = (first + more).clamp_(max=LARGEST_MULTIPLIER).mul_(sign)
+            error = (
+                (levels_of(_nearest(steps / candidate)).mul_(candidate).sub_(steps)).square_().sum(2, True)
+            )
+            better = error < best
+            best = torch.where(better, error, best)
+            multiplier = torch.where(better, candidate, multiplier)
+    nearest = _nearest(steps / multiplier)
+    sums = (levels_of(nearest) * multiplier).sum(dim=(1, 2))
+    index = nearest.add_(ZERO).to(torch.uint8).view(out_features, in_features)
+    return index, multiplier.squeeze(2).to(torch.int8), torch.stack([scale, sums])
+
+
+def _nearest(values: Tensor) -> Tensor:
+    """index - ZERO of the level nearest to each value. Beyond 5 and -6 levels are two apart."""
+    half = values * 0.5
+    bent = torch.maximum(torch.minimum(values, half + 2.5), half.sub_(3))
+    return bent.round_().clamp_(-ZERO, len(LEVELS) - 1 - ZERO)
+
+
+def levels_of(index: Tensor) -> Tensor:
+    """LEVELS[index + ZERO]."""
+    double = index * 2
+    return torch.minimum(torch.maximum(index, double - 5), double.add_(6))
+
+
+def pack(index: Tensor, multiplier: Tensor, group: int) -> Tensor:
+    """The bytes of whole panels, in the order in which the kernels read them.
+
+    Args:
+        index: uint8 [32 P, K].
+        multiplier: int8 [32 P, K / group].
+
+    Returns:
+        uint8 [P, K / group, 32 + 16 group]: the multipliers of a group, then 128 bytes for every 8 input features: byte 4 f + i
+        holds feature i of them for output feature f in its low half and feature 4 + i in its high half.
+    """
+    panels, groups, pairs = index.shape[0] // 32, index.shape[1] // group, group // 8
+    if groups == 0:
+        return index.new_empty((panels, 0, 32 + 128 * pairs))
+    words = index.view(torch.int32).view(panels, 32, groups, pairs, 2)  # four features at a time
+    halves = (words[..., 0] | words[..., 1] << 4).permute(0, 2, 3, 1).contiguous()
+    data = index.new_empty((panels, groups, 32 + 128 * pairs))
+    data[:, :, :32] = multiplier.view(torch.uint8).view(panels, 32, groups).transpose(1, 2)
+    data[:, :, 32:] = halves.view(torch.uint8).view(panels, groups, 128 * pairs)
+    return data
+
+
+def unpack(data: Tensor) -> Tensor:
+    """multiplier * level of all weights of `pack`'s result: int8 [32 P, K]."""
+    panels, groups, _ = data.shape
+    multiplier = data[:, :, :32].view(torch.int8).view(panels, groups, 1, 32, 1)
+    halves = data[:, :, 32:].view(panels, groups, -1, 32, 4)
+    index = torch.stack([halves & 15, halves >> 4], dim=3)  # [panels, groups, words, 2, 32, 4]
+    values = torch.tensor(LEVELS, dtype=torch.int8)[index.int()] * multiplier.unsqueeze(2)
+    return values.permute(0, 4, 1, 2, 3, 5).reshape(panels * 32, -1)

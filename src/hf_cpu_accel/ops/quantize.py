@@ -1,0 +1,48 @@
+"""quantize_int4: the search for the best four-bit weights, in one pass over them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import int4
+from .registry import declare
+
+
+def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The levels, multipliers and scales of `int4.quantize`; where two are equally good, the kernel may take the other one.
+
+    Args:
+        weight: [N, K] float32, contiguous, finite; K divisible by group.
+        group: one of `int4.GROUPS`.
+
+    Returns:
+        index uint8 [N, K], multiplier int8 [N, K / group], float32 [2, N] (scales; sums of multiplier * level).
+
+    Raises:
+        ValueError: for another group, or one that does not divide K.
+    """
+    if group not in int4.GROUPS:
+        raise ValueError(f"group={group!r}: accepted are {', '.join(map(str, int4.GROUPS))}")
+    if weight.dim() != 2 or weight.shape[1] % group:
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)}: it must be a matrix of whole groups of {group}"
+        )
+    index, multiplier, scale = torch.ops.hf_cpu_accel.quantize_int4(weight, group)
+    return index, multiplier, scale
+
+
+def _quantize_fake(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = weight.shape
+    return (
+        weight.new_empty((rows, columns), dtype=torch.uint8),
+        weight.new_empty((rows, columns // group), dtype=torch.int8),
+        weight.new_empty((2, rows)),
+    )
+
+
+declare(
+    "quantize_int4(Tensor weight, int group) -> (Tensor, Tensor, Tensor)",
+    fake=_quantize_fake,
+    reference=int4.quantize,
+)

@@ -1,0 +1,257 @@
+"""Decoder layers and calls for the tests of decoder_layers: every option that a family has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.decoder_layers import (
+    BoundLayers,
+    CrossAttention,
+    DecoderLayer,
+    FeedForward,
+    Heads,
+    Norm,
+    Projection,
+    SelfAttention,
+    bind,
+    decoder_layers,
+)
+from hf_cpu_accel.ops.decoder_reference import decoder_layers_reference
+from hf_cpu_accel.packing import pack_linear
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 2
+    q_len: int = 1
+    past: int = 11
+    features: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    value_dim: int = 16
+    intermediate: int = 96
+    layers: int = 2
+    weights: str = "float32"
+    dtype: torch.dtype = torch.float32
+    cache: torch.dtype = torch.float32
+    norm: str = "rms_norm"
+    norms: str = "before"
+    head_norm: str = "none"
+    interleaved_heads: bool = False
+    biases: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    parallel: bool = False
+    residual_scale: float = 1.0
+    window: int | None = None
+    forget: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    rotary_dim: int = 16
+    rotary_interleaved: bool = False
+    half_tables: bool = False
+    start: bool = False
+    rows: bool = False
+    mask: str = "none"
+    cross: str = "none"
+
+    def __str__(self) -> str:
+        plain = Case()
+        changed = {k: v for k, v in vars(self).items() if v != getattr(plain, k)}
+        return "-".join(f"{k}={str(v).removeprefix('torch.')}" for k, v in changed.items()) or "plain"
+
+
+NORMS = ["before", "before and post", "post", "out", "none"]
+HEAD_NORMS = ["none", "shared", "own", "all"]
+CROSSES = ["none", "all", "padding", "holes"]
+MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
+
+
+def layers_of(case: Case) -> list[DecoderLayer]:
+    query, key = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    value, group = case.kv_heads * case.value_dim, case.heads // case.kv_heads
+
+    def projection(rows: int, columns: int) -> Projection:
+        bias = 0.1 * torch.randn(rows) if case.biases else None
+        return Projection(pack_linear(torch.randn(rows, columns) / columns**0.5, case.weights), bias)
+
+    def norm(*shape: int, on: bool = True) -> Norm | None:
+        if not on:
+            return None
+        weight = (1 + 0.1 * torch.randn(shape)).to(case.dtype)
+        bias = 0.1 * torch.randn(shape) if case.norm == "layer_norm" else None
+        return Norm(case.norm, weight, bias, 1e-5)
+
+    def head_norm(heads: int) -> Norm | None:
+        shapes = {
+            "shared": (case.head_dim,),
+            "own": (heads, case.head_dim),
+            "all": (heads * case.head_dim,),
+        }
+        return norm(*shapes[case.head_norm]) if case.head_norm in shapes else None
+
+    if case.interleaved_heads:
+        stride = (group + 1) * case.head_dim + case.value_dim
+        places = (Heads(0, stride), Heads(group * case.head_dim, stride))
+        places = (*places, Heads((group + 1) * case.head_dim, stride))
+    else:
+        places = (Heads(0, group * case.head_dim), Heads(query, case.head_dim))
+        places = (*places, Heads(query + key, case.value_dim))
+
+    def cross() -> CrossAttention | None:
+        if case.cross == "none":
+            return None
+        return CrossAttention(
+            projection(6 * 8, case.features), 6, 3, 8, 12, 0.4, projection(case.features, 6 * 12)
+        )
+
+    def layer(number: int) -> DecoderLayer:
+        before, post = "before" in case.norms, "post" in case.norms
+        out = case.norms == "out" and not case.parallel
+        return DecoderLayer(
+            SelfAttention(
+                projection(query + key + value, case.features),
+                *(case.heads, case.kv_heads, case.head_dim, case.value_dim),
+                *places,
+                scale=case.head_dim**-0.5,
+                output=projection(case.features, case.heads * case.value_dim),
+                window=case.window if number % 2 == 0 else None,
+                softcap=case.softcap,
+                sinks=torch.randn(case.heads) if case.sinks else None,
+                alibi=torch.rand(case.heads) if case.alibi else None,
+                rotary_dim=case.rotary_dim,
+                rotary_interleaved=case.rotary_interleaved,
+                query_norm=head_norm(case.heads),
+                key_norm=head_norm(case.kv_heads),
+            ),
+            FeedForward(
+                projection((1 + case.gated) * case.intermediate, case.features),
+                case.gated,
+                case.activation,
+                projection(case.features, case.intermediate),
+            ),
+            attention_norm=norm(case.features, on=before),
+            ffn_norm=norm(case.features, on=before),
+            attention_post_norm=norm(case.features, on=post),
+            ffn_post_norm=norm(case.features, on=post),
+            attention_out_norm=norm(case.features, on=out),
+            ffn_out_norm=norm(case.features, on=out),
+            parallel=case.parallel,
+            residual_scale=case.residual_scale,
+            cross=cross(),
+            cross_norm=norm(case.features, on=before and case.cross != "none"),
+            cross_out_norm=norm(case.features, on=out and case.cross != "none"),
+        )
+
+    return [layer(number) for number in range(case.layers)]
+
+
+@dataclass
+class Call:
+    """Arguments of one call."""
+
+    hidden_states: Tensor
+    layers: BoundLayers
+    keys: list[Tensor]
+    values: list[Tensor]
+    past: list[int]
+    rotary: list[tuple[Tensor, Tensor]]
+    start: Tensor | None
+    rows: Tensor | None
+    mask: Tensor | None
+    cross_keys: list[Tensor]
+    cross_values: list[Tensor]
+    cross_padding: Tensor | None
+
+    def run(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The result, and the caches after it."""
+        keys, values = ([x.clone() for x in cache] for cache in (self.keys, self.values))
+        output = decoder_layers(
+            self.hidden_states,
+            self.layers,
+            keys,
+            values,
+            self.past,
+            rotary=self.rotary,
+            start=self.start,
+            rows=self.rows,
+            mask=self.mask,
+            cross_keys=self.cross_keys,
+            cross_values=self.cross_values,
+            cross_padding=self.cross_padding,
+        )
+        return output, keys, values
+
+    def flat(self, keys: list[Tensor], values: list[Tensor]) -> tuple[object, ...]:
+        tables = [table for pair in self.rotary for table in pair]
+        bound = self.layers
+        return (
+            *(self.hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars),
+            *(keys, values, self.past, tables, self.start, self.rows, self.mask),
+            *(self.cross_keys, self.cross_values, self.cross_padding),
+        )
+
+    def reference(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        keys, values = ([x.clone() for x in cache] for cache in (self.keys, self.values))
+        return decoder_layers_reference(*self.flat(keys, values)), keys, values
+
+
+def call_of(case: Case) -> Call:
+    batch, q_len, past = case.batch, case.q_len, case.past
+    kv_len = past + q_len
+    # Layers that forget hold a few tokens more than their window.
+    held = [
+        min(past, case.window + 3 if case.window else 9) if case.forget and number % 2 == 0 else past
+        for number in range(case.layers)
+    ]
+
+    def cache(dim: int, tokens: int) -> Tensor:
+        storage = torch.full((batch, case.kv_heads, kv_len + 5, dim), torch.nan, dtype=case.cache)
+        storage[:, :, :tokens] = torch.randn(batch, case.kv_heads, tokens, dim)
+        return storage
+
+    angles = torch.rand(1 if case.start else batch, q_len, case.rotary_dim // 2) * 6
+    if not case.half_tables:
+        twice = angles.repeat_interleave(2, dim=-1)
+        angles = twice if case.rotary_interleaved else torch.cat([angles, angles], dim=-1)
+    rotary = [(angles.cos().to(case.dtype), angles.sin().to(case.dtype))] if case.rotary_dim else []
+    mask = {
+        "none": lambda: None,
+        "bool": lambda: torch.rand(batch, 1, q_len, kv_len) < 0.7,
+        "float per head": lambda: torch.randn(1, case.heads, q_len, kv_len),
+        "bfloat16 keys": lambda: torch.randn(batch, 1, 1, kv_len).bfloat16(),
+    }[case.mask]()
+    length = 0 if case.cross == "none" else 150
+    crossing = (
+        {
+            "padding": torch.arange(length) < torch.randint(1, length + 1, (batch, 1)),
+            "holes": torch.rand(batch, length) < 0.6,
+        }
+        if length
+        else {}
+    )
+
+    def encoded(dim: int) -> list[Tensor]:
+        """Strided as the encoder's projections leave them."""
+        count = case.layers if length else 0
+        return [torch.randn(batch, length, 3, dim).to(case.cache).transpose(1, 2) for _ in range(count)]
+
+    return Call(
+        torch.randn(batch, q_len, case.features).to(case.dtype),
+        bind(layers_of(case)),
+        [cache(case.head_dim, tokens) for tokens in held],
+        [cache(case.value_dim, tokens) for tokens in held],
+        held,
+        rotary,
+        torch.randint(0, kv_len, (batch,), dtype=torch.int32) if case.start else None,
+        torch.randint(0, batch, (batch, past + 2), dtype=torch.int32) if case.rows else None,
+        mask,
+        encoded(8),
+        encoded(12),
+        crossing.get(case.cross),
+    )

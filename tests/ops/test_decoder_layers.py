@@ -1,0 +1,316 @@
+"""decoder_layers against its plain-torch reference, over families' layouts, caches, padding, masks, dtypes and thread counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from decoder_cases import CROSSES, HEAD_NORMS, MASKS, NORMS, Case, call_of, layers_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.decoder_layers import Heads, Norm, Projection, bind, decoder_layers
+from hf_cpu_accel.packing import pack_linear
+
+# Largest difference over the largest value of the reference; see test_encoder_layer.py.
+BOUNDS = {
+    "float32": 1e-5,
+    "bfloat16": 1e-2,
+    "int8": 3e-2,
+    "int8, 7 bits": 1e-1,
+    "int8-weight": 1e-2,
+    "int4": 5e-2,
+    "int4, 7 bits": 1e-1,
+}
+BFLOAT16_ROUNDING = 2.0**-8
+
+
+VARIANTS = [
+    Case(),
+    Case(batch=1, past=0),
+    Case(norm="layer_norm", biases=True, gated=False, activation="gelu", rotary_dim=0),  # GPT-2
+    Case(norm="layer_norm", biases=True, gated=False, parallel=True, interleaved_heads=True, rotary_dim=4),
+    Case(kv_heads=1, parallel=True, gated=False, alibi=True, rotary_dim=0),  # Falcon
+    Case(heads=6, kv_heads=2, interleaved_heads=True, parallel=True),  # Falcon 40B
+    Case(heads=16, kv_heads=1),
+    Case(heads=14, kv_heads=2, biases=True),  # Qwen 2.5
+    Case(heads=5, kv_heads=5, head_dim=20, value_dim=24, rotary_dim=20),
+    Case(norms="before and post", softcap=5.0, activation="gelu_tanh", window=7),  # Gemma 2
+    Case(norms="post", head_norm="all"),  # OLMo 2
+    Case(norms="out", norm="layer_norm", biases=True),  # OPT-350m
+    Case(norms="none"),
+    Case(head_norm="shared"),  # Qwen 3
+    Case(head_norm="own", norm="layer_norm", rotary_interleaved=True, parallel=True),  # Cohere
+    Case(head_norm="all", norm="layer_norm", biases=True),
+    Case(rotary_interleaved=True, rotary_dim=8, half_tables=True),  # GPT-J
+    Case(half_tables=True, sinks=True, window=5),  # gpt-oss
+    Case(residual_scale=0.22),  # Granite
+    Case(residual_scale=0.22, parallel=True, norms="before and post"),
+    Case(window=4, forget=True, past=30),
+    Case(start=True),
+    Case(start=True, window=4, forget=True, past=30),
+    Case(rows=True, batch=4),
+    Case(rows=True, batch=3, past=30, forget=True, start=True),
+    *(Case(mask=mask, forget=mask == "bool", past=12) for mask in MASKS[1:]),
+    Case(dtype=torch.bfloat16),
+    Case(cache=torch.bfloat16, past=40),
+    Case(weights="bfloat16", cache=torch.bfloat16, dtype=torch.bfloat16),
+    *(
+        Case(weights=kind, features=160, head_dim=32, value_dim=32)
+        for kind in ("int8", "int8-weight", "int4")
+    ),
+    *(Case(cross=cross, norms=norms) for cross in CROSSES[1:] for norms in ("before", "out")),  # T5, BART
+    Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
+]
+CASES = [
+    *VARIANTS,
+    *(replace(case, q_len=q_len) for case in VARIANTS for q_len in (3, 23)),
+    Case(batch=1, past=700),  # keys in parts
+    Case(batch=1, past=700, kv_heads=1, heads=3, sinks=True, cache=torch.bfloat16),
+    Case(batch=1, past=900, kv_heads=1, heads=4, window=600, softcap=3.0, alibi=True),
+    Case(batch=1, past=600, kv_heads=1, heads=2, q_len=5, start=True),
+    Case(batch=2, past=300, q_len=40, window=50),
+    Case(batch=20, q_len=1, past=5),
+]
+
+
+def bound_of(case: Case) -> float:
+    seven_bits = case.weights in ("int8", "int4") and extension.status().tier in ("avx2", "avx512")
+    bound = BOUNDS[f"{case.weights}, 7 bits" if seven_bits else case.weights]
+    return bound + BFLOAT16_ROUNDING * (torch.bfloat16 in (case.dtype, case.cache))
+
+
+def check(case: Case) -> None:
+    call, bound = call_of(case), bound_of(case)
+    expected, expected_keys, expected_values = call.reference()
+    tokens = torch.ones(case.batch, case.q_len, dtype=torch.bool)
+    if call.start is not None:
+        tokens = torch.arange(case.past, case.past + case.q_len) >= call.start[:, None]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            output, keys, values = call.run()
+            assert output.dtype is case.dtype
+            assert output.is_contiguous()
+            close(output, expected, bound, f"{case}, {count} threads")
+            assert (output[~tokens] == 0).all()
+            for cache, before, wanted in (
+                *zip(keys, call.keys, expected_keys, strict=True),
+                *zip(values, call.values, expected_values, strict=True),
+            ):
+                close(cache, wanted, bound, f"cache of {case}", torch.isnan(before))
+                written = ~torch.isnan(before)
+                assert torch.equal(cache[written], before[written])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def close(actual: Tensor, expected: Tensor, bound: float, what: str, where: Tensor | None = None) -> None:
+    """Of caches, only what the call wrote: padding and the storage behind the tokens hold anything."""
+    if where is not None:
+        where = where & ~torch.isnan(actual) & ~torch.isnan(expected)
+        actual, expected = actual[where], expected[where]
+    if expected.numel() == 0:
+        return
+    error = (actual.double() - expected.double()).abs().amax() / expected.double().abs().amax().clamp(
+        min=1e-3
+    )
+    assert error <= bound, f"{what}: {error:.2e} > {bound:.2e}"
+
+
+def check_decoder_layers(seed: int) -> None:
+    """Some of the cases, others for each seed; for the tiers, each in a process of its own."""
+    torch.manual_seed(seed)
+    for case in CASES[seed % 4 :: 4]:
+        check(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cases(case: Case) -> None:
+    torch.manual_seed(0)
+    check(case)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        lambda group, **sizes: Case(heads=group * sizes["kv_heads"], **sizes),
+        group=st.integers(1, 9),
+        kv_heads=st.integers(1, 3),
+        batch=st.integers(1, 4),
+        q_len=st.sampled_from([1, 1, 2, 9, 40]),
+        past=st.integers(0, 200),
+        features=st.integers(8, 80),
+        head_dim=st.sampled_from([16, 17, 64, 80]),
+        value_dim=st.sampled_from([16, 33, 64]),
+        intermediate=st.sampled_from([32, 96]),
+        cache=st.sampled_from([torch.float32, torch.bfloat16]),
+        norm=st.sampled_from(["rms_norm", "layer_norm"]),
+        norms=st.sampled_from(NORMS),
+        head_norm=st.sampled_from(HEAD_NORMS),
+        interleaved_heads=st.booleans(),
+        gated=st.booleans(),
+        window=st.sampled_from([None, 1, 20]),
+        sinks=st.booleans(),
+        alibi=st.booleans(),
+        rotary_dim=st.sampled_from([0, 10, 16]),
+        start=st.booleans(),
+        rows=st.booleans(),
+        mask=st.sampled_from(MASKS),
+        cross=st.sampled_from(CROSSES),
+    )
+)
+def test_random_shapes(case: Case) -> None:
+    torch.manual_seed(1)
+    check(case)
+
+
+def test_not_contiguous() -> None:
+    """Hidden states and tables of any strides; caches whose heads lie inside of positions."""
+    torch.manual_seed(0)
+    case = Case(batch=3, q_len=4, past=6)
+    call = call_of(case)
+    wide = torch.randn(case.q_len, case.batch, 2 * case.features)
+    call.hidden_states = wide[..., : case.features].transpose(0, 1)
+    call.rotary = [tuple(torch.stack([table, table], dim=1)[:, 1] for table in call.rotary[0])]
+    expected, expected_keys, _ = call.reference()
+    keys, values = (
+        [x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in cache]
+        for cache in (call.keys, call.values)
+    )
+    output = torch.ops.hf_cpu_accel.decoder_layers(*call.flat(keys, values))
+    close(output, expected, bound_of(case), "strided")
+    for cache, before, wanted in zip(keys, call.keys, expected_keys, strict=True):
+        close(cache, wanted, bound_of(case), "cache", torch.isnan(before))
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_layers_one_by_one_give_the_same(weights: str) -> None:
+    torch.manual_seed(0)
+    case = Case(layers=3, norms="before and post", weights=weights, q_len=5, cross="padding")
+    parts, call = layers_of(case), call_of(case)
+    call.layers = bind(parts)
+    together, keys, _ = call.run()
+    x = call.hidden_states
+    for number, part in enumerate(parts):
+        single = replace(
+            call,
+            hidden_states=x,
+            layers=bind([part]),
+            keys=call.keys[number : number + 1],
+            values=call.values[number : number + 1],
+            cross_keys=call.cross_keys[number : number + 1],
+            cross_values=call.cross_values[number : number + 1],
+            past=call.past[:1],
+        )
+        x, own_keys, _ = single.run()
+        torch.testing.assert_close(own_keys[0], keys[number], equal_nan=True)
+    torch.testing.assert_close(x, together)
+
+
+def test_layers_of_different_sizes() -> None:
+    torch.manual_seed(0)
+    wide, narrow = Case(layers=1, q_len=3), Case(layers=1, q_len=3, heads=2, kv_heads=1, intermediate=32)
+    calls = [call_of(case) for case in (narrow, wide, narrow)]
+    parts = [layers_of(case)[0] for case in (narrow, wide, narrow)]
+    keys, values = ([cache for call in calls for cache in getattr(call, name)] for name in ("keys", "values"))
+    call = replace(calls[0], layers=bind(parts), keys=keys, values=values, past=[11] * 3)
+    close(call.run()[0], call.reference()[0], bound_of(wide), "different sizes")
+
+
+def test_decoding_continues_prefill() -> None:
+    """Token by token gives what one call gives, with padding on the left and sequences of several lengths."""
+    torch.manual_seed(0)
+    case = Case(batch=3, q_len=12, past=0, start=True, window=5)
+    call = call_of(case)
+    call.start = torch.tensor([0, 7, 3], dtype=torch.int32)
+    whole, _, _ = call.run()
+    keys, values = ([x.clone() for x in cache] for cache in (call.keys, call.values))
+    for first, last in ((0, 8), (8, 9), (9, 12)):
+        part = decoder_layers(
+            call.hidden_states[:, first:last],
+            call.layers,
+            keys,
+            values,
+            [first, first],
+            rotary=[(cos[:, first:last], sin[:, first:last]) for cos, sin in call.rotary],
+            start=call.start,
+        )
+        torch.testing.assert_close(part, whole[:, first:last], rtol=1e-5, atol=1e-5)
+
+
+def test_padding_changes_no_token() -> None:
+    """Whatever stands in the padding and behind the cache's tokens."""
+    torch.manual_seed(0)
+    call = call_of(Case(batch=2, q_len=9, past=0, start=True))
+    call.start = torch.tensor([4, 9], dtype=torch.int32)
+    expected, _, _ = call.run()
+    call.hidden_states[0, :4] = torch.nan
+    call.hidden_states[1] = torch.nan
+    assert torch.equal(call.run()[0], expected)
+    assert (expected[1] == 0).all()
+
+
+def test_traces() -> None:
+    torch.manual_seed(0)
+    call = call_of(Case(mask="bool", q_len=3, cross="padding"))
+    torch.library.opcheck(
+        torch.ops.hf_cpu_accel.decoder_layers.default,
+        call.flat([x.nan_to_num() for x in call.keys], [x.nan_to_num() for x in call.values]),
+    )
+
+
+def test_bad_arguments() -> None:
+    call = call_of(Case())
+    with pytest.raises(ValueError, match=r"must be \[batch, q_len, 64\]"):
+        replace(call, hidden_states=torch.randn(2, 1, 63)).run()
+    with pytest.raises(ValueError, match="1 keys, 2 values and 2 lengths"):
+        replace(call, keys=call.keys[:1]).run()
+    with pytest.raises(ValueError, match="rotary has 0 tables"):
+        replace(call, rotary=[]).run()
+    with pytest.raises(ValueError, match="the last 12"):
+        replace(call, mask=torch.zeros(2, 1, 1, 11)).run()
+    with pytest.raises(ValueError, match="the layers take 0 each"):
+        replace(call, cross_keys=call.keys).run()
+    crossing = call_of(Case(cross="padding"))
+    with pytest.raises(RuntimeError, match="cross_values must be"):
+        replace(crossing, cross_values=[x[:, :, 1:] for x in crossing.cross_values]).run()
+    with pytest.raises(RuntimeError, match="cross_padding must be boolean"):
+        replace(crossing, cross_padding=crossing.cross_padding[:, 1:]).run()
+    with pytest.raises(RuntimeError, match="keys must be"):
+        replace(call, keys=[x[:, :, :11] for x in call.keys]).run()
+    with pytest.raises(RuntimeError, match="start must be int32"):
+        replace(call, start=torch.zeros(2)).run()
+    with pytest.raises(RuntimeError, match="rows must be int32"):
+        replace(call, rows=torch.zeros(2, 5, dtype=torch.int32)).run()
+
+
+def test_parts_that_do_not_fit() -> None:
+    layer = layers_of(Case())[0]
+    attention, ffn = layer.attention, layer.ffn
+    wrong = {
+        "at least one layer": None,
+        "gated FFN with 40": replace(
+            layer, ffn=replace(ffn, down=Projection(pack_linear(torch.randn(64, 40), "float32"), None))
+        ),
+        "activation='swish'": replace(layer, ffn=replace(ffn, activation="swish")),
+        "heads=3": replace(layer, attention=replace(attention, heads=3)),
+        "key=Heads": replace(layer, attention=replace(attention, key=Heads(100, 16))),
+        "window=0": replace(layer, attention=replace(attention, window=0)),
+        "softcap=-1": replace(layer, attention=replace(attention, softcap=-1.0)),
+        "rotary_dim=7": replace(layer, attention=replace(attention, rotary_dim=7)),
+        "sinks of shape": replace(layer, attention=replace(attention, sinks=torch.zeros(3))),
+        "output is": replace(layer, attention=replace(attention, output=ffn.down)),
+        "weight of ffn_norm": replace(layer, ffn_norm=Norm("rms_norm", torch.ones(3), None, 1e-5)),
+        "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),
+        "an rms_norm with a bias": replace(layer, ffn_norm=Norm("rms_norm", None, torch.ones(64), 1e-5)),
+        "cross=None": replace(layer, cross_norm=layer.ffn_norm),
+        "parallel=True": replace(layer, parallel=True, ffn_out_norm=layer.ffn_norm),
+    }
+    for message, part in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            bind([] if part is None else [part])
