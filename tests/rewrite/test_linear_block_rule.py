@@ -9,13 +9,17 @@ from torch.nn import functional
 from hf_cpu_accel import accelerate_for_cpu
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.02), ("int8", 0.05), ("int4", 0.2)]
+)
 @pytest.mark.parametrize("structure", UNARY)
 def test_unary_blocks(structure, dtype, bound):
     assert agrees(Unary(**UNARY[structure]), X, dtype=dtype, bound=bound) == {structure: 1}
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.02), ("int8", 0.05), ("int4", 0.2)]
+)
 @pytest.mark.parametrize("structure", BINARY)
 def test_binary_blocks(structure, dtype, bound):
     assert agrees(Binary(**BINARY[structure]), X, R, dtype=dtype, bound=bound) == {structure: 1}

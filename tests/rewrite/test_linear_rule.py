@@ -103,7 +103,7 @@ def test_one_module_in_two_places_is_replaced_in_both():
     assert model["a"]["x"] is model["b"]["y"] is shared
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_tied_weights_stay_tied(dtype):
     model = nn.ModuleDict({"embed": nn.Embedding(40, 64), "head": nn.Linear(64, 40)}).eval()
     model["head"].weight = model["embed"].weight

@@ -26,7 +26,7 @@ class MeanNorm(nn.Module):
         (RMSNorm(64), {"rms norm": 1}),
         (RMSNorm(64, eps=1e-12), {"rms norm": 1}),
         (MeanNorm(64), {"layer norm": 1}),
-        (RMSNorm(64, offset=1.0), {}),
+        (RMSNorm(64, offset=1.0), {"rms norm": 1}),
         (nn.LayerNorm(64), {}),
         (nn.BatchNorm1d(7), {}),
     ],

@@ -52,7 +52,7 @@ def test_disk_stores_are_shared_by_deep_copies_and_left_behind_by_pickles(tmp_pa
 
 
 @pytest.mark.parametrize("originals", ["disk", "memory"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int8-weight", "int4"])
 def test_lossy_weights_come_back_exactly(model, originals, dtype):
     before, parameter = _values(model), model["a"].weight
     accelerate_for_cpu(model, dtype=dtype, originals=originals)

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from families import FAMILIES, batches
+from families import FAMILIES, VOCABULARY, Family, batches
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import apply as rewrite
@@ -13,6 +13,8 @@ from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.registry import RULES
 
 BATCH = batches()["right"]
+GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+ALL = FAMILIES | {"gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT, {})}
 
 
 class Injected(Exception):
@@ -53,6 +55,7 @@ USED = [
     ("bert-mlm", name) for name in ("embeddings", "attention", "linear block", "merged projections", "linear")
 ]
 USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projections")]
+USED += [("gpt2", "transposed linear")]
 
 
 def test_every_rule_is_covered_below():
@@ -64,7 +67,7 @@ def test_every_rule_is_covered_below():
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(("name", "rule_name"), USED)
 def test_a_failure_in_any_rule_undoes_everything(monkeypatch, name, rule_name, dtype, when):
-    family = FAMILIES[name]
+    family = ALL[name]
     model = family.build()
     snapshot = Snapshot(family, model)
     rule = next(rule for rule in RULES if rule.name == rule_name)
@@ -84,10 +87,10 @@ def test_a_failure_in_any_rule_undoes_everything(monkeypatch, name, rule_name, d
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("bert-mlm", "int8"), ("distilbert", "float32"), ("t5", "bfloat16")]
+    ("name", "dtype"), [("bert-mlm", "int8"), ("distilbert", "float32"), ("t5", "bfloat16"), ("gpt2", "int4")]
 )
 def test_a_failure_at_any_change_undoes_everything(monkeypatch, name, dtype):
-    family = FAMILIES[name]
+    family = ALL[name]
     model = family.build()
     snapshot = Snapshot(family, model)
     record, countdown = Journal.record, [0]

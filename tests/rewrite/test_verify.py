@@ -24,7 +24,7 @@ def _corrupt(monkeypatch, module):
     monkeypatch.setattr(module, "pack", wrong)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8-weight", "int4"])
 def test_a_replacement_that_disagrees_is_not_put_in_place(monkeypatch, dtype):
     part = nn.ModuleDict({
         "block": Unary(**UNARY["linear + activation"]), "alone": nn.Linear(64, 64),

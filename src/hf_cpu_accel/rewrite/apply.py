@@ -12,7 +12,9 @@ from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
+from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
@@ -82,6 +84,8 @@ def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceler
         freeze_parameters(journal, root)
         items = _rewrite(context, rules)
         items.extend(fuse_encoder_layers(context))
+        items.extend(fuse_decoder_layers(context))
+        items.extend(accelerate_generation(context))
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
         added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
         setattr(root, _ATTRIBUTE, acceleration)

@@ -43,7 +43,7 @@ class AttentionRule:
     name = "attention"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if not _dispatches(module):
+        if not dispatches(module):
             return None
         return Match(module, path, _refusal(module, path, context))
 
@@ -70,7 +70,7 @@ def _item(path: str) -> PlanItem:
     return PlanItem(path, STRUCTURE, "attention", "float32", packed_bytes=0, reason=None)
 
 
-def _dispatches(module: nn.Module) -> bool:
+def dispatches(module: nn.Module) -> bool:
     """Whether the forward of `module` asks transformers' `ALL_ATTENTION_FUNCTIONS` for its attention."""
     if "transformers" not in sys.modules:
         return False

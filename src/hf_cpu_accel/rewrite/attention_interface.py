@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.rewrite.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
 
 NAME = "hf_cpu_accel"
 REPLACED = "sdpa"
@@ -42,7 +43,9 @@ def attention_mask(
     use_vmap: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' `sdpa_mask`, except that padding alone is a view of the padding mask instead of a new tensor.
+    """transformers' `sdpa_mask`, except that causality, a window and padding are made only where somebody reads them.
+
+    Padding alone is a view of the padding mask; see `CausalMask` for the masks of decoders.
 
     Args:
         attention_mask: bool [batch_size, number of tokens], True where there is a token, or None.
@@ -70,6 +73,17 @@ def attention_mask(
             setattr(mask, _PADDING, padding)
         return mask
 
+    tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if (
+        allow_is_causal_skip
+        and not (use_vmap or allow_is_bidirectional_skip or tracing)
+        and isinstance(q_offset, int)
+        and q_offset + q_length == kv_offset + kv_length
+        and (attention_mask is None or attention_mask.shape == (batch_size, kv_offset + kv_length))
+        and _is_causal(mask_function, local_size)
+    ):
+        return causal_mask(batch_size, q_length, kv_length, q_offset, kv_offset, local_size, attention_mask)
+
     from transformers.masking_utils import sdpa_mask
 
     if mask_function is not None:
@@ -87,6 +101,13 @@ def attention_mask(
         use_vmap=use_vmap,
         **kwargs,
     )
+
+
+def _is_causal(mask_function: Callable[..., Any] | None, window: int | None) -> bool:
+    """Whether that is causality, within the window if there is one, and nothing else."""
+    if window is None:
+        return mask_function is plain_causal()
+    return mask_function is not None and is_sliding_causal(mask_function, window)
 
 
 def attention_forward(
@@ -124,7 +145,9 @@ def attention_forward(
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     mask = attention_mask
-    if position_bias is not None:
+    if isinstance(mask, CausalMask) and position_bias is None and not mask.hides_by_window:
+        mask, causal = mask.key_padding(), True
+    elif position_bias is not None:
         mask, causal = _with_bias(position_bias, attention_mask, causal), False
     elif mask is not None and mask.dtype is torch.bool:
         mask = as_key_padding(mask, query.shape[0])

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hf_cpu_accel.packing import unpack_linear
 from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
@@ -76,7 +75,7 @@ class FreedWeight:
 
     def undo(self) -> None:
         ticket = self.ticket
-        values = unpack_linear(self.packed.packed) if ticket is None else self.store.get(ticket)
+        values = self.packed.unpack() if ticket is None else self.store.get(ticket)
         self.parameter.data = values.to(self.packed.weight_dtype)
 
 
@@ -115,6 +114,17 @@ class SwappedAttribute:
 
 
 @dataclass(frozen=True)
+class AddedAttribute:
+    """`module` had no attribute `name` of its own."""
+
+    module: nn.Module
+    name: str
+
+    def undo(self) -> None:
+        vars(self.module).pop(self.name, None)
+
+
+@dataclass(frozen=True)
 class ThreadCount:
     """torch ran `before` threads, and `ours` since."""
 
@@ -133,6 +143,12 @@ def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacemen
         assert original is not None
         journal.record(SwappedModule(parent, name, original))
         parent._modules[name] = replacement
+
+
+def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute that `module` does not have itself; one of its class comes back when it is undone."""
+    journal.record(AddedAttribute(module, name))
+    setattr(module, name, value)
 
 
 def free_weight(

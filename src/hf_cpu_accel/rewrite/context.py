@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.packing import QUANTISED
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.originals import OriginalsStore
+from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
 MIN_OUT_FEATURES = 16
-MAX_INT8_FEATURES = 65536
+MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 
 
@@ -29,7 +31,7 @@ class Context:
     """The model under rewrite.
 
     Attributes:
-        dtype: `"float32"`, `"bfloat16"` or `"int8"`, resolved; see `weight_dtype` for a single linear.
+        dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
         measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
         owners: the paths of the parameters, by storage: several where weights are tied.
@@ -76,19 +78,20 @@ class Context:
     def weight_dtype(self, path: str, linears: Sequence[nn.Linear]) -> str:
         """The dtype that `linears`, at or below `path`, are packed in.
 
-        int8 is for what is repeated layer by layer: that is where the time goes. A pooler or the head for a few classes costs next
-        to nothing, and its error goes straight into the answer, so it stays float32.
+        Integers are for what is repeated layer by layer, and for heads with a large vocabulary: that is where the time goes. A
+        pooler or the head for a few classes costs next to nothing, and its error goes straight into the answer, so it stays
+        float32.
         """
         is_head = self.has_layers and not _REPEATED.search(path)
         is_small = all(linear.out_features <= linear.in_features for linear in linears)
-        return "float32" if self.dtype == "int8" and is_head and is_small else self.dtype
+        return "float32" if self.dtype in QUANTISED and is_head and is_small else self.dtype
 
     def other_owner(self, parameter: Tensor, path: str) -> str | None:
         """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
         return next((owner for owner in self.owners[_address(parameter)] if owner != path), None)
 
-    def is_tied(self, linear: nn.Linear) -> bool:
-        return len(self.owners[_address(linear.weight)]) > 1
+    def is_tied(self, weight: Tensor) -> bool:
+        return len(self.owners[_address(weight)]) > 1
 
 
 def weight_owners(root: nn.Module) -> dict[int, list[str]]:
@@ -120,7 +123,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     """Why this linear is not packed, or None if it can be."""
-    if type(linear) is not nn.Linear:
+    if not isinstance(linear, nn.Linear) or not (type(linear) is nn.Linear or _overrides_alike(linear)):
         return f"{type(linear).__name__} is not a plain nn.Linear"
     if not is_plain(linear):
         return "it has hooks, parametrizations or a forward of its own"
@@ -133,8 +136,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         linear.in_features,
     ):
         return "its weight does not have the shape of a linear's"
-    if context.dtype == "int8" and linear.in_features > MAX_INT8_FEATURES:
-        return f"int8 sums over {linear.in_features} input features would overflow"
+    if context.dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
+        return f"integer sums over {linear.in_features} input features would overflow"
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
     if linear.out_features < MIN_OUT_FEATURES:
@@ -147,3 +150,21 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     if owner is not None and context.dtype == "float32":
         return f"shares its weight with {owner}; packing would hold it twice"
     return None
+
+
+def _overrides_alike(linear: nn.Linear) -> bool:
+    """Whether the class of `linear` writes the forward of a linear anew (Falcon's) and adds nothing to it.
+
+    One that leaves the forward as it is has another reason to be, such as that somebody reads its weight.
+    """
+    if type(linear).forward is nn.Linear.forward:
+        return False
+    if set(linear._parameters) - {"weight", "bias"} or linear._modules or linear._buffers:
+        return False
+    if linear.weight.dtype not in WEIGHT_DTYPES or linear.in_features == 0:
+        return False
+    input = probe(linear.in_features, linear.weight.dtype)
+    with torch.no_grad():
+        expected = nn.Linear.forward(linear, input)
+    tolerance = 1e-5 if linear.weight.dtype is torch.float32 else 0.02
+    return row_error(run_alone(linear, input), expected) <= tolerance

@@ -21,6 +21,7 @@ from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.attention_interface import padding_of
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
 from hf_cpu_accel.rewrite.norm import NormSpec, identify_norm
@@ -31,8 +32,6 @@ from hf_cpu_accel.rewrite.verify import probe, row_error
 STRUCTURE = "encoder layer"
 
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
-
-_CAPTURE = "transformers.utils.output_capturing"
 
 # How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
 # rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
@@ -111,7 +110,7 @@ class FusedEncoderLayer(Mixed):
         """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L] -> as the original."""
         unusual = hidden_states.dim() != 3 or _asks_for_more(args, kwargs) or _is_odd(attention_mask)
         # Somebody wants to see (or change) what passes between the submodules.
-        if unusual or (any(self._hooks_inside) and any(map(_has_foreign_hook, self._hooks_inside))):
+        if unusual or (any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside))):
             return self._original_class.forward(self, hidden_states, attention_mask, *args, **kwargs)
         check_inference(self, hidden_states)
         if not own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
@@ -163,7 +162,7 @@ def fuse(
     fused = empty(FusedEncoderLayer, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
     fused.__dict__.update(vars(layer))
-    hooks = [hook for child in layer.modules() if child is not layer for hook in _forward_hooks(child)]
+    hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
     fused.__dict__.update(
         _modules=dict(layer._modules),
         _parts=parts,
@@ -192,7 +191,7 @@ def _may_be_layer(module: nn.Module) -> bool:
         return False
     inside = [child for child in module.modules() if child is not module]
     if any("forward" in vars(child) for child in inside) or any(
-        _has_foreign_hook(hooks) for child in inside for hooks in _forward_hooks(child)
+        has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)
     ):
         return False
     linears = [child for child in module.modules() if isinstance(child, PackedLinear)]
@@ -272,7 +271,8 @@ def _adjacent(call: AttentionCall) -> bool:
 
 def _norm_weights(part: tuple[nn.Module, NormSpec]) -> NormWeights:
     module, spec = part
-    return NormWeights(module.get_parameter("weight"), module._parameters.get("bias"), spec.eps)
+    scale = spec.scale(module.get_parameter("weight"))
+    return NormWeights(scale, module._parameters.get("bias"), spec.eps)
 
 
 def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
@@ -292,15 +292,6 @@ def _is_odd(mask: Any) -> bool:
     return mask is not None and not (
         isinstance(mask, Tensor) and (mask.dtype is torch.bool or mask.is_floating_point())
     )
-
-
-def _forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    return module._forward_hooks, module._forward_pre_hooks
-
-
-def _has_foreign_hook(hooks: dict[int, Any]) -> bool:
-    """Whether there is a hook besides those by which transformers collects the outputs that a caller asked for."""
-    return any(getattr(hook, "__module__", None) != _CAPTURE for hook in hooks.values())
 
 
 def _asks_for_more(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -82,7 +82,13 @@ class FFNRule:
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
         packed_up, packed_down = (
-            pack([linear], context.dtype, measured=context.measured)[0] for linear in (up, down)
+            pack(
+                [linear],
+                context.dtype,
+                int4_group=context.config.int4_group,
+                measured=context.measured,
+            )[0]
+            for linear in (up, down)
         )
         fused = FusedFFN(match.module, packed_up, packed_down, found)
         if context.config.verify:

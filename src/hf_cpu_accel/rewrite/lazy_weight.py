@@ -13,7 +13,7 @@ from hf_cpu_accel.packing import PackedWeight, unpack_linear
 
 
 class LazyWeight(Tensor):
-    """What `linear.weight` gives where the weight is packed: [N, K], read-only.
+    """What `linear.weight` gives where the weight is packed: [N, K], or [K, N] if `transposed`; read-only.
 
     Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
     compute with the values (MobileBERT's head, Mamba): these are dequantised once and kept in `memo`, so that such a
@@ -22,20 +22,30 @@ class LazyWeight(Tensor):
 
     packed: PackedWeight
     memo: dict[torch.dtype, Tensor]
+    transposed: bool
 
     @staticmethod
     def __new__(
-        cls, packed: PackedWeight, dtype: torch.dtype, memo: dict[torch.dtype, Tensor] | None = None
+        cls,
+        packed: PackedWeight,
+        dtype: torch.dtype,
+        memo: dict[torch.dtype, Tensor] | None = None,
+        *,
+        transposed: bool = False,
     ) -> LazyWeight:
         shape = (packed.out_features, packed.in_features)
+        if transposed:
+            shape = shape[::-1]
         weight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
         weight.packed = packed
         weight.memo = {} if memo is None else memo
+        weight.transposed = transposed
         return weight
 
     def unpack(self) -> Tensor:
         """The dequantised values as an ordinary tensor."""
-        return unpack_linear(self.packed).to(self.dtype)
+        values = unpack_linear(self.packed).to(self.dtype)
+        return values.T.contiguous() if self.transposed else values
 
     def kept(self) -> Tensor:
         """The same, made once."""

@@ -24,26 +24,36 @@ MERGED = "merged projections"
 ALONE = "linear"
 
 
-def pack(linears: Sequence[nn.Linear], dtype: str, *, measured: bool = False) -> list[PackedLinear]:
+def pack(
+    linears: Sequence[nn.Linear],
+    dtype: str,
+    *,
+    int4_group: int = 32,
+    measured: bool = False,
+    transposed: bool = False,
+) -> list[PackedLinear]:
     """Packed stand-ins for `linears`, which share one packed weight. The originals are not changed.
 
-    With `measured`, other providers may serve where they were measured to be faster.
+    With `measured`, other providers may serve where they were measured to be faster. `transposed` says in which shape the weights
+    are known outside.
     """
     weights = [linear.weight.detach() for linear in linears]
-    packed = pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), dtype)
+    packed = pack_linear(
+        weights[0] if len(weights) == 1 else torch.cat(weights), dtype, int4_group=int4_group
+    )
     ranges, start = [], 0
     for linear in linears:
         ranges.append((start, start + linear.out_features))
         start += linear.out_features
     group = ProjectionGroup(packed, ranges, [linear.bias for linear in linears], measured=measured)
-    return [PackedLinear(group, index, linear) for index, linear in enumerate(linears)]
+    return [PackedLinear(group, index, linear, transposed=transposed) for index, linear in enumerate(linears)]
 
 
-def release(linear: nn.Linear, packed: PackedLinear, context: Context) -> None:
+def release(linear: nn.Module, packed: PackedLinear, context: Context) -> None:
     """Free the weight of a linear that is out of the tree, unless somebody else needs it or it is to be kept."""
     weight = linear.weight
     assert isinstance(weight, nn.Parameter)
-    if context.is_tied(linear) or context.config.originals == "memory":
+    if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
     dtype = packed.packed.dtype
@@ -66,7 +76,7 @@ def put_in_place(
 ) -> Outcome:
     """Pack `linears` together, compare each with its original, and swap them in."""
     dtype = context.weight_dtype(paths[0], linears)
-    packed = pack(linears, dtype, measured=context.measured)
+    packed = pack(linears, dtype, int4_group=context.config.int4_group, measured=context.measured)
     if context.config.verify:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
@@ -101,7 +111,7 @@ class MergedProjectionsRule:
             child_path = f"{path}.{name}" if path else name
             if not isinstance(child, nn.Linear) or id(child) in context.handled:
                 continue
-            if refusal(child, child_path, context) is None and not context.is_tied(child):
+            if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
                 siblings[child.in_features, child.weight.dtype].append((child_path, child))
         groups = [_in_panels(members) for members in siblings.values()]
         groups = [members for members in groups if len(members) > 1]

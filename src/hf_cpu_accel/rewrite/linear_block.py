@@ -100,7 +100,8 @@ class LinearBlockRule:
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
         dtype = context.weight_dtype(match.path, [original])
-        dense = pack([original], dtype, measured=context.measured)[0]
+        group = context.config.int4_group
+        dense = pack([original], dtype, int4_group=group, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)
         if context.config.verify:
             inputs = probes(original, len(input_names))

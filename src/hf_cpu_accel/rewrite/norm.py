@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ from hf_cpu_accel.ops.norm import layer_norm, rms_norm
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.packed_linear import check_inference
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement, probe, row_error, run_alone
@@ -19,28 +22,37 @@ from hf_cpu_accel.rewrite.verify import disagreement, probe, row_error, run_alon
 
 @dataclass(frozen=True)
 class NormSpec:
-    """`kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance."""
+    """`kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance, and `offset` to the weight (Gemma: 1)."""
 
     kind: str
     eps: float
+    offset: float = 0.0
+
+    def scale(self, weight: Tensor | None) -> Tensor | None:
+        """What the normalised values are multiplied by."""
+        return weight if weight is None or self.offset == 0 else weight.detach().float() + self.offset
+
+    def apply(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The fused op on `input` [..., N]."""
+        if self.kind == "rms_norm":
+            return rms_norm(input, scale, self.eps)
+        return layer_norm(input, scale, bias, self.eps)
 
     def compute(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The fused op on `input` [..., N], with the parameters of `module`."""
-        weight = module.weight
-        assert weight is None or isinstance(weight, Tensor)
-        if self.kind == "rms_norm":
-            return rms_norm(input, weight, self.eps)
-        bias = module.bias
-        assert bias is None or isinstance(bias, Tensor)
-        return layer_norm(input, weight, bias, self.eps)
+        """The same with the parameters of `module`."""
+        return self.apply(input, self.scale(module._parameters.get("weight")), module._parameters.get("bias"))
 
     def reference(self, module: nn.Module, input: Tensor) -> Tensor:
         """The same in plain torch."""
         parameters = {name: value.detach().float() for name, value in module.named_parameters(recurse=False)}
-        shape, weight, values = input.shape[-1:], parameters.get("weight"), input.float()
+        shape, scale, values = input.shape[-1:], self.scale(parameters.get("weight")), input.float()
         if self.kind == "rms_norm":
-            return functional.rms_norm(values, shape, weight, self.eps).to(input.dtype)
-        return functional.layer_norm(values, shape, weight, parameters.get("bias"), self.eps).to(input.dtype)
+            return functional.rms_norm(values, shape, scale, self.eps).to(input.dtype)
+        return functional.layer_norm(values, shape, scale, parameters.get("bias"), self.eps).to(input.dtype)
+
+
+# By the names of the parameters.
+_KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_norm",)}
 
 
 def identify_norm(module: nn.Module) -> NormSpec | None:
@@ -48,16 +60,19 @@ def identify_norm(module: nn.Module) -> NormSpec | None:
 
     `nn.LayerNorm` is taken by its class. A Python module is taken if it has just a weight (and a bias), a small float
     attribute that can be eps, and gives the values of the plain formula on ordinary and on tiny inputs, where eps shows.
+    Where the weight is stored as what it differs from 1 by, the formula with that 1 is tried, too.
     """
+    if isinstance(module, FusedNorm):
+        return module.spec
     if type(module) is nn.LayerNorm:
         return NormSpec("layer_norm", module.eps) if len(module.normalized_shape) == 1 else None
     parameters = dict(module.named_parameters(recurse=False))
-    kind = {("weight",): "rms_norm", ("bias", "weight"): "layer_norm"}.get(tuple(sorted(parameters)))
+    kinds = _KINDS.get(tuple(sorted(parameters)), ())
     weight = parameters.get("weight")
-    if kind is None or weight is None or weight.dim() != 1 or module._modules or module._buffers:
+    if not kinds or weight is None or weight.dim() != 1 or module._modules or module._buffers:
         return None
-    for eps in _small_floats(module):
-        spec = NormSpec(kind, eps)
+    for eps, kind, offset in itertools.product(_small_floats(module), kinds, (0.0, 1.0)):
+        spec = NormSpec(kind, eps, offset)
         if all(_agrees(spec, module, scale, weight) for scale in (1.0, 1e-3)):
             return spec
     return None
@@ -86,10 +101,26 @@ class FusedNorm(nn.Module):
         for name, parameter in original._parameters.items():
             self.register_parameter(name, parameter)
         self.training = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """To be called when the weight was changed: adding an offset takes as long as norming a few rows, so the sum is kept."""
+        weight = self._parameters.get("weight")
+        self._shifted = self.spec.scale(weight) if self.spec.offset else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         check_inference(self, hidden_states)
-        return self.spec.compute(self, hidden_states)
+        if isinstance(
+            hidden_states, LazyTensor
+        ):  # what comes after decoder layers; by dispatch it takes as long as the norm
+            hidden_states = hidden_states.tensor
+        scale = self._parameters.get("weight") if self._shifted is None else self._shifted
+        return self.spec.apply(hidden_states, scale, self._parameters.get("bias"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNorm:
+        super()._apply(fn, recurse)
+        self.refresh()
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.spec.kind}, eps={self.spec.eps}"

@@ -22,18 +22,22 @@ class PackedLinear(nn.Module):
 
     Attributes:
         group, index: which part of which packed weight this is; `range` are its output features.
+        transposed: whether the original stores its weight as [in_features, out_features].
         bias: the very Parameter of the original, or None.
         weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
     """
 
     bias: nn.Parameter | None
 
-    def __init__(self, group: ProjectionGroup, index: int, linear: nn.Linear) -> None:
+    def __init__(
+        self, group: ProjectionGroup, index: int, linear: nn.Linear, *, transposed: bool = False
+    ) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.group = group
         self.index = index
+        self.transposed = transposed
         self.weight_dtype = linear.weight.dtype
         self._values: dict[torch.dtype, Tensor] = {}
         self.register_parameter("bias", linear.bias)
@@ -56,7 +60,7 @@ class PackedLinear(nn.Module):
         """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
         dequantised values."""
         kept = self._parameters.get("weight")
-        return LazyWeight(self.packed, self.weight_dtype, self._values) if kept is None else kept
+        return self._lazy_weight(self._values) if kept is None else kept
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -66,6 +70,13 @@ class PackedLinear(nn.Module):
         """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
         # In front of the bias, where nn.Linear has it: state_dict keys keep their order.
         self._parameters = {"weight": weight, **self._parameters}
+
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+        return self._lazy_weight().unpack()
+
+    def _lazy_weight(self, memo: dict[torch.dtype, Tensor] | None = None) -> LazyWeight:
+        return LazyWeight(self.packed, self.weight_dtype, memo, transposed=self.transposed)
 
     def extra_repr(self) -> str:
         return (
@@ -93,7 +104,7 @@ class PackedLinear(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if "weight" not in self._parameters:
-            destination[prefix + "weight"] = LazyWeight(self.packed, self.weight_dtype).unpack()
+            destination[prefix + "weight"] = self.unpack()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
 from hf_cpu_accel.rewrite.rule import Rule
+from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 
 # Larger structures first: what they take, the rules for its parts do not see. Modules are visited from the root
 # downwards, so a linear is only alone if no module above it had a use for it.
@@ -20,4 +21,5 @@ RULES: tuple[Rule, ...] = (
     NormRule(),
     MergedProjectionsRule(),
     LinearRule(),
+    TransposedLinearRule(),
 )

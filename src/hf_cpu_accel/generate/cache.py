@@ -1,0 +1,192 @@
+"""`CPUCache`: transformers' cache of keys and values, in storage that is written in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from hf_cpu_accel.generate.beam_rows import BeamRows
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
+from hf_cpu_accel.generate.cache_sliding import CPUSlidingCacheLayer
+
+__all__ = ["CPUCache", "CPUCacheLayer", "CPUCrossCache", "CPUSlidingCacheLayer", "refusal"]
+
+
+class CPUCache(DynamicCache):
+    """The cache that `generate` of an accelerated model uses; it can be passed back to it, copied and cropped as any other.
+
+    Args:
+        config: of the model; layers are derived from it as `DynamicCache` does.
+        dtype: of the storage, None: that of the keys.
+
+    Attributes:
+        layers: a `CPUCacheLayer` per layer, or transformers' `DummyLayer` where there is nothing to store.
+        start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
+
+    Raises:
+        ValueError: `refusal(config)`.
+    """
+
+    start: Tensor | None
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> None:
+        self._fill(DynamicCache(config=config), dtype)
+
+    @classmethod
+    def like(cls, cache: DynamicCache) -> CPUCache:
+        """An empty cache with the layers of `cache`, for which `can_replace` holds."""
+        ours = cls.__new__(cls)
+        ours._fill(cache)
+        return ours
+
+    @staticmethod
+    def can_replace(cache: object) -> bool:
+        """Whether `cache` is transformers' default, nothing has been stored in it, and its layers are known."""
+        return (
+            type(cache) is DynamicCache
+            and len(cache.layers) > 0
+            and all(_is_known(layer) for layer in cache.layers)
+            and not cache.offloading
+            and cache.get_seq_length() == 0
+        )
+
+    @property
+    def rows(self) -> Tensor | None:
+        """int32 [batch, capacity] of the first layer that stores something; see `CPUCacheLayer.rows`."""
+        return next((layer.rows for layer in self._filled()), None)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx >= len(self.layers):
+            raise ValueError(
+                f"past_key_values: this cache is for {len(self.layers)} layers, and layer {layer_idx} asks for one more: "
+                "accepted is a cache of the same model, or None"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Sequence b goes on from what sequence beam_idx[b] was. No key moves: `rows` says where they are from now on."""
+        layers = self._filled()
+        if not layers:
+            return
+        storage = layers[0].key_storage
+        assert storage is not None
+        if len(beam_idx) != storage.shape[0]:
+            self.batch_select_indices(beam_idx)
+            return
+        if torch.equal(beam_idx, torch.arange(len(beam_idx), dtype=beam_idx.dtype)):
+            return
+        self._share_rows(layers)
+        for beams, length in {
+            (id(layer.beams), layer.length): (layer.beams, layer.length) for layer in layers
+        }.values():
+            assert beams is not None
+            beams.reorder(beam_idx, length)
+        if self.start is not None:
+            self.start = self.start[beam_idx]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if self.get_seq_length() == 0:
+            self.start = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.start = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.start is not None:
+            self.start = self.start.repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.start is not None:
+            self.start = self.start[indices]
+
+    def _fill(self, cache: DynamicCache, dtype: torch.dtype | None = None) -> None:
+        Cache.__init__(self, layers=[_ours(layer, dtype) for layer in cache.layers])
+        self.start = None
+
+    def _filled(self) -> list[CPUCacheLayer]:
+        return [layer for layer in self.layers if isinstance(layer, CPUCacheLayer) and layer.length]
+
+    @staticmethod
+    def _share_rows(layers: list[CPUCacheLayer]) -> None:
+        """Give rows to the layers that have none yet: the same to those whose storage holds the same positions."""
+        shared: dict[tuple[int, int], BeamRows] = {}
+        for layer in layers:
+            if layer.beams is None:
+                assert layer.key_storage is not None
+                positions = (layer.dropped, layer.length)
+                if positions not in shared:
+                    shared[positions] = BeamRows(layer.key_storage.shape[0], layer.capacity)
+                layer.beams = shared[positions]
+
+
+class CPUCrossCache(CPUCache):
+    """Keys and values of what a decoder looks at in its encoder's output: written once, and alike for all beams of a sequence.
+
+    So beams that change places among themselves change nothing, and the first reordering is the only one that copies.
+    """
+
+    _origin: Tensor | None = None  # int64 [batch]: equal numbers, equal keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self._origin = None
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        origin = self._origin
+        if origin is None or len(origin) != len(beam_idx):
+            origin = torch.arange(len(beam_idx))
+        reordered = origin[beam_idx]
+        if not torch.equal(reordered, origin):
+            self.batch_select_indices(beam_idx)
+        self._origin = reordered
+
+    def reset(self) -> None:
+        super().reset()
+        self._origin = None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._origin = None
+
+
+def refusal(config: PreTrainedConfig) -> str | None:
+    """Why a model with this config gets transformers' own cache; None if it gets a `CPUCache`."""
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception as error:  # not every config describes layers with keys and values
+        return f"a DynamicCache cannot be made for its config, {type(error).__name__}: {error}"
+    others = {type(layer).__name__ for layer in layers if not _is_known(layer)}
+    if others:
+        return f"layers with more state than keys and values: {', '.join(sorted(others))}"
+    return None
+
+
+def _is_known(layer: object) -> bool:
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+
+
+def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLayer:
+    if type(layer) is DynamicLayer:
+        return CPUCacheLayer(dtype)
+    if type(layer) is DynamicSlidingWindowLayer:
+        ours = CPUSlidingCacheLayer(layer.sliding_window, dtype)
+        if layer.record_past:
+            ours.activate_past_recording()
+        return ours
+    if type(layer) is DummyLayer:
+        return layer
+    raise ValueError(
+        f"config: a {type(layer).__name__} holds more than keys and values, which CPUCache cannot store"
+    )

@@ -1,0 +1,227 @@
+"""The keys and values of one attention layer, in storage that grows in buckets and is written in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from hf_cpu_accel.generate.beam_rows import BeamRows
+
+_BUCKET = 64  # tokens
+
+
+class CPUCacheLayer(CacheLayerMixin):
+    """Keys and values of a layer that attends to all tokens.
+
+    transformers' `DynamicLayer` concatenates: every token copies all that came before. Here a token is written behind the
+    others, and the storage is copied only where it grows, each time by half at least.
+
+    A fused layer writes the storage itself: `reserve(...)`, then `past = layer.length`, then its op writes the positions
+    `past` to `past + q_len`, then `advance(q_len)`. Any other layer calls `update`.
+
+    Attributes:
+        key_storage, value_storage: [batch, kv_heads, capacity, features], None before the first token. What lies from `length`
+            on is not initialised. The same tensors until `reserve` has to grow them.
+        length: tokens in the storage.
+        dropped: tokens seen that are not in the storage any more.
+        beams: where the keys of each sequence lie, None as long as those of sequence b lie in row b.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, storage_dtype: torch.dtype | None = None) -> None:
+        # Not the base class's: it sets `keys` and `values`, which are views of the storage here.
+        self.storage_dtype = storage_dtype
+        self.key_storage: Tensor | None = None
+        self.value_storage: Tensor | None = None
+        self.length = 0
+        self.dropped = 0
+        self.beams: BeamRows | None = None
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        return self.key_storage is not None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in the storage before it grows."""
+        return 0 if self.key_storage is None else self.key_storage.shape[2]
+
+    @property
+    def rows(self) -> Tensor | None:
+        """int32 [batch, at least capacity]: the row of the storage that position t of sequence b lies in; None: row b."""
+        return None if self.beams is None else self.beams.covering(self.capacity)
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """[batch, kv_heads, tokens kept, features], a view as long as no beams were reordered."""
+        return self._read(self.key_storage, self._first_kept(), None)
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        return self._read(self.value_storage, self._first_kept(), None)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return None if self.key_storage is None else self.key_storage.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        return None if self.key_storage is None else self.key_storage.device
+
+    def reserve(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None:
+        """Make room for `new_tokens` behind `length`. It may move the storage, and in sliding layers change `length`.
+
+        Raises:
+            ValueError: the cache holds tokens of another batch or of another model.
+        """
+        keys, values = self.key_storage, self.value_storage
+        if keys is None or values is None:
+            self._allocate(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
+            return
+        if (batch, kv_heads, key_dim, value_dim) != (*keys.shape[:2], keys.shape[3], values.shape[3]):
+            if self.length:
+                raise ValueError(
+                    f"past_key_values: this cache holds keys of batch size {keys.shape[0]} with {keys.shape[1]} heads of "
+                    f"{keys.shape[3]} features, but batch size {batch} with {kv_heads} heads of {key_dim} was passed: "
+                    "accepted is a cache of the same model and batch, or None"
+                )
+            self._allocate(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
+        elif self.length + new_tokens > keys.shape[2]:
+            self._make_room(new_tokens)
+
+    def advance(self, new_tokens: int) -> None:
+        """`new_tokens` were written behind `length`."""
+        self.length += new_tokens
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, kv_heads, new_tokens, key_dim = key_states.shape
+        self.reserve(batch, kv_heads, key_dim, value_states.shape[-1], key_states.dtype, new_tokens)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append [batch, kv_heads, q_len, features].
+
+        Returns:
+            All keys and values to attend to, [batch, kv_heads, kv_len, features], in the dtype of what was passed: views
+            of the storage, unless beams were reordered or the storage has another dtype.
+
+        Raises:
+            ValueError: the cache holds tokens of another batch or of another model.
+        """
+        self.lazy_initialization(key_states, value_states)
+        past, new_tokens = self.length, key_states.shape[2]
+        assert self.key_storage is not None
+        assert self.value_storage is not None
+        self.key_storage.narrow(2, past, new_tokens).copy_(key_states)
+        self.value_storage.narrow(2, past, new_tokens).copy_(value_states)
+        self.advance(new_tokens)
+        first = self._first_visible(past)
+        keys = self._read(self.key_storage, first, key_states.dtype)
+        values = self._read(self.value_storage, first, value_states.dtype)
+        assert keys is not None
+        assert values is not None
+        return keys, values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.dropped + self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last `-tokens_to_remove` tokens.
+
+        Raises:
+            ValueError: a positive number.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"tokens_to_remove={tokens_to_remove}: expected the number of tokens to remove as a negative number, or 0"
+            )
+        self.length = max(0, self.length + tokens_to_remove)
+        if self.beams is not None:
+            self.beams.crop(self.length)
+
+    def reset(self) -> None:
+        """Forget all tokens. The storage stays, for the next ones."""
+        self.length = self.dropped = 0
+        self.beams = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Sequence b goes on from what sequence beam_idx[b] was. `CPUCache` does this for all layers without copies."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._replace(lambda states: states.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._replace(lambda states: states[indices])
+
+    def _first_kept(self) -> int:
+        """The first position in the storage that an attention after the present one can still need."""
+        return 0
+
+    def _first_visible(self, past: int) -> int:
+        """The first position in the storage that a query at `past` attends to."""
+        return 0
+
+    def _make_room(self, new_tokens: int) -> None:
+        """Grow the storage for `new_tokens` behind `length`."""
+        self._move(0, bucket(self.length + new_tokens))
+
+    def _allocate(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None:
+        capacity, dtype = bucket(new_tokens), self.storage_dtype or dtype
+        with torch.inference_mode(False):  # else a call outside of inference mode could not write to it
+            self.key_storage = torch.empty(batch, kv_heads, capacity, key_dim, dtype=dtype)
+            self.value_storage = torch.empty(batch, kv_heads, capacity, value_dim, dtype=dtype)
+
+    def _move(self, first: int, capacity: int) -> None:
+        """The positions from `first` on go to a new storage."""
+        for name in ("key_storage", "value_storage"):
+            before = getattr(self, name)
+            with torch.inference_mode(False):
+                after = torch.empty(*before.shape[:2], capacity, before.shape[3], dtype=before.dtype)
+            after[:, :, : self.length - first] = before[:, :, first : self.length]
+            setattr(self, name, after)
+        self.length -= first
+        self.dropped += first
+
+    def _replace(self, change: Any) -> None:
+        """`change` of all that is in the storage becomes what is in it."""
+        if not self.length:
+            return
+        for name in ("key_storage", "value_storage"):
+            changed = change(self._read(getattr(self, name), 0, None))
+            with torch.inference_mode(False):
+                after = changed.new_empty(*changed.shape[:2], self.capacity, changed.shape[3])
+            after[:, :, : self.length] = changed
+            setattr(self, name, after)
+        self.beams = None
+
+    def _read(self, storage: Tensor | None, first: int, dtype: torch.dtype | None) -> Tensor | None:
+        if storage is None:
+            return None
+        if self.beams is None:
+            states = storage.narrow(2, first, self.length - first)
+        else:
+            states = self.beams.gather(storage, first, self.length)
+        return states if dtype is None else states.to(dtype)
+
+
+def bucket(tokens: int) -> int:
+    """A capacity for `tokens`, and half as many to come."""
+    wanted = tokens + max(_BUCKET, tokens // 2)
+    return -(-wanted // _BUCKET) * _BUCKET

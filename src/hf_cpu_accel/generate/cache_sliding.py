@@ -1,0 +1,92 @@
+"""The keys and values of a layer with a sliding window, in storage that holds no more than about two windows."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket
+
+
+class CPUSlidingCacheLayer(CPUCacheLayer):
+    """Keys and values of a layer that attends to the last `sliding_window` tokens, its own included.
+
+    The storage holds about two windows: where it is full, the last window moves to its front, which is one copy of a window
+    per window of tokens instead of one per token.
+    """
+
+    is_sliding = True
+
+    def __init__(self, sliding_window: int, storage_dtype: torch.dtype | None = None) -> None:
+        super().__init__(storage_dtype)
+        self.sliding_window = sliding_window
+        self.record_past = False
+        self._settled = 0  # tokens that no crop takes back, while the past is recorded
+
+    def activate_past_recording(self) -> None:
+        """From now on tokens leave the window only for good when `crop` is called: until then it may take them back."""
+        if not self.record_past:
+            self._settled = self.length
+        self.record_past = True
+
+    def reserve(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None:
+        super().reserve(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
+        if self.capacity > self._enough(new_tokens) and self._droppable() > 0:
+            self._make_room(
+                new_tokens
+            )  # a long prompt is through: most of its storage is not needed any more
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        past = min(self.get_seq_length(), self.sliding_window - 1)
+        return past + query_length, self.get_seq_length() - past
+
+    def get_max_length(self) -> int:
+        return self.sliding_window
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last `-tokens_to_remove` tokens.
+
+        Raises:
+            ValueError: a positive number.
+            RuntimeError: tokens that belong into the window then were dropped; `activate_past_recording` keeps them.
+        """
+        if self.dropped and self.length + tokens_to_remove < self.sliding_window - 1:
+            raise RuntimeError(
+                f"cannot take back {-tokens_to_remove} tokens: tokens of the window before were dropped. Call "
+                "`activate_past_recording` before the tokens are added"
+            )
+        super().crop(tokens_to_remove)
+        self._settled = self.length
+
+    def reset(self) -> None:
+        super().reset()
+        self._settled = 0
+
+    def _first_kept(self) -> int:
+        return self._first_visible(self._settled if self.record_past else self.length)
+
+    def _first_visible(self, past: int) -> int:
+        return max(0, past - self.sliding_window + 1)
+
+    def _enough(self, new_tokens: int) -> int:
+        return bucket(2 * self.sliding_window + new_tokens)
+
+    def _droppable(self) -> int:
+        """How many tokens at the front of the storage nobody will ask for. Beams share positions, so there all stay."""
+        return 0 if self.beams is not None else self._first_kept()
+
+    def _make_room(self, new_tokens: int) -> None:
+        droppable, enough = self._droppable(), self._enough(new_tokens)
+        left = self.length - droppable
+        overlap = droppable < left
+        if overlap or self.capacity > enough or left + new_tokens > self.capacity:
+            wanted = bucket(left + new_tokens)
+            self._move(droppable, min(wanted, enough) if left <= 2 * self.sliding_window else wanted)
+        else:
+            for storage in (self.key_storage, self.value_storage):
+                assert storage is not None
+                storage[:, :, :left] = storage[:, :, droppable : self.length]
+            self.length = left
+            self.dropped += droppable
+        self._settled -= droppable

@@ -1,0 +1,155 @@
+"""Which calls of `generate` the decode loop and the cache are for. All others are transformers' own business."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
+
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+# What goes to the model beside the prompt and does not change from token to token in a way of its own.
+_MODEL_INPUTS = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "inputs_embeds",
+    "past_key_values",
+    "encoder_outputs",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "logits_to_keep",
+}
+# Arguments of `generate` and settings which change the loop itself.
+_ARGUMENTS = ("assistant_model", "synced_gpus", "negative_prompt_ids", "negative_prompt_attention_mask")
+_SETTINGS = (
+    "output_attentions",
+    "output_hidden_states",
+    "stop_strings",
+    "token_healing",
+    "compile_config",
+    "is_assistant",
+)
+NO_KEYS = "it remembers something else than keys and values"
+# Methods of `GenerationMixin` that make the loop another one where a model has its own.
+_PARTS = ("generate", "_sample", "_prefill", "_update_model_kwargs_for_generation")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `generate`: its named arguments, its other keywords, and the settings that follow from both and the model's."""
+
+    arguments: Mapping[str, Any]
+    keywords: Mapping[str, Any]
+    settings: GenerationConfig
+
+    @classmethod
+    def of(cls, model: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Request | None:
+        """The call `stock(*args, **kwargs)`, None if those are no arguments of it, or nothing to read settings from."""
+        signature = inspect.signature(stock)
+        try:
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+        except TypeError:
+            return None
+        keywords: dict[str, Any] = {}
+        for parameter in signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                keywords = arguments.pop(parameter.name, {})
+        given = arguments.get("generation_config")
+        if not isinstance(model.generation_config, GenerationConfig) or not isinstance(
+            given, GenerationConfig | None
+        ):
+            return None
+        settings = copy.copy(model.generation_config)
+        chosen = {} if given is None else {k: v for k, v in vars(given).items() if v is not None}
+        for name, value in {**chosen, **keywords}.items():
+            if hasattr(settings, name):
+                setattr(settings, name, value)
+        return cls(arguments, keywords, settings)
+
+    def gets_cache(self) -> bool:
+        """Whether `generate` would make a `DynamicCache` because nobody chose anything else."""
+        return (
+            self.arguments.get("custom_generate") is None
+            and self.keywords.get("past_key_values") is None
+            and self.settings.use_cache is not False
+            # "hybrid" in a config of old is what transformers takes for no choice too.
+            and self.settings.cache_implementation in (None, "hybrid")
+        )
+
+    def gets_loop(self, model: Any) -> bool:
+        """Whether `decode` does all that is asked for."""
+        settings, cache = self.settings, self.keywords.get("past_key_values")
+        extra = {name for name, value in self.keywords.items() if value is not None} - _MODEL_INPUTS
+        chunked = settings.prefill_chunk_size is not None
+        return (
+            self.arguments.get("custom_generate") is None
+            and settings.use_cache is not False
+            and settings.cache_implementation in (None, "hybrid")
+            and (
+                cache is None
+                or not (getattr(cache, "is_compileable", True) or model.config.is_encoder_decoder)
+            )
+            and not any(self.arguments.get(name) is not None for name in _ARGUMENTS)
+            and not any(getattr(settings, name, None) for name in _SETTINGS)
+            and not (chunked and model.config.is_encoder_decoder)
+            and not any(not hasattr(settings, name) for name in extra)
+            and covers_mode(settings)
+            and not torch.compiler.is_compiling()
+        )
+
+    @property
+    def prompt(self) -> Tensor | None:
+        """[batch, prompt length, ...]"""
+        given = self.arguments.get("inputs")
+        given = self.keywords.get("input_ids") if given is None else given
+        return given if isinstance(given, Tensor) else None
+
+    def check_prompt(self) -> None:
+        """
+        Raises:
+            ValueError: the prompt has no tokens, of which transformers complains in the middle of some computation.
+        """
+        prompt = self.prompt
+        if (
+            prompt is not None
+            and prompt.dim() == 2
+            and prompt.shape[1] == 0
+            and self.keywords.get("inputs_embeds") is None
+        ):
+            raise ValueError(
+                f"input_ids of shape {tuple(prompt.shape)}: the prompt is empty, at least one token is needed"
+            )
+
+    def mask_length(self) -> int | None:
+        """Columns of the attention mask that `generate` works with: the one given, or one over the prompt."""
+        mask = self.keywords.get("attention_mask")
+        mask = self.prompt if mask is None else mask
+        return None if mask is None else int(mask.shape[1])
+
+
+def covers_mode(settings: GenerationConfig) -> bool:
+    return settings.get_generation_mode() in _MODES
+
+
+def loop_refusal(model: Any) -> str | None:
+    """Why no call of this model's `generate` is for `decode`, None if some are."""
+    changed = [
+        name
+        for name in _PARTS
+        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None)
+    ]
+    if changed:
+        return f"{type(model).__name__} has a {changed[0]} of its own"
+    return None if keeps_past_key_values(model) else NO_KEYS
+
+
+def keeps_past_key_values(model: Any) -> bool:
+    """Whether its forward takes a cache of keys and values."""
+    return "past_key_values" in inspect.signature(model.forward).parameters

@@ -1,0 +1,172 @@
+"""The decode loop: greedy search and sampling with as little as possible between two calls of the model.
+
+It does what transformers' `GenerationMixin._sample` does, in the same order and with the same random numbers, and leaves out what
+that does for cases which `coverage.py` keeps away from here: it concatenates nothing that grows with the tokens, and
+where the model prepares its inputs as most do, they are prepared once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.streamers import BaseStreamer
+
+from hf_cpu_accel.generate.coverage import covers_mode
+from hf_cpu_accel.generate.inputs import StepInputs, prefill
+
+_ROOM = 1024  # new tokens for which there is a place from the start
+
+
+class NotCovered(Exception):
+    """`generate` settled for a mode that was not foreseen when the loop was chosen. Nothing has been done yet."""
+
+
+def decode(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: BaseStreamer | None = None,
+    mask_length: int | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
+    """A `custom_generate` of `GenerationMixin.generate`, which calls it.
+
+    Args:
+        input_ids: int64 [batch, prompt length], of the decoder.
+        streamer: gets the tokens [batch] of each step. `generate` does not hand it to a `custom_generate`, so it is bound before.
+        mask_length: columns of the attention mask that `generate` was given or made, whether or not it passes it on.
+        model_kwargs: what else goes to the model.
+
+    Returns:
+        int64 [batch, prompt length + new tokens], or the output object if `return_dict_in_generate`.
+    """
+    if not covers_mode(generation_config):
+        raise NotCovered
+    recorded = _Recorded(generation_config)
+    choose = _sampled if generation_config.do_sample else _largest
+    # Processors and recorded logits own what they get; else the logits of the model are read in place.
+    copies = bool(logits_processor) or recorded.wanted
+    tokens = _Tokens(input_ids, generation_config.max_length)
+    finished = _Finished(stopping_criteria, generation_config, len(input_ids))
+    process: Any = logits_processor
+
+    outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
+    step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
+    while True:
+        logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device, copy=copies)
+        ids = tokens.so_far()
+        scores = process(ids, logits) if copies else logits
+        recorded.add(scores, logits)
+        chosen = finished.padded(choose(scores))
+        ids = tokens.append(chosen)
+        finished.check(ids, recorded.scores)
+        if streamer is not None:
+            streamer.put(chosen.cpu())
+        if finished.all:
+            break
+        del outputs, logits, scores  # of the prompt they may be large
+        outputs = model(**step_inputs.after(chosen, ids), return_dict=True)
+    if streamer is not None:
+        streamer.end()
+    if not generation_config.return_dict_in_generate:
+        return tokens.so_far().clone()
+    return recorded.output(model, tokens.so_far().clone(), step_inputs.cache)
+
+
+def _sampled(scores: Tensor) -> Tensor:
+    """int64 [batch], drawn from what the scores [batch, vocabulary] are the logits of."""
+    return torch.multinomial(nn.functional.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+
+
+def _largest(scores: Tensor) -> Tensor:
+    """int64 [batch], the first of the largest scores [batch, vocabulary]: NumPy's is vectorised and takes 1/20 of torch.argmax."""
+    if scores.dtype is not torch.float32:  # what processors of the user may make of them
+        return torch.argmax(scores, dim=-1)
+    return torch.from_numpy(scores.numpy().argmax(axis=-1))
+
+
+class _Tokens:
+    """The sequences so far, in one buffer."""
+
+    def __init__(self, input_ids: Tensor, max_length: int | None) -> None:
+        batch, self.length = input_ids.shape
+        longest = self.length + _ROOM if max_length is None else max_length
+        self.buffer = input_ids.new_empty(batch, max(self.length + 1, min(longest, self.length + _ROOM)))
+        self.buffer[:, : self.length] = input_ids
+
+    def append(self, chosen: Tensor) -> Tensor:
+        if self.length == self.buffer.shape[1]:
+            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)], dim=1)
+        self.buffer[:, self.length] = chosen
+        self.length += 1
+        return self.so_far()
+
+    def so_far(self) -> Tensor:
+        """[batch, tokens], contiguous, since processors and criteria of users have always got that."""
+        return self.buffer[:, : self.length].contiguous()
+
+
+class _Finished:
+    """Which sequences have come to their end."""
+
+    def __init__(
+        self, criteria: StoppingCriteriaList, generation_config: GenerationConfig, batch: int
+    ) -> None:
+        self.criteria = criteria
+        self.all = False
+        self._unfinished = torch.ones(batch, dtype=torch.long)
+        ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._pad = _pad_token(generation_config) if ends and batch > 1 else None
+
+    def padded(self, chosen: Tensor) -> Tensor:
+        """Sequences that had an end token go on with padding."""
+        if self._pad is None:
+            return chosen
+        return chosen * self._unfinished + self._pad * (1 - self._unfinished)
+
+    def check(self, ids: Tensor, scores: tuple[Tensor, ...] | None) -> None:
+        self._unfinished = self._unfinished & ~self.criteria(ids, scores)
+        self.all = not self._unfinished.any()
+
+
+class _Recorded:
+    """Scores and logits of all steps, as far as they are asked for."""
+
+    def __init__(self, generation_config: GenerationConfig) -> None:
+        asked = generation_config.return_dict_in_generate
+        self.scores: tuple[Tensor, ...] | None = () if asked and generation_config.output_scores else None
+        self.logits: tuple[Tensor, ...] | None = () if asked and generation_config.output_logits else None
+        self.wanted = self.scores is not None or self.logits is not None
+
+    def add(self, scores: Tensor, logits: Tensor) -> None:
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+
+    def output(
+        self, model: Any, sequences: Tensor, cache: Any
+    ) -> GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput:
+        kind: Any = (
+            GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
+        )
+        output: GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput = kind(
+            sequences=sequences, scores=self.scores, logits=self.logits, past_key_values=cache
+        )
+        return output
+
+
+def _pad_token(generation_config: GenerationConfig) -> int | None:
+    """The padding token, or the first end token if there is none."""
+    if generation_config.pad_token_id is not None:
+        return int(generation_config.pad_token_id)
+    ends = generation_config.eos_token_id
+    if ends is None:
+        return None
+    return int(ends[0] if isinstance(ends, list | tuple) else ends)

@@ -1,0 +1,131 @@
+"""Puts the cache and the decode loop behind `generate` of a model, through what transformers lets a model override."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from contextvars import ContextVar
+from typing import Any
+
+from transformers import EncoderDecoderCache, GenerationMixin
+
+from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
+from hf_cpu_accel.generate.continuous import Session, StartSession
+from hf_cpu_accel.generate.coverage import NO_KEYS, Request, keeps_past_key_values, loop_refusal
+from hf_cpu_accel.generate.decode import NotCovered, decode
+from hf_cpu_accel.generate.override import Override
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import Journal, add_attribute
+
+_CACHE = "keys and values"
+_LOOP = "greedy search and sampling"
+
+
+class _Placing:
+    """The cache that one call of `generate` put in the place of the `DynamicCache` which that had made."""
+
+    def __init__(self) -> None:
+        self.theirs: Any = None
+        self.ours: Any = None
+
+    def of(self, cache: Any) -> Any:
+        """What to use instead of `cache`: itself, if there is something in it or nothing of ours for it."""
+        if cache is self.theirs and cache is not None:
+            return self.ours
+        ours = _in_place_of(cache)
+        if ours is not cache:
+            self.theirs, self.ours = cache, ours
+        return ours
+
+
+_placing: ContextVar[_Placing | None] = ContextVar("placing", default=None)
+
+
+class Generate(Override):
+    """`model.generate` of an accelerated model."""
+
+    name = "generate"
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.loops = loop_refusal(model) is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stock = self.__wrapped__
+        request = Request.of(self.model, stock, args, kwargs)
+        if request is None:
+            return stock(*args, **kwargs)
+        request.check_prompt()
+        before = _placing.set(_Placing() if request.gets_cache() else None)
+        try:
+            if self.loops and request.gets_loop(self.model):
+                streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
+                loop = functools.partial(decode, streamer=streamer, mask_length=mask_length)
+                with contextlib.suppress(NotCovered):
+                    return stock(**{**request.arguments, **request.keywords, "custom_generate": loop})
+            return stock(*args, **kwargs)
+        finally:
+            _placing.reset(before)
+
+
+class PrepareInputs(Override):
+    """`model.prepare_inputs_for_generation` of an accelerated model: the place where all loops take up the cache."""
+
+    name = "prepare_inputs_for_generation"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = self.__wrapped__(*args, **kwargs)
+        placing = _placing.get()
+        if placing is not None and "past_key_values" in inputs:
+            inputs["past_key_values"] = placing.of(inputs["past_key_values"])
+        return inputs
+
+
+_OVERRIDES: tuple[type[Override], ...] = (Generate, PrepareInputs, StartSession, Session)
+
+
+def _in_place_of(cache: Any) -> Any:
+    """`cache`, or an empty one of ours that stores the same."""
+    if type(cache) is EncoderDecoderCache:
+        decoder, encoder = cache.self_attention_cache, cache.cross_attention_cache
+        if CPUCache.can_replace(decoder) and CPUCache.can_replace(encoder):
+            return EncoderDecoderCache(CPUCache.like(decoder), CPUCrossCache.like(encoder))
+        return cache
+    return CPUCache.like(cache) if CPUCache.can_replace(cache) else cache
+
+
+def install(model: Any, path: str, journal: Journal) -> list[PlanItem]:
+    """Override what concerns generation on `model`, if it is one that generates."""
+    if not (issubclass(type(model), GenerationMixin) and model.can_generate()):
+        return []
+    path = f"{path}.generate".lstrip(".")
+    taken = [override.name for override in _OVERRIDES if override.name in vars(model)]
+    if taken:
+        return [PlanItem.left(path, _LOOP, f"somebody else has replaced its {taken[0]} already")]
+    if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
+        return [PlanItem.left(path, _CACHE, "transformers' own cache: this version has other cache layers")]
+    for override in _OVERRIDES:
+        if not hasattr(type(model), override.name):
+            continue  # a version of transformers without it
+        add_attribute(journal, model, override.name, override(model))
+    return [*_cache_item(model, path), *_loop_items(model, path)]
+
+
+def _cache_item(model: Any, path: str) -> list[PlanItem]:
+    reason = refusal(model.config) if keeps_past_key_values(model) else NO_KEYS
+    if reason is not None:
+        return [PlanItem.left(path, _CACHE, f"transformers' own cache: {reason}")]
+    return [PlanItem(path, _CACHE, "cache", "as the keys", packed_bytes=0, reason=None)]
+
+
+def _loop_items(model: Any, path: str) -> list[PlanItem]:
+    reason = loop_refusal(model)
+    if reason is not None:
+        return [PlanItem.left(path, _LOOP, f"transformers' own loop: {reason}")]
+    others = "transformers' own loop runs them, with the cache above"
+    return [
+        PlanItem(path, _LOOP, "decode", "float32", packed_bytes=0, reason=None),
+        PlanItem.left(path, "beam search, assisted and other decoding", others),
+        PlanItem.left(path, "continuous batching", "transformers' own, with its paged attention"),
+    ]

@@ -1,0 +1,127 @@
+"""What the model is called with: for the prompt, and for one token after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+
+_ROOM = 256  # tokens by which the attention mask grows
+
+
+def prefill(
+    model: Any,
+    input_ids: Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    mask_length: int | None,
+) -> tuple[Any, dict[str, Any]]:
+    """Run the prompt through the model: all of it, or what the cache does not hold yet.
+
+    `generation_config.prefill_chunk_size` tokens at a time, if set: less memory for long prompts.
+
+    Args:
+        mask_length: columns of the attention mask, to tell whether `input_ids` begin where the cache does.
+
+    Returns:
+        The model's output for the last tokens, and the inputs that it was called with.
+    """
+    cache = model_kwargs.get("past_key_values")
+    past = 0 if cache is None else cache.get_seq_length()
+    embeds = model_kwargs.get("inputs_embeds")
+    new_tokens = None
+    if past and embeds is not None and not model.config.is_encoder_decoder:
+        new_tokens = embeds.shape[1] - past
+    elif past and mask_length == input_ids.shape[1]:
+        new_tokens = input_ids.shape[1] - past
+    chunk = generation_config.prefill_chunk_size
+    if chunk is None:
+        inputs = model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=new_tokens, is_first_iteration=True, **model_kwargs
+        )
+        return model(**inputs, return_dict=True), inputs
+    by_position = {name: model_kwargs.get(name) for name in ("attention_mask", "position_ids")}
+    for ids in input_ids[:, -(new_tokens or 0) :].split(chunk, dim=1):
+        seen = past + ids.shape[1]
+        sliced = dict(model_kwargs)
+        if by_position["attention_mask"] is not None:
+            sliced["attention_mask"] = by_position["attention_mask"][:, :seen]
+        if by_position["position_ids"] is not None:
+            sliced["position_ids"] = by_position["position_ids"][..., past:seen]
+        inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **sliced)
+        outputs = model(**inputs, return_dict=True)
+        model_kwargs["past_key_values"] = cache = _handed_back(outputs, cache)
+        past = seen
+    return outputs, inputs
+
+
+class StepInputs:
+    """The inputs of the model for one new token of each sequence, step by step.
+
+    A model that prepares its inputs in the ordinary way gets the same dictionary each time, with the token, its position and
+    the mask exchanged. One that has its own way is asked each time.
+
+    Attributes:
+        cache: the one that the model goes on with.
+    """
+
+    def __init__(self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any) -> None:
+        self.cache = _handed_back(outputs, model_kwargs.get("past_key_values"))
+        prefix = "decoder_" if model.config.is_encoder_decoder else ""
+        self._ids, self._mask = f"{prefix}input_ids", f"{prefix}attention_mask"
+        self._position = f"{prefix}position_ids"
+        self._own_way = None if prepares_as_usual(model) else model.prepare_inputs_for_generation
+        self._inputs = {**(first if self._own_way is None else model_kwargs), "past_key_values": self.cache}
+        if self._own_way is None:
+            self._inputs.pop("inputs_embeds", None)
+        mask, self._positions = model_kwargs.get(self._mask), model_kwargs.get(self._position)
+        self._masks = None if mask is None else _GrowingMask(mask)
+        if self._positions is not None and self._own_way is None:
+            self._positions = self._positions[..., -1:]
+
+    def after(self, chosen: Tensor, ids: Tensor) -> dict[str, Any]:
+        """The inputs for the tokens `chosen`, int64 [batch], which are the last column of `ids`."""
+        inputs = self._inputs
+        if self._masks is not None:
+            inputs[self._mask] = self._masks.next()
+        if self._own_way is None:
+            inputs[self._ids] = chosen[:, None]
+            if self._positions is not None:
+                inputs[self._position] = self._positions = self._positions + 1
+            return inputs
+        if self._positions is not None:
+            self._positions = torch.cat([self._positions, self._positions[..., -1:] + 1], dim=-1)
+            inputs[self._position] = self._positions
+        prepared: dict[str, Any] = self._own_way(ids, next_sequence_length=1, **inputs)
+        return prepared
+
+
+class _GrowingMask:
+    """An attention mask [batch, tokens] that gets a column of ones with each token."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._buffer = mask
+        self._length = mask.shape[1]
+
+    def next(self) -> Tensor:
+        self._length += 1
+        if self._length > self._buffer.shape[1]:
+            self._buffer = torch.cat([self._buffer, self._buffer.new_ones(len(self._buffer), _ROOM)], dim=1)
+        return self._buffer[:, : self._length]
+
+
+def _handed_back(outputs: Any, cache: Any) -> Any:
+    """The cache in the outputs of a model that was given `cache`; some have none there and keep to what they were given."""
+    handed_back = getattr(outputs, "past_key_values", None)
+    return cache if handed_back is None else handed_back
+
+
+def prepares_as_usual(model: Any) -> bool:
+    """Whether the class of `model` inherits how inputs are prepared."""
+    inherited: bool = (
+        type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+        and not model.is_remote_code()
+    )
+    return inherited

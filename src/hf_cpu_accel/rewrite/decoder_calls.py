@@ -1,0 +1,163 @@
+"""How a model calls its layers: a short prompt runs through it, and the arguments that reach each layer are kept."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.projection_group import members_apart
+
+_CACHES = ("past_key_values", "layer_past", "past_key_value")
+# Few enough rows that nobody measures who multiplies them fastest.
+_PROMPT, PADDING = 4, 2
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The arguments of one call of a layer, by the names of its parameters.
+
+    Attributes:
+        names: of the parameters of its forward after hidden_states, in their order.
+        cache: name of the argument that is the cache of keys and values.
+        mask: the name of the attention mask.
+        rotary: the name of the (cos, sin) tables, or None if the layer gets none.
+        hidden_states: what is passed first, and by position.
+    """
+
+    hidden_states: Tensor
+    names: tuple[str, ...]
+    arguments: dict[str, Any]
+    cache: str
+    mask: str
+    rotary: str | None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that `owner` calls one after another.
+
+    Attributes:
+        layers: (path below the root, module), in the order of the calls.
+        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens.
+        returned: whether what the last layer gives is what the owner returns, with nothing done to it.
+    """
+
+    owner: nn.Module
+    layers: tuple[tuple[str, nn.Module], ...]
+    calls: tuple[LayerCall, ...]
+    returned: bool
+
+
+def stacks_of(root: nn.Module) -> Iterator[Stack]:
+    """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
+    from transformers import PreTrainedModel
+
+    found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
+    owners: dict[str, PreTrainedModel] = {}
+    for path, module in root.named_modules():
+        if isinstance(module, PreTrainedModel):
+            owners[path] = module
+        elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
+            above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]
+            if above and _is_repeated(path):
+                owner = owners[max(above, key=len)]
+                found.setdefault(id(owner), (owner, []))[1].append((path, module))
+    for owner, candidates in found.values():
+        stack = _run(owner, _outermost(candidates))
+        if stack is not None:
+            yield stack
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Of its forward, without those that take what is left."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _cache_name(module: nn.Module) -> str | None:
+    names = parameter_names(module)
+    if not names or names[0] != "hidden_states" or "attention_mask" not in names:
+        return None
+    return next((name for name in _CACHES if name in names), None)
+
+
+def _is_repeated(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
+
+
+def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Attention modules take the same arguments as the layers that they are in."""
+    paths = [path for path, _ in candidates]
+    return [
+        (path, module)
+        for path, module in candidates
+        if not any(path.startswith(f"{other}.") for other in paths)
+    ]
+
+
+def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | None:
+    """The calls of a prompt's forward, or None if `owner` does not take one or does not call each layer once."""
+    from transformers import DynamicCache
+
+    seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((module, args, kwargs))
+
+    last: list[Any] = []
+
+    def keep_last(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        last[:] = [output[0] if isinstance(output, tuple) else output]
+
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for _, layer in layers]
+    hooks.append(layers[-1][1].register_forward_hook(keep_last))
+    try:
+        ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
+        padding = torch.ones(2, _PROMPT, dtype=torch.long)
+        padding[0, :PADDING] = 0
+        with torch.no_grad(), members_apart():
+            cache = DynamicCache(config=owner.config)
+            outputs = owner(input_ids=ids, attention_mask=padding, past_key_values=cache, use_cache=True)
+    except Exception:  # unknown code: whatever it raises, it does not take a prompt
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if [id(module) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
+        return None
+    calls = [_call(*call) for call in seen]
+    made = tuple(call for call in calls if call is not None)
+    returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in outputs.values())
+    return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerCall | None:
+    first, *names = parameter_names(layer)
+    arguments = dict(zip((first, *names), args, strict=False)) | kwargs
+    hidden_states = arguments.pop(first)
+    cache = _cache_name(layer)
+    if not args or not isinstance(hidden_states, Tensor) or cache is None or arguments.get(cache) is None:
+        return None
+    tables = [name for name, value in arguments.items() if _is_table_pair(value)]
+    if len(tables) > 1:
+        return None
+    rotary = tables[0] if tables else None
+    return LayerCall(hidden_states, tuple(names), arguments, cache, "attention_mask", rotary)
+
+
+def _is_table_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 3 for t in value)
+    )

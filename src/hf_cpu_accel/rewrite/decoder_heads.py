@@ -1,0 +1,90 @@
+"""Where among the features of a projection the heads of query, key or value lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.decoder_layers import Heads
+from hf_cpu_accel.rewrite.decoder_structure import NormPart
+
+_ALIKE = 1e-5  # how far 1 - cosine of the same values may be from 0 by rounding
+
+
+@dataclass(frozen=True)
+class Found:
+    """`factor` is what the heads were multiplied by (OPT scales its queries), `norm` the norm that they went through."""
+
+    heads: Heads
+    factor: float
+    norm: NormPart | None
+
+
+def find_heads(
+    heads: Tensor, raw: Tensor, kv_heads: int, norms: Sequence[tuple[NormPart, nn.Module]]
+) -> Found | None:
+    """`heads` [B, H, L, D] among the features of `raw` [B, L, N], as they are or after one of the norms.
+
+    None if they are not there, or not in an order that `Heads` can tell.
+    """
+    count, width = heads.shape[1], heads.shape[3]
+    target = heads.transpose(1, 2).flatten(0, 1)  # [T, H, D]
+    rows = raw.flatten(0, 1)
+    starts = torch.arange(0, rows.shape[1] - width + 1, width)
+    if rows.shape[1] < count * width:
+        return None
+    windows = rows[:, starts[:, None] + torch.arange(width)]  # [T, W, D]
+    variants: list[tuple[NormPart | None, Tensor]] = [(None, windows)]
+    for part, module in norms:
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.shape[0] == width:
+            variants.append((part, part.spec.reference(module, windows)))
+        if weight is not None and weight.shape[0] == count * width and count > 1:
+            variants.extend(
+                (part, _normed_together(part, module, windows, first, count))
+                for first in range(windows.shape[1] - count + 1)
+            )
+    for norm, candidates in variants:
+        found = _places(target, candidates)
+        if found is None:
+            continue
+        places, factor = found
+        order = _order([int(starts[place]) for place in places], width, count // kv_heads)
+        if order is not None:
+            return Found(order, factor, norm)
+    return None
+
+
+def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:
+    """The windows with those of `count` heads from `first` on normed as one; the others are of no use then."""
+    normed = torch.full_like(windows, torch.nan)
+    together = windows[:, first : first + count].flatten(1)
+    normed[:, first : first + count] = part.spec.reference(module, together).unflatten(1, (count, -1))
+    return normed.nan_to_num()
+
+
+def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
+    """For each of the heads [T, H, D] the window [T, W, D] with the same values times one factor."""
+    ours = heads.transpose(0, 1).flatten(1)
+    theirs = windows.transpose(0, 1).flatten(1)
+    lengths = theirs.norm(dim=1).clamp_min(1e-30)
+    cosines = (ours / ours.norm(dim=1, keepdim=True).clamp_min(1e-30)) @ (theirs / lengths[:, None]).T
+    best = cosines.max(dim=1)
+    if (1 - best.values).max() > _ALIKE:
+        return None
+    factors = ours.norm(dim=1) / lengths[best.indices]
+    factor = factors.mean().item()
+    if (factors - factor).abs().max() > 1e-4 * factor:
+        return None
+    return best.indices.tolist(), 1.0 if abs(factor - 1) < 1e-4 else factor
+
+
+def _order(firsts: list[int], width: int, group: int) -> Heads | None:
+    """`Heads` that gives exactly these first features, with `group` heads for each of the key's."""
+    stride = firsts[group] - firsts[0] if len(firsts) > group else 0
+    order = Heads(firsts[0], stride)
+    expected = [order.first + h // group * stride + h % group * width for h in range(len(firsts))]
+    return order if stride >= 0 and firsts == expected else None

@@ -1,0 +1,127 @@
+"""The proof of a reading: the fused layer must give what the layer gives, for a prompt and for the token after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.causal_mask import CausalMask
+from hf_cpu_accel.rewrite.decoder_calls import PADDING, LayerCall
+from hf_cpu_accel.rewrite.decoder_layer import Role, fuse
+from hf_cpu_accel.rewrite.pending import PendingHiddenStates
+from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.verify import row_error
+
+# By the dtype of the activations; what is left between two that are the same is rounding, and what quantised inputs make of it.
+_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 3e-2}
+
+
+class Proof:
+    """What a layer gives for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
+
+    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer, and
+    those of the last token again for the one after it.
+
+    Args:
+        layer: left as it is.
+        dtype: of the activations; None: that in which the model called the layer.
+    """
+
+    def __init__(
+        self, layer: nn.Module, call: LayerCall, cache_index: int, dtype: torch.dtype | None
+    ) -> None:
+        self.layer = layer
+        self.call = call
+        self.cache_index = cache_index
+        self.dtype = dtype or call.hidden_states.dtype
+        batch, prompt, features = call.hidden_states.shape
+        generator = torch.Generator().manual_seed(3)
+        self.hidden_states = torch.randn(batch, prompt + 1, features, generator=generator).to(self.dtype)
+        self.tokens = torch.ones(batch, prompt + 1, dtype=torch.bool)
+        self.tokens[0, :PADDING] = False
+        self._expected: dict[tuple[int | None, bool], list[Tensor]] = {}
+
+    @property
+    def tolerance(self) -> float:
+        """How far a layer that is read rightly may be off."""
+        return _TOLERANCES[self.dtype]
+
+    def error(self, role: Role, *, masked: bool = True) -> float:
+        """How far the layer is off if it is fused as `role` says, relative to what it adds to the hidden states, worst row.
+
+        Args:
+            masked: with a cache and a mask, or without either.
+        """
+        key = (role.parts.window, masked)
+        if key not in self._expected:
+            self._expected[key] = self._run(self.layer, role, masked=masked)
+        fused = fuse(self.layer, role)
+        worst = 0.0
+        for ours, theirs in zip(self._run(fused, role, masked=masked), self._expected[key], strict=True):
+            if not isinstance(ours, PendingHiddenStates):  # the layer's own forward, which proves nothing
+                return float("inf")
+            q_len = theirs.shape[1]
+            part = slice(None, q_len) if q_len > 1 else slice(-1, None)
+            before, shown = self.hidden_states[:, part], self.tokens[:, part]
+            if not masked:
+                shown = torch.ones_like(shown)
+            # In bfloat16 what is added to large hidden states is too coarse to be compared by itself.
+            base = before.float() if self.dtype is torch.float32 else torch.zeros(())
+            worst = max(worst, row_error((ours - base)[shown], (theirs - base)[shown]))
+        return worst
+
+    def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
+        call, prompt = self.call, self.call.hidden_states.shape[1]
+        cache = _cache(self.cache_index) if masked else None
+        steps = [(slice(0, prompt), slice(None))]
+        if masked:
+            steps.append((slice(prompt, None), slice(-1, None)))
+        outputs = []
+        with torch.no_grad(), members_apart():
+            for part, positions in steps:
+                states, shown = self.hidden_states[:, part], self.tokens[:, : part.stop]
+                arguments = {
+                    name: _at(value, self.dtype, positions) for name, value in call.arguments.items()
+                }
+                batch, q_len, _ = states.shape
+                mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
+                arguments[call.mask] = _like(mask, call.arguments[call.mask]) if masked else None
+                arguments[call.cache] = cache
+                output = module(states, **arguments)
+                output = output[0] if isinstance(output, tuple) else output
+                if isinstance(output, PendingHiddenStates):
+                    output.tensor  # noqa: B018 (the next step needs its keys in the cache)
+                outputs.append(output)
+        return outputs
+
+
+def _like(mask: CausalMask, other: Any) -> Tensor:
+    """The mask in the form in which the host passed another one."""
+    if not isinstance(other, Tensor) or isinstance(other, CausalMask):
+        return mask
+    if other.dtype is torch.bool:
+        return mask.tensor
+    return torch.zeros(mask.shape).masked_fill(~mask.tensor, torch.finfo(other.dtype).min)
+
+
+def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:
+    """The argument for some of its positions."""
+    if isinstance(value, tuple):
+        return tuple(_at(part, dtype, positions) for part in value)
+    if isinstance(value, Tensor) and not isinstance(value, CausalMask) and value.dim() in (2, 3):
+        value = value[:, positions]
+        return value.to(dtype) if value.is_floating_point() else value
+    return value
+
+
+def _cache(cache_index: int) -> Any:
+    """A cache of ours with room for the layer."""
+    from transformers import PreTrainedConfig
+
+    from hf_cpu_accel.generate.cache import CPUCache
+
+    config = PreTrainedConfig()
+    config.num_hidden_layers = cache_index + 1
+    return CPUCache(config)

@@ -1,0 +1,140 @@
+"""What was read off a decoder layer: which of its modules do what, and the numbers that are in its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.decoder_layers import (
+    DecoderLayer,
+    FeedForward,
+    Heads,
+    Norm,
+    Projection,
+    SelfAttention,
+)
+from hf_cpu_accel.rewrite.norm import NormSpec
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+
+
+@dataclass(frozen=True)
+class LinearRun:
+    """The output features of linears that lie side by side in one packed weight, by their paths in the layer."""
+
+    paths: tuple[str, ...]
+
+    def projection(self, layer: nn.Module) -> Projection:
+        linears = [_linear(layer, path) for path in self.paths]
+        indices = [linear.index for linear in linears]
+        packed, bias = linears[0].group.weight(min(indices), max(indices))
+        return Projection(packed, bias)
+
+
+@dataclass(frozen=True)
+class NormPart:
+    """The norm at `path` in the layer."""
+
+    path: str
+    spec: NormSpec
+
+    def norm(self, layer: nn.Module) -> Norm:
+        module = layer.get_submodule(self.path)
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        assert self.spec.kind in ("rms_norm", "layer_norm")
+        return Norm(self.spec.kind, self.spec.scale(weight), bias, self.spec.eps)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """A layer as paths and numbers, from which `of` makes what the op takes; see `ops.decoder_layers` for the fields.
+
+    Attributes:
+        sinks: path of the parameter, if there is one.
+        qkv, output, up, down: linears; up is gate and up if `gated`.
+    """
+
+    qkv: LinearRun
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    query: Heads
+    key: Heads
+    value: Heads
+    scale: float
+    output: LinearRun
+    up: LinearRun
+    gated: bool
+    activation: str
+    down: LinearRun
+    window: int | None = None
+    softcap: float | None = None
+    sinks: str | None = None
+    rotary_dim: int = 0
+    rotary_interleaved: bool = False
+    query_norm: NormPart | None = None
+    key_norm: NormPart | None = None
+    attention_norm: NormPart | None = None
+    ffn_norm: NormPart | None = None
+    attention_post_norm: NormPart | None = None
+    ffn_post_norm: NormPart | None = None
+    attention_out_norm: NormPart | None = None
+    ffn_out_norm: NormPart | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
+
+    def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
+        """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
+
+        def norm(part: NormPart | None) -> Norm | None:
+            return None if part is None else part.norm(layer)
+
+        attention = SelfAttention(
+            qkv=self.qkv.projection(layer),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            query=self.query,
+            key=self.key,
+            value=self.value,
+            scale=self.scale,
+            output=self.output.projection(layer),
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else _parameter(layer, self.sinks),
+            rotary_dim=self.rotary_dim,
+            rotary_interleaved=self.rotary_interleaved,
+            rotary=rotary,
+            query_norm=norm(self.query_norm),
+            key_norm=norm(self.key_norm),
+        )
+        ffn = FeedForward(self.up.projection(layer), self.gated, self.activation, self.down.projection(layer))
+        return DecoderLayer(
+            attention=attention,
+            ffn=ffn,
+            attention_norm=norm(self.attention_norm),
+            ffn_norm=norm(self.ffn_norm),
+            attention_post_norm=norm(self.attention_post_norm),
+            ffn_post_norm=norm(self.ffn_post_norm),
+            attention_out_norm=norm(self.attention_out_norm),
+            ffn_out_norm=norm(self.ffn_out_norm),
+            parallel=self.parallel,
+            residual_scale=self.residual_scale,
+        )
+
+    def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
+        """In the order in which they are called."""
+        runs = (self.qkv, self.output, self.up, self.down)
+        return tuple(_linear(layer, path) for run in runs for path in run.paths)
+
+
+def _linear(layer: nn.Module, path: str) -> PackedLinear:
+    linear = layer.get_submodule(path)
+    assert isinstance(linear, PackedLinear)
+    return linear
+
+
+def _parameter(layer: nn.Module, path: str) -> Tensor:
+    return layer.get_parameter(path)

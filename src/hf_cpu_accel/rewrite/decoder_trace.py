@@ -1,0 +1,258 @@
+"""One forward of a decoder layer seen from outside: what its linears, its attention and its cache were given and gave back.
+
+The forward is that of a float32 twin of the layer: it has the same packed weights and random norms and biases, so that a scale that
+happens to be 1 or a bias that is 0 in this checkpoint still shows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.rewrite.attention import dispatches
+from hf_cpu_accel.rewrite.decoder_calls import LayerCall
+from hf_cpu_accel.rewrite.norm import FusedNorm
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.projection_group import members_apart
+
+_OPS = torch.ops.hf_cpu_accel
+_LINEAR, _FFN = _OPS.linear.default, _OPS.ffn.default
+_IMPLEMENTATION = "_attn_implementation_internal"
+_BATCH, _TOKENS = 2, 4
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """activation(linear(input)) = output."""
+
+    linear: PackedLinear
+    input: Tensor
+    output: Tensor
+    activation: str
+
+
+@dataclass(frozen=True)
+class FFNCall:
+    """down(activation(up(input))) = output, in one op."""
+
+    up: PackedLinear
+    down: PackedLinear
+    activation: str
+    input: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What attention was called with.
+
+    Attributes:
+        query: [B, heads, L, D].
+        scale: factor of the scores, None for 1 / sqrt(D).
+        window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
+    """
+
+    query: Tensor
+    scale: float | None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass
+class DecoderTrace:
+    """One forward, in which no position is rotated.
+
+    Attributes:
+        input, output: of the layer, [B, L, C].
+        outputs: how many values the layer returns in a tuple, None for a tensor.
+        before, after: the calls of packed linears before and after key and value went into the cache.
+        key, value: what went into the cache, [B, kv_heads, L, D]; None if it did not happen once.
+        layer_index: of the cache.
+        attention: the attention calls.
+    """
+
+    input: Tensor
+    output: Tensor | None = None
+    outputs: int | None = None
+    before: list[LinearCall | FFNCall] = field(default_factory=list)
+    after: list[LinearCall | FFNCall] = field(default_factory=list)
+    key: Tensor | None = None
+    value: Tensor | None = None
+    layer_index: int = -1
+    updates: int = 0
+    attention: list[AttentionCall] = field(default_factory=list)
+
+
+def trace(layer: nn.Module, call: LayerCall) -> DecoderTrace:
+    """A forward of `layer`, a twin, on random hidden states and with `call`'s other arguments.
+
+    Raises:
+        Exception: whatever the layer's code raises.
+    """
+    features = call.hidden_states.shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    seen = DecoderTrace(torch.randn(_BATCH, _TOKENS, features, generator=generator))
+    arguments = {name: _unrotated(value) for name, value in call.arguments.items()}
+    arguments |= {call.mask: None, call.cache: _recording_cache(seen)}
+    with (
+        torch.no_grad(),
+        members_apart(),
+        _observed(layer, seen),
+        _FunctionCalls(seen),
+        _OpCalls(layer, seen),
+    ):
+        output = layer(seen.input, **arguments)
+    seen.outputs = len(output) if isinstance(output, tuple) else None
+    seen.output = output[0] if isinstance(output, tuple) else output
+    return seen
+
+
+def twin_of(layer: nn.Module) -> nn.Module:
+    """A copy in float32 with the same packed weights, other norms and other biases."""
+    memo: dict[int, Any] = {}
+    for module in layer.modules():
+        if isinstance(module, PackedLinear):
+            packed = module.group.packed
+            memo |= {id(part): part for part in (packed.data, packed.scale) if part is not None}
+        memo |= {id(p): p for p in module._parameters.values() if p is not None and p.dim() > 1}
+    memo |= {id(config): copy.copy(config) for config in _configs(layer)}
+    twin = copy.deepcopy(layer, memo)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.dim() <= 1:
+                noise = torch.randn(parameter.shape, generator=generator) * 0.3
+                parameter.data = parameter.data.float() + noise
+    for module in twin.modules():
+        if isinstance(module, PackedLinear):
+            module.weight_dtype = torch.float32
+            module.group.forget_biases()
+        elif isinstance(module, FusedNorm):
+            module.refresh()
+    return twin
+
+
+def _unrotated(value: Any) -> Any:
+    """Positions at which rotary tables say nothing; other tensors in float32."""
+    if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and len(value) == 2:
+        cos, sin = (part[:1, :1].float().expand(1, _TOKENS, -1) for part in value)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+    if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point():
+        return torch.zeros(_BATCH, _TOKENS, dtype=value.dtype)
+    return value
+
+
+def _recording_cache(seen: DecoderTrace) -> Any:
+    from transformers import DynamicCache
+
+    class Recording(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            seen.key, seen.value, seen.layer_index = key_states, value_states, layer_idx
+            seen.updates += 1
+            return key_states, value_states
+
+    return Recording()
+
+
+@contextmanager
+def _observed(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
+    """Attention that is dispatched by the configs of `twin`, which are its own, is noted."""
+    from transformers import AttentionInterface
+
+    def probe(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        seen.attention.append(
+            AttentionCall(
+                query,
+                kwargs.get("scaling"),
+                kwargs.get("sliding_window"),
+                kwargs.get("softcap"),
+                kwargs.get("s_aux"),
+            )
+        )
+        # Values of its own: whoever is given them next comes after attention.
+        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        return torch.randn(shape, generator=torch.Generator().manual_seed(2)), None
+
+    name = f"hf_cpu_accel_probe_{id(seen)}"  # two models may be traced at the same time
+    configs = [vars(config) for config in _configs(twin)]
+    before = [config.get(_IMPLEMENTATION) for config in configs]
+    AttentionInterface.register(name, probe)
+    for config in configs:
+        config[_IMPLEMENTATION] = name
+    try:
+        yield
+    finally:
+        AttentionInterface._global_mapping.pop(name, None)
+        for config, implementation in zip(configs, before, strict=True):
+            config[_IMPLEMENTATION] = implementation
+
+
+def _configs(layer: nn.Module) -> list[Any]:
+    configs = [vars(module).get("config") for module in layer.modules() if dispatches(module)]
+    return list({id(config): config for config in configs if config is not None}.values())
+
+
+class _FunctionCalls(TorchFunctionMode):
+    """Notes attention that calls torch itself."""
+
+    def __init__(self, seen: DecoderTrace) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
+        elif func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and self._scores(*args[:2]):
+            self.seen.attention.append(AttentionCall(args[0], None))
+        return func(*args, **kwargs)
+
+    def _scores(self, query: Tensor, key: Tensor) -> bool:
+        """Whether that is query times the key that went into the cache."""
+        stored = self.seen.key
+        return (
+            stored is not None
+            and not self.seen.attention
+            and query.dim() == key.dim() == 4
+            and key.shape == stored.mT.shape
+            and torch.equal(key, stored.mT.to(key.dtype))
+        )
+
+
+class _OpCalls(TorchDispatchMode):
+    """Notes the calls of packed linears."""
+
+    def __init__(self, layer: nn.Module, seen: DecoderTrace) -> None:
+        super().__init__()
+        self.seen = seen
+        self.packed = {m.packed.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedLinear)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is _LINEAR:
+            self._note(LinearCall(self.packed[args[1].data_ptr()], _rows(args[0]), _rows(output), args[6]))
+        elif func is _FFN:
+            up, down = (self.packed[args[place].data_ptr()] for place in (1, 4))
+            self._note(FFNCall(up, down, args[10], _rows(args[0]), _rows(output)))
+        return output
+
+    def _note(self, call: LinearCall | FFNCall) -> None:
+        (self.seen.after if self.seen.updates else self.seen.before).append(call)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().view(_BATCH, _TOKENS, -1)

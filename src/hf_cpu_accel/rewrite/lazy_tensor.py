@@ -1,0 +1,89 @@
+"""A tensor that is computed only if somebody computes with it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class LazyTensor(Tensor):
+    """Shape and dtype are known and cost nothing; the first op that reads or writes the values has them made by `_make`.
+
+    Code between two of our layers, or a user's hook, cannot tell it from a tensor that holds its values.
+    """
+
+    _tensor: Tensor | None
+
+    # What torch functions do with it they do through dispatch: no wrapping of results.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def like(cls, shape: Sequence[int], dtype: torch.dtype) -> Any:
+        """An instance without values, on the CPU."""
+        lazy = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=_CPU)
+        lazy._tensor = None
+        return lazy
+
+    @property
+    def tensor(self) -> Tensor:
+        """The ordinary tensor, made now if it is not there yet."""
+        if self._tensor is None:
+            self._tensor = self._make()
+        return self._tensor
+
+    @abstractmethod
+    def _make(self) -> Tensor:
+        """The values."""
+
+    def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
+        return repr(self.tensor)
+
+    # These do not go through dispatch.
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.tensor.numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.tensor.__array__(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def tolist(self) -> Any:
+        return self.tensor.tolist()
+
+    def data_ptr(self) -> int:
+        return self.tensor.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.tensor.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.tensor.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.tensor.__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if kwargs or any(isinstance(arg, list | tuple) for arg in args):
+            args, kwargs = tree_map_only(LazyTensor, _ordinary, (args, kwargs or {}))
+            return func(*args, **kwargs)
+        return func(*map(_ordinary, args))  # most calls, at a fifth of the cost
+
+
+_CPU = torch.device("cpu")
+
+
+def _ordinary(arg: Any) -> Any:
+    return arg.tensor if isinstance(arg, LazyTensor) else arg

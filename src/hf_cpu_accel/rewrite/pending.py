@@ -1,0 +1,223 @@
+"""Hidden states between decoder layers that are computed when somebody needs them, by all layers since the last that were."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.decoder_layers import BoundLayers, DecoderLayer, bind
+from hf_cpu_accel.rewrite.causal_mask import CausalMask
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.generate.cache import CPUCache
+    from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
+
+_DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
+
+
+@dataclass(frozen=True)
+class Call:
+    """A layer and what it was called with, `rotary` being what its tables come from; None for what it was not given."""
+
+    layer: FusedDecoderLayer
+    cache: CPUCache | None
+    mask: CausalMask | None
+    rotary: Any
+
+    @property
+    def rotary_group(self) -> int | None:
+        source = self.layer.role.rotary
+        return None if source is None else source.group
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of its positions."""
+        source = self.layer.role.rotary
+        assert source is not None
+        return source.tables(self.layer, self.rotary)
+
+
+class PendingHiddenStates(LazyTensor):
+    """[B, q_len, C] after some layers, which have not run yet.
+
+    Nothing has happened before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
+    runs once for one call of it. So where the host keeps the hidden states of several layers, they are all made, in order.
+    """
+
+    _input: Tensor
+    _calls: tuple[Call, ...]
+    _before: tuple[weakref.ref[PendingHiddenStates], ...]  # after each of the calls but the last
+    _continued: bool
+
+    @classmethod
+    def after(cls, hidden_states: Tensor, call: Call) -> PendingHiddenStates:
+        """What `call` makes of `hidden_states`."""
+        calls: tuple[Call, ...] = ()
+        before: tuple[weakref.ref[PendingHiddenStates], ...] = ()
+        if isinstance(hidden_states, PendingHiddenStates):
+            if hidden_states._continued:
+                hidden_states.tensor  # noqa: B018 (another layer has it already: it must be computed once for both)
+            if hidden_states._tensor is not None:
+                hidden_states = hidden_states._tensor
+            else:
+                hidden_states._continued = True
+                calls, before = hidden_states._calls, (*hidden_states._before, weakref.ref(hidden_states))
+                hidden_states = hidden_states._input
+        elif isinstance(hidden_states, LazyTensor):
+            hidden_states = hidden_states.tensor
+        pending: PendingHiddenStates = cls.like(hidden_states.shape, hidden_states.dtype)
+        pending._input, pending._calls, pending._before = hidden_states, (*calls, call), before
+        pending._continued = False
+        return pending
+
+    def _make(self) -> Tensor:
+        hidden_states, done = self._input, 0
+        for number, reference in enumerate(self._before, start=1):
+            kept = reference()
+            if kept is None:
+                continue
+            if kept._tensor is None:
+                kept._tensor = run(hidden_states, self._calls[done:number])
+            hidden_states, done = kept._tensor, number
+        output = run(hidden_states, self._calls[done:])
+        del self._input, self._calls, self._before
+        return output
+
+
+class Runs:
+    """The bound arguments of the runs of layers that end with one layer, by their length."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, tuple[list[DecoderLayer], BoundLayers]] = {}
+
+    def of(self, layers: Sequence[FusedDecoderLayer]) -> BoundLayers:
+        """Those of `layers`, bound at first use and whenever weights were exchanged."""
+        weights = [layer.weights for layer in layers]
+        known = self._runs.get(len(layers))
+        if known is not None and all(map(_same, known[0], weights)):
+            return known[1]
+        sources = [layer.role.rotary for layer in layers]
+        groups = list(dict.fromkeys(source.group for source in sources if source is not None))
+        tables = [0 if source is None else groups.index(source.group) for source in sources]
+        bound = bind([_with_table(part, table) for part, table in zip(weights, tables, strict=True)])
+        self._runs[len(layers)] = (weights, bound)
+        return bound
+
+
+def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
+    """The layers of `calls` one after another, in as few calls of the op as their arguments allow."""
+    while calls:
+        together = _together(calls)
+        hidden_states = _run_together(hidden_states, calls[:together])
+        calls = calls[together:]
+    return hidden_states
+
+
+def _together(calls: Sequence[Call]) -> int:
+    """How many of the calls, from the first on, agree on the cache, on the padding and on the rotary tables of their group."""
+    first = calls[0]
+    positions: dict[int, Any] = {}
+    alike = first.mask
+    for number, call in enumerate(calls):
+        if call.cache is not first.cache:
+            return number
+        group = call.rotary_group
+        if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
+            return number
+        if call.mask is not alike and not _same_padding(call.mask, first.mask):
+            return number
+        alike = call.mask
+    return len(calls)
+
+
+def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
+    layers = [call.layer for call in calls]
+    bound = layers[-1].runs.of(layers)
+    batch, q_len, _ = hidden_states.shape
+    cache = calls[0].cache
+    keys, values, past = [], [], []
+    rows = None
+    stores: list[Any] = []
+    seen = 0
+    if cache is None:
+        scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        for sizes in bound.cache_heads:
+            if sizes not in scratch:
+                scratch[sizes] = _scratch(hidden_states, *sizes)
+            keys.append(scratch[sizes][0])
+            values.append(scratch[sizes][1])
+            past.append(0)
+    else:
+        for layer, sizes in zip(layers, bound.cache_heads, strict=True):
+            store: Any = cache.layers[layer.role.cache_index]
+            store.reserve(batch, *sizes, hidden_states.dtype, q_len)
+            stores.append(store)
+            keys.append(store.key_storage)
+            values.append(store.value_storage)
+            past.append(store.length)
+        longest = stores[past.index(max(past))]
+        rows, seen = longest.rows, longest.dropped
+    start, mask = _padding(calls, cache, seen)
+    tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
+    for call in calls:
+        group = call.rotary_group
+        if group is not None and group not in tables:
+            tables[group] = call.tables()
+    rotary = [table for pair in tables.values() for table in pair]
+    output = _DECODER_LAYERS(
+        hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars, keys, values, past, rotary, start, rows, mask,
+        (), (), None,  # no cross-attention
+    )  # fmt: skip
+    for store in stores:
+        store.advance(q_len)
+    return output
+
+
+def _padding(
+    calls: Sequence[Call], cache: CPUCache | None, dropped: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
+
+    `dropped` positions are not in the storage any more.
+    """
+    padded = next(
+        (call.mask for call in calls if call.mask is not None and call.mask.padding is not None), None
+    )
+    start = padded.start if padded is not None else None if cache is None else cache.start
+    if padded is not None and cache is not None:
+        cache.start = start
+    if start is not None:
+        return start if not dropped else (start - dropped).clamp_min(0), None
+    if padded is None or padded.padding is None:
+        return None, None
+    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+
+
+def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one layer at a time, where nobody keeps them."""
+    batch, q_len, _ = hidden_states.shape
+    return (
+        hidden_states.new_empty(batch, kv_heads, q_len, head_dim),
+        hidden_states.new_empty(batch, kv_heads, q_len, value_dim),
+    )
+
+
+def _same_padding(one: CausalMask | None, other: CausalMask | None) -> bool:
+    first, second = (None if mask is None else mask.padding for mask in (one, other))
+    if first is None or second is None or first is second:
+        return first is second
+    return torch.equal(first, second)
+
+
+def _with_table(layer: DecoderLayer, table: int) -> DecoderLayer:
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rotary=table))
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,116 @@
+"""Decoding that stays with transformers' own loops gives what it gives there, and runs on our cache."""
+
+import pytest
+import torch
+from decoders import DECODERS, ENCODER_DECODERS, PAD, accelerated, assert_same, both, build, eager, prompt
+
+from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.generate.cache import CPUCache
+
+
+def self_attention(cache):
+    return getattr(cache, "self_attention_cache", cache)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_beams(name, loops):
+    assert_same(name, prompt(7, batch=2, padded=True), num_beams=4, max_new_tokens=24)
+    assert loops == []
+
+
+@pytest.mark.parametrize("beams", [2, 3, 8, 32])
+def test_few_and_many_beams(beams):
+    for name in ("llama", "bart"):
+        assert_same(name, prompt(7), num_beams=beams, max_new_tokens=16, num_return_sequences=2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"length_penalty": -1.0, "early_stopping": "never"},
+        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "num_return_sequences": 4},
+        {"do_sample": True, "top_k": 20, "temperature": 0.8, "num_return_sequences": 3},
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+def test_kinds_of_beam_search(name, settings):
+    assert_same(name, prompt(6, batch=2), seed=3, num_beams=4, max_new_tokens=20, **settings)
+
+
+def test_beams_return_scores_and_our_cache():
+    asked = {"return_dict_in_generate": True, "output_scores": True}
+    expected, output = both("llama", prompt(6, batch=2), num_beams=3, max_new_tokens=10, **asked)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert torch.equal(output.beam_indices, expected.beam_indices)
+    torch.testing.assert_close(output.sequences_scores, expected.sequences_scores)
+    assert type(output.past_key_values) is CPUCache
+    for ours, theirs in zip(output.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3"])
+@pytest.mark.parametrize("draft", ["itself", "another", "another, accelerated"])
+def test_assisted_generation(name, draft, loops):
+    inputs, results = prompt(9), []
+    for model in (eager(name), accelerated(name)):
+        assistant = model if draft == "itself" else build(name, seed=1)
+        if draft == "another, accelerated":
+            accelerate_for_cpu(assistant, dtype="float32")
+        results.append(
+            model.generate(**inputs, assistant_model=assistant, do_sample=False, max_new_tokens=40)
+        )
+    assert results[0].tolist() == results[1].tolist()
+    assert loops == []
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bart"])
+def test_prompt_lookup(name, loops):
+    inputs = prompt(6)
+    inputs = {key: value.repeat(1, 4) for key, value in inputs.items()}
+    assert_same(name, inputs, do_sample=False, max_new_tokens=40, prompt_lookup_num_tokens=5)
+    assert loops == []
+
+
+def test_assisted_sampling():
+    assert_same("llama", prompt(12), seed=5, do_sample=True, max_new_tokens=30, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"output_hidden_states": True, "return_dict_in_generate": True},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "dynamic"},
+        {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 6, 7]])},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_the_loop_does_not_cover(settings, loops):
+    expected, output = both("llama", prompt(6), do_sample=False, max_new_tokens=10, **settings)
+    if "return_dict_in_generate" in settings:
+        assert len(output.hidden_states) == len(expected.hidden_states) == 10
+        assert type(output.past_key_values) is CPUCache
+        expected, output = expected.sequences, output.sequences
+    assert output.tolist() == expected.tolist()
+    assert loops == []
+
+
+def test_hidden_states_of_all_steps_are_those_of_eager():
+    asked = {"output_hidden_states": True, "return_dict_in_generate": True}
+    expected, output = both("gpt2", prompt(6), do_sample=False, max_new_tokens=6, **asked)
+    for ours, theirs in zip(output.hidden_states, expected.hidden_states, strict=True):
+        for layer, reference in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(layer, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_our_cache_is_where_transformers_would_make_its_own(name):
+    for settings in ({"do_sample": False}, {"num_beams": 2}, {"do_sample": True}):
+        output = accelerated(name).generate(
+            **prompt(5), **settings, max_new_tokens=4, return_dict_in_generate=True, pad_token_id=PAD
+        )
+        assert type(self_attention(output.past_key_values)) is CPUCache
+        if name in ENCODER_DECODERS:
+            assert isinstance(output.past_key_values.cross_attention_cache, CPUCache)

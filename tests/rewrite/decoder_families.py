@@ -1,0 +1,175 @@
+"""Tiny random decoders of every family that must be accelerated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+VOCABULARY = 128
+LAYERS = 3
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+_GROUPED = {**_SIZES, "num_key_value_heads": 2}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": LAYERS, "n_head": 4, "n_positions": 256}
+_OPT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "word_embed_proj_dim": 64,
+}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model class without its `ForCausalLM`, its config, and how many of its layers must be fused."""
+
+    stem: str
+    settings: dict[str, object] = field(default_factory=lambda: _GROUPED)
+    fused: int = LAYERS
+    config: str = ""
+    model: str = ""
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """Eval mode. Biases and norms get noise and weights some size, so that a dropped or wrong one shows."""
+        torch.manual_seed(seed)
+        config = getattr(transformers, self.config or f"{self.stem}Config")(**self.settings)
+        build: Callable[[object], nn.Module] = getattr(transformers, self.model or f"{self.stem}ForCausalLM")
+        model = build(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+                elif parameter.std() < 0.05:
+                    parameter.mul_(4)
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        return model
+
+
+DECODERS = {
+    "llama": Decoder("Llama"),
+    "llama-3.2": Decoder("Llama", {**_GROUPED, "rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "mistral": Decoder("Mistral", {**_GROUPED, "sliding_window": 8}),
+    "qwen2": Decoder("Qwen2"),
+    "qwen2-window": Decoder(
+        "Qwen2", {**_GROUPED, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    ),
+    "qwen3": Decoder("Qwen3", {**_GROUPED, "head_dim": 32}),
+    "phi3": Decoder("Phi3"),
+    "neox": Decoder("GPTNeoX", _SIZES),
+    "neox-sequential": Decoder("GPTNeoX", {**_SIZES, "use_parallel_residual": False}),
+    "smollm3": Decoder("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
+    "olmo2": Decoder("Olmo2"),
+    "granite": Decoder(
+        "Granite", {**_GROUPED, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 2.0}
+    ),
+    "gemma3": Decoder(
+        "Gemma3",
+        {
+            **_GROUPED,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        config="Gemma3TextConfig",
+    ),
+    "gemma2": Decoder(
+        "Gemma2",
+        {
+            **_GROUPED,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 5.0,
+        },
+    ),
+    "gpt2": Decoder("GPT2", _GPT, model="GPT2LMHeadModel"),
+    "gptj": Decoder("GPTJ", {**_GPT, "rotary_dim": 8}),
+    "opt": Decoder("OPT", _OPT),
+    "opt-350m": Decoder("OPT", {**_OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "stablelm": Decoder("StableLm"),
+    "phi": Decoder("Phi"),
+    "falcon-7b": Decoder(
+        "Falcon",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "alibi": False,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+        },
+    ),
+    "cohere": Decoder("Cohere"),
+    "glm4": Decoder("Glm4", {**_GROUPED, "head_dim": 16}),
+    "starcoder2": Decoder("Starcoder2", {**_GROUPED, "sliding_window": None}),
+}  # fmt: skip
+
+
+# Layers with parts that the op does not have: their linears and norms are accelerated alone.
+UNFUSED = {
+    "mixtral": Decoder("Mixtral", {**_GROUPED, "num_local_experts": 4}, fused=0),
+    "gpt-oss": Decoder(
+        "GptOss",
+        {
+            **_GROUPED,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+        },
+        fused=0,
+    ),
+    "falcon-40b": Decoder(
+        "Falcon",
+        {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+        },
+        fused=0,
+    ),
+    "stablelm-12b": Decoder(
+        "StableLm", {**_GROUPED, "use_parallel_residual": True, "qk_layernorm": True}, fused=0
+    ),
+    "bloom": Decoder(
+        "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": LAYERS, "n_head": 4}, fused=0
+    ),
+}
+
+
+def padded(length: int = 9) -> dict[str, dict[str, Tensor]]:
+    """Token ids [2, length] without padding, and with some on the left or on the right."""
+    ids = torch.randint(3, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(length))
+    left, right = torch.ones_like(ids), torch.ones_like(ids)
+    left[0, :3] = 0
+    right[1, length - 2 :] = 0
+    masks = {"full": torch.ones_like(ids), "left": left, "right": right}
+    return {name: {"input_ids": ids, "attention_mask": mask} for name, mask in masks.items()}

@@ -1,0 +1,311 @@
+"""Layers that run together: one op call for a stack, and nothing that anybody could see of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from decoder_families import DECODERS, padded
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.rewrite import pending
+from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.pending import PendingHiddenStates
+from hf_cpu_accel.rewrite.verify import row_error
+
+BATCH = padded()["full"]
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers each call of the op ran, in order."""
+    calls: list[int] = []
+    op = pending._DECODER_LAYERS
+
+    def counted(
+        hidden_states: Tensor, weights: object, vectors: object, layout: Tensor, *rest: object
+    ) -> Tensor:
+        calls.append(len(layout))
+        return op(hidden_states, weights, vectors, layout, *rest)
+
+    monkeypatch.setattr(pending, "_DECODER_LAYERS", counted)
+    return calls
+
+
+def llama(layers: int = 5) -> nn.Module:
+    family = DECODERS["llama"]
+    return type(family)("Llama", {**family.settings, "num_hidden_layers": layers}).build()
+
+
+def accelerated(model: nn.Module) -> nn.Module:
+    return accelerate_for_cpu(model, dtype="float32")
+
+
+@torch.no_grad()
+def logits(model: nn.Module, cache: object = None, **options: object) -> Tensor:
+    return model(**BATCH, past_key_values=cache, use_cache=cache is not None, **options).logits
+
+
+def test_the_stack_is_one_call(lengths: list[int]) -> None:
+    model = llama()
+    expected = logits(model)
+    accelerated(model)
+    lengths.clear()
+    assert row_error(logits(model, CPUCache(model.config)), expected) <= 1e-4
+    assert lengths == [5]
+
+
+def test_a_layer_that_is_left_has_those_before_it_computed(lengths: list[int]) -> None:
+    model = llama()
+    expected = logits(model)
+    accelerate_for_cpu(model, dtype="float32", skip_modules=("model.layers.2",))
+    lengths.clear()
+    assert row_error(logits(model, CPUCache(model.config)), expected) <= 1e-4
+    assert lengths == [2, 2]
+
+
+def test_class_paths_and_state_dict_are_kept() -> None:
+    model = llama()
+    keys, kind = list(model.state_dict()), type(model.model.layers[0])
+    accelerated(model)
+    assert list(model.state_dict()) == keys
+    assert all(isinstance(layer, kind) for layer in model.model.layers)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@torch.no_grad()
+def test_hidden_states_are_captured(when: str) -> None:
+    """transformers installs its capture hooks at first use, on whatever modules are there then."""
+    model = llama()
+    expected = copy.deepcopy(model)(**BATCH, output_hidden_states=True).hidden_states
+    if when == "before":
+        model(**BATCH, output_hidden_states=True)
+    accelerated(model)
+    cache = CPUCache(model.config)
+    got = model(**BATCH, output_hidden_states=True, past_key_values=cache).hidden_states
+    assert cache.get_seq_length() == 9
+    assert len(got) == len(expected) == 6
+    assert all(row_error(ours, theirs) <= 1e-4 for ours, theirs in zip(got, expected, strict=True))
+    assert not any(isinstance(states, PendingHiddenStates) for states in got)
+
+
+@pytest.mark.parametrize("kept", [(0,), (3,), (1, 2), (0, 1, 2, 3, 4)])
+@torch.no_grad()
+def test_a_host_that_keeps_hidden_states_itself(kept: tuple[int, ...], lengths: list[int]) -> None:
+    model = llama()
+    tables = model.model.rotary_emb(torch.zeros(1), torch.arange(9)[None])
+    states = torch.randn(2, 9, 64)
+
+    def loop(layers: nn.ModuleList, cache: object) -> list[Tensor]:
+        hidden_states, collected = states, []
+        for number, layer in enumerate(layers):
+            hidden_states = layer(hidden_states, position_embeddings=tables, past_key_values=cache)
+            if number in kept:
+                collected.append(hidden_states)
+        return [*collected, hidden_states]
+
+    expected = loop(model.model.layers, DynamicCache(config=model.config))
+    accelerated(model)
+    lengths.clear()
+    cache = CPUCache(model.config)
+    got = loop(model.model.layers, cache)
+    assert all(row_error(ours + 0, theirs) <= 1e-4 for ours, theirs in zip(got, expected, strict=True))
+    assert sum(lengths) == 5  # each layer ran once
+    assert [layer.length for layer in cache.layers] == [9] * 5
+
+
+@torch.no_grad()
+def test_a_model_that_stops_early(lengths: list[int]) -> None:
+    model = llama()
+    model.config.num_hidden_layers = 3
+    expected = logits(model)
+    model.config.num_hidden_layers = 5
+    accelerated(model)
+    cache = CPUCache(model.config)
+    model.config.num_hidden_layers = model.model.config.num_hidden_layers = 3
+    lengths.clear()
+    assert row_error(logits(model, cache), expected) <= 1e-4
+    assert lengths == [3]
+    assert [layer.length for layer in cache.layers] == [9, 9, 9, 0, 0]
+
+
+@torch.no_grad()
+def test_what_leaves_the_model_is_an_ordinary_tensor() -> None:
+    family = DECODERS["opt"]
+    model = type(family)("OPT", {**family.settings, "_remove_final_layer_norm": True}).build()
+    accelerated(model)
+    assert type(model.model(**BATCH).last_hidden_state) is Tensor
+
+
+@torch.no_grad()
+def test_pending_hidden_states_look_like_any_tensor() -> None:
+    model = accelerated(llama())
+    tables = model.model.rotary_emb(torch.zeros(1), torch.arange(9)[None])
+    layer, states = model.model.layers[0], torch.randn(2, 9, 64)
+
+    def pending_states() -> Tensor:
+        output = layer(states, position_embeddings=tables)
+        assert isinstance(output, PendingHiddenStates)
+        return output
+
+    expected = pending_states() + 0
+    assert type(expected) is Tensor
+    assert (pending_states().shape, pending_states().dtype) == (expected.shape, expected.dtype)
+    assert torch.equal(torch.from_numpy(pending_states().numpy()), expected)
+    assert pending_states().tolist() == expected.tolist()
+    assert torch.equal(copy.deepcopy(pending_states()), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(pending_states())), expected)
+    assert torch.equal(torch.stack([pending_states(), expected])[0], expected)
+
+
+@torch.no_grad()
+def test_two_ways_on_from_the_same_hidden_states(lengths: list[int]) -> None:
+    model = accelerated(llama())
+    tables = model.model.rotary_emb(torch.zeros(1), torch.arange(9)[None])
+    first, second, third, *_ = model.model.layers
+    states = torch.randn(2, 9, 64)
+    cache = CPUCache(model.config)
+    middle = first(states, position_embeddings=tables, past_key_values=cache)
+    one = second(middle, position_embeddings=tables, past_key_values=cache)
+    other = third(middle, position_embeddings=tables, past_key_values=cache)
+    lengths.clear()
+    assert (one + 0).shape == (other + 0).shape
+    assert lengths == [1, 1]
+    assert cache.layers[0].length == 9
+
+
+@torch.no_grad()
+def test_hidden_states_may_be_changed_between_layers() -> None:
+    model = llama()
+
+    def shifted(layers: nn.ModuleList) -> Tensor:
+        tables = model.model.rotary_emb(torch.zeros(1), torch.arange(9)[None])
+        hidden_states = torch.ones(2, 9, 64)
+        for layer in layers:
+            hidden_states = layer(hidden_states, position_embeddings=tables)
+            hidden_states[:, 3] += 1
+            hidden_states *= 0.5
+        return hidden_states
+
+    expected = shifted(model.model.layers)
+    accelerated(model)
+    assert row_error(shifted(model.model.layers), expected) <= 1e-4
+
+
+@torch.no_grad()
+def test_a_failure_between_layers_leaves_the_cache_as_it_was() -> None:
+    model = accelerated(llama())
+    expected = logits(model)
+
+    def fail(module: nn.Module, args: object) -> None:
+        raise KeyboardInterrupt
+
+    cache = CPUCache(model.config)
+    hook = model.model.layers[3].register_forward_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        logits(model, cache)
+    hook.remove()
+    assert cache.get_seq_length() == 0
+    assert torch.equal(logits(model, cache), expected)
+
+
+@pytest.mark.parametrize("place", ["layer", "inside"])
+@torch.no_grad()
+def test_hooks_are_called_and_may_change_what_they_see(place: str) -> None:
+    model = llama()
+
+    def install() -> list[Tensor]:
+        seen: list[Tensor] = []
+
+        def double(module: nn.Module, args: object, output: Tensor) -> Tensor:
+            seen.append(output)
+            return output * 2
+
+        layer = model.model.layers[1]
+        (layer if place == "layer" else layer.mlp).register_forward_hook(double)
+        return seen
+
+    reference = copy.deepcopy(model)
+    accelerated(model)
+    seen = install()
+    doubled = logits(model, CPUCache(model.config))
+    model, ours = reference, seen[0]
+    theirs = install()
+    expected = logits(model)
+    assert row_error(doubled, expected) <= 1e-4
+    assert row_error(ours, theirs[0]) <= 1e-4
+
+
+def test_copies_and_pickles_work_and_are_independent() -> None:
+    model = llama()
+    before = logits(model)
+    accelerate_for_cpu(model, dtype="float32", originals="memory")
+    ours = logits(model, CPUCache(model.config))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(isinstance(layer, FusedDecoderLayer) for layer in twin.model.layers)
+        assert torch.equal(logits(twin, CPUCache(model.config)), ours)
+        restore(twin)
+        assert torch.equal(logits(twin), before)
+    assert torch.equal(logits(model, CPUCache(model.config)), ours)
+
+
+def test_a_cast_model_uses_its_new_weights() -> None:
+    model = llama()
+    accelerate_for_cpu(model, dtype="bfloat16", originals="memory")
+    full = logits(model, CPUCache(model.config))
+    model.to(torch.bfloat16)
+    half = logits(model, CPUCache(model.config))
+    assert half.dtype is torch.bfloat16
+    assert torch.cosine_similarity(half.float().flatten(), full.flatten(), dim=0) > 0.999
+
+
+@torch.no_grad()
+def test_masks_of_the_callers_own_take_the_layers_own_forward(lengths: list[int]) -> None:
+    model = llama()
+    mask = torch.zeros(2, 1, 9, 9)
+    mask[:, :, :, 2] = torch.finfo(torch.float32).min
+    ids = BATCH["input_ids"]
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    accelerated(model)
+    lengths.clear()
+    assert row_error(model(ids, attention_mask=mask, use_cache=False).logits, expected) <= 1e-4
+    assert lengths == []
+
+
+def test_threads_may_share_a_model() -> None:
+    model = accelerated(llama())
+    expected = logits(model, CPUCache(model.config))
+    results: list[Tensor] = []
+
+    def work() -> None:
+        for _ in range(5):
+            results.append(logits(model, CPUCache(model.config)))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 15
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_training_and_gradients_are_refused() -> None:
+    model = accelerated(llama())
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        model(inputs_embeds=torch.randn(1, 3, 64, requires_grad=True))
+
+
+@torch.no_grad()
+def test_a_cache_of_another_model_is_refused() -> None:
+    model, other = accelerated(llama()), accelerated(DECODERS["qwen3"].build())
+    cache = CPUCache(model.config)
+    logits(model, cache)
+    with pytest.raises(ValueError, match="past_key_values"):
+        logits(other, cache)
