@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_cpu_accel.measure.generation import Generated
+
 _ROOT = Path(__file__).resolve().parent.parent
 _PREPARE_SECONDS = 1500.0  # torch.compile or static quantisation of a large model on a busy machine
 _ANSWER_SECONDS = 300.0
@@ -48,6 +50,11 @@ class Worker:
     def burst(self, calls: int, seconds: float) -> tuple[float, ...]:
         """Seconds of each call; see `hf_cpu_accel.measure.burst`."""
         return tuple(self._ask(do="burst", calls=calls, seconds=seconds)["times"])
+
+    def generate(self) -> Generated:
+        """The times of one generated text."""
+        answer = self._ask(do="generate")
+        return Generated(answer["first"], tuple(answer["steps"]))
 
     def output(self, folder: Path) -> list[torch.Tensor]:
         """The float32 outputs of the first call."""

@@ -2,7 +2,8 @@
 
 One JSON object per line. The worker says {"ready": {...}} or {"error": "..."} once. Then it answers
 {"do": "burst", "calls": n, "seconds": s} by {"times": [...]}, {"do": "output", "path": p} by {"saved": p}
-once the float32 outputs lie there (numpy.savez), and {"do": "quit"} ends it.
+once the float32 outputs lie there (numpy.savez), {"do": "generate"} by {"first": s, "steps": [...]}, and
+{"do": "quit"} ends it.
 
 Rivals are measured in environments without this package, so nothing here may need more than numpy.
 """
@@ -38,7 +39,18 @@ class Prepared:
     facts: dict[str, Any]
 
 
-def serve(prepare: Callable[[], Prepared]) -> None:
+@dataclass(frozen=True)
+class Writer:
+    """A system that generates text, after its first text.
+
+    generate: one text, as seconds to the first token and of each token after it. facts: as in Prepared.
+    """
+
+    generate: Callable[[], tuple[float, Sequence[float]]]
+    facts: dict[str, Any]
+
+
+def serve(prepare: Callable[[], Prepared | Writer]) -> None:
     """Prepare, tell how that went, and answer requests from standard input until told to quit."""
     # The pipe to the driver is taken away from print(): libraries that print must not break the protocol.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -59,8 +71,14 @@ def serve(prepare: Callable[[], Prepared]) -> None:
         request = json.loads(line)
         if request["do"] == "quit":
             return
-        if request["do"] == "output":
-            np.savez(request["path"], *prepared.outputs)
-            say({"saved": request["path"]})
-        else:
-            say({"times": burst(prepared.call, calls=request["calls"], seconds=request["seconds"])})
+        say(_answer(prepared, request))
+
+
+def _answer(prepared: Prepared | Writer, request: dict[str, Any]) -> dict[str, object]:
+    if isinstance(prepared, Writer):
+        first, steps = prepared.generate()
+        return {"first": first, "steps": list(steps)}
+    if request["do"] == "output":
+        np.savez(request["path"], *prepared.outputs)
+        return {"saved": request["path"]}
+    return {"times": burst(prepared.call, calls=request["calls"], seconds=request["seconds"])}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from benchmarks import harness, report
 from benchmarks.driver import WorkerError
-from benchmarks.harness import Record
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure.environment import environment
 from hf_cpu_accel.runtime.home import home_folder
@@ -43,12 +43,35 @@ class Settings:
     priority: bool = True
 
 
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How every model of a run is measured; see `generation_harness.run`."""
+
+    prompt: int
+    new: int
+    rounds: int
+    threads: int | None = None
+    priority: bool = True
+
+
 class Session:
-    """Runs workloads under the same settings. `module` is the command's, `section` its part of the markdown file."""
+    """Runs workloads under the same settings. `module` is the command's, `section` its part of the markdown file.
+
+    run(workload, systems, say=..., and the settings' fields) measures; of its records, which have `to_dict()`, show.table and
+    show.markdown make what is seen.
+    """
 
     def __init__(
-        self, module: str, settings: Settings, out: Path | None, markdown: Path | None, section: str
+        self,
+        module: str,
+        settings: Settings | GenerationSettings,
+        out: Path | None,
+        markdown: Path | None,
+        section: str,
+        run: Callable[..., Sequence[Any]] = harness.run,
+        show: ModuleType = report,
     ) -> None:
+        self._run, self._show = run, show
         self.console = wide_console()
         self._settings = settings
         self._facts = environment()
@@ -59,21 +82,21 @@ class Session:
         threads = apply_threads(settings.threads).count
         self._parts = [report.heading(self._facts, self._command, threads)]
 
-    def measure(self, workload: str, systems: Sequence[str], title: str | None = None) -> list[Record]:
+    def measure(self, workload: str, systems: Sequence[str], title: str | None = None) -> Sequence[Any]:
         """Measure, print and keep one table. Ends the command if the base of the ratios cannot be measured."""
         title = title or workload
         with self.console.status(title) as status:
             try:
-                records = harness.run(workload, systems, **asdict(self._settings), say=status.update)
+                records = self._run(workload, systems, **asdict(self._settings), say=status.update)
             except WorkerError as error:
                 self.console.print(f"[red]{title}: {escape(str(error))}[/red]", highlight=False)
                 raise typer.Exit(1) from error
-        self.console.print(report.table(title, records))
+        self.console.print(self._show.table(title, records))
         with self._out.open("a", encoding="utf-8") as lines:
             for record in records:
                 row = {**self._facts, "command": self._command, **record.to_dict()}
                 lines.write(json.dumps(row) + "\n")
-        self._parts.append(report.markdown(title, records))
+        self._parts.append(self._show.markdown(title, records))
         self.write()
         return records
 

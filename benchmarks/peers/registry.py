@@ -15,6 +15,17 @@ PEERS: dict[str, tuple[str, str]] = {
     "torchao-int8": ("torchao", "compiled"),
 }
 
+# The same for those that generate text. Whom they meet is named on the command line.
+GENERATORS: dict[str, tuple[str, str]] = {
+    "llamacpp-bf16": ("llamacpp", "llamacpp"),
+    "llamacpp-q8_0": ("llamacpp", "llamacpp"),
+    "llamacpp-q4_0": ("llamacpp", "llamacpp"),
+    "llamacpp-q4_k_m": ("llamacpp", "llamacpp"),
+    "openvino-bf16": ("optimum-intel", "openvino_generation"),
+    "openvino-int8": ("optimum-intel", "openvino_generation"),
+    "openvino-int4": ("optimum-intel", "openvino_generation"),
+}
+
 # precision -> (ours, rivals); eager float32 is the base of each.
 CONTESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "float32": (

@@ -10,15 +10,21 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.peers import build_llamacpp
 from hf_cpu_accel.runtime.home import home_folder
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 NAMES = tuple(sorted(path.stem for path in _REQUIREMENTS.glob("*.txt")))
 
 
+def folder(name: str) -> Path:
+    """Where a rival's environment lies, made or not."""
+    return home_folder() / "peers" / name
+
+
 def python(name: str) -> Path:
-    """The interpreter of a rival's environment, made or not."""
-    return home_folder() / "peers" / name / "bin" / "python"
+    """Its interpreter."""
+    return folder(name) / "bin" / "python"
 
 
 def missing(name: str) -> str | None:
@@ -32,19 +38,24 @@ def missing(name: str) -> str | None:
 
 
 def make(name: str, torch_options: str = "") -> None:
-    """Create or renew one environment. Raises subprocess.CalledProcessError where pip fails.
+    """Create or renew one environment. Raises subprocess.CalledProcessError where pip or a compiler fails.
 
     Args:
         name: one of `NAMES`.
         torch_options: options of pip for torch alone, e.g. "--index-url ..." of the CPU builds.
     """
-    folder = home_folder() / "peers" / name
-    venv.create(folder, with_pip=True, clear=True)
+    venv.create(folder(name), with_pip=True, clear=True)
     requirements = _requirements(name)
     torch = next(line for line in requirements.read_text().splitlines() if line.startswith("torch=="))
     pip = [str(python(name)), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, torch, *shlex.split(torch_options)], check=True)
     subprocess.run([*pip, "-r", str(requirements)], check=True)
+    if name == "optimum-intel":
+        # It asks for torchvision. That of the package index does not load beside a CPU build of torch, and transformers
+        # imports it wherever it finds one.
+        subprocess.run([*pip[:3], "uninstall", "-q", "-y", "torchvision"], check=True)
+    if name == "llamacpp":
+        build_llamacpp.build(folder(name))
     _stamp(name).write_text(
         requirements.read_text()
     )  # last: an interrupted setup is not taken for a whole one
@@ -69,7 +80,8 @@ def main(
         except subprocess.CalledProcessError as error:
             failed = True
             typer.echo(
-                f"{name}: pip ended with code {error.returncode}; its table rows will say so", err=True
+                f"{name}: {error.cmd[0]} ended with code {error.returncode}; its table rows will say so",
+                err=True,
             )
     raise typer.Exit(1 if failed else 0)
 
@@ -79,7 +91,7 @@ def _requirements(name: str) -> Path:
 
 
 def _stamp(name: str) -> Path:
-    return home_folder() / "peers" / name / "requirements.txt"
+    return folder(name) / "requirements.txt"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,10 @@ def test_every_contestant_can_be_started() -> None:
         assert ours in systems.SYSTEMS
         for rival in rivals:
             assert rival in systems.SYSTEMS or rival in registry.PEERS
-    assert {environment for environment, _ in registry.PEERS.values()} == set(setup.NAMES)
+    started = [*registry.PEERS.values(), *registry.GENERATORS.values()]
+    assert {environment for environment, _ in started} == set(setup.NAMES)
+    for _, module in started:
+        assert (Path(setup.__file__).parent / f"{module}.py").exists()
 
 
 def test_requirements_are_pinned_to_one_torch() -> None:

@@ -17,8 +17,10 @@ import numpy as np
 from benchmarks import protocol
 def prepare():
     print("chatter")
-    if len(sys.argv) > 1:
-        raise ValueError(sys.argv[1])
+    if len(sys.argv) > 1 and sys.argv[1] == "fail":
+        raise ValueError("no such instruction")
+    if len(sys.argv) > 1 and sys.argv[1] == "write":
+        return protocol.Writer(lambda: (0.5, (0.25, 0.125)), {"threads": 2})
     return protocol.Prepared(lambda: print("more"), [np.arange(3.0)], {"threads": 2})
 protocol.serve(prepare)
 """
@@ -56,14 +58,20 @@ def test_a_worker_tells_its_facts_and_serves(tmp_path: Path) -> None:
     assert chatter.count("more") == 4  # one call goes ahead of the burst, unrecorded
 
 
+def test_a_worker_that_writes_tells_the_time_of_every_token() -> None:
+    answers, _ = talk([{"do": "generate"}, {"do": "generate"}, {"do": "quit"}], "write")
+    assert answers == [{"ready": {"threads": 2}}, *[{"first": 0.5, "steps": [0.25, 0.125]}] * 2]
+
+
 def test_a_worker_that_cannot_prepare_says_why() -> None:
-    answers, trace = talk([{"do": "burst", "calls": 1, "seconds": 0.0}], "no such instruction")
+    answers, trace = talk([{"do": "burst", "calls": 1, "seconds": 0.0}], "fail")
     assert answers == [{"error": "ValueError: no such instruction"}]
     assert "Traceback" in trace
 
 
 def test_workers_of_rivals_import_without_the_package() -> None:
     modules = ["worker", "conversion", "openvino", "onnxruntime"]
+    modules += ["generation_worker", "openvino_generation", "llamacpp", "build_llamacpp"]
     code = "import sys; sys.modules['hf_cpu_accel'] = sys.modules['torch'] = None\n"
     code += "".join(f"import benchmarks.peers.{name}\n" for name in modules)
     subprocess.run([sys.executable, "-c", code], cwd=_ROOT, check=True, timeout=60)

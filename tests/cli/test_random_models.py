@@ -5,7 +5,7 @@ import torch
 
 from hf_cpu_accel.cli import random_models
 
-# Millions of parameters of the encoder alone, with its pooler where the architecture has one.
+# Millions of parameters without a head, with the pooler where the architecture has one.
 _PUBLISHED = {
     "bert-tiny": 4.4,
     "bert-base-uncased": 109.5,
@@ -19,6 +19,13 @@ _PUBLISHED = {
     "mpnet-base": 109.5,
     "deberta-v3-small": 141.3,
     "ModernBERT-base": 149.0,
+    "gpt2": 124.4,
+    "Qwen2.5-0.5B": 494.0,
+    "Llama-3.2-1B": 1235.8,
+    "SmolLM2-135M": 134.5,
+    "SmolLM2-360M": 361.8,
+    "t5-small": 60.5,
+    "bart-base": 139.4,
 }
 
 
@@ -42,6 +49,16 @@ def test_build_is_seeded_and_leaves_the_global_generator_alone() -> None:
         weights[0]["embeddings.word_embeddings.weight"], weights[2]["embeddings.word_embeddings.weight"]
     )
     assert not first.training
+
+
+def test_weights_are_made_in_the_dtype_that_is_asked_for() -> None:
+    model = random_models.build("bert-tiny", dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_configuration_is_not_shared() -> None:
+    random_models.config("Qwen2.5-0.5B").rope_parameters["rope_theta"] = 1.0
+    assert random_models.config("Qwen2.5-0.5B").rope_parameters["rope_theta"] == 1e6
 
 
 def test_no_bias_or_norm_weight_is_degenerate() -> None:

@@ -16,10 +16,32 @@ def bench(
     model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
     task: Annotated[str, typer.Option(help="Which head and which outputs.")] = "feature-extraction",
     dtypes: Annotated[
-        str, typer.Option(help="Accelerated dtypes, separated by commas.")
-    ] = "float32,bfloat16,int8",
+        str | None,
+        typer.Option(
+            help="Accelerated dtypes, separated by commas [default: float32,bfloat16,int8; for text-generation "
+            "all but float32].",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per call.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sequence [default: 128].", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        int | None,
+        typer.Option(min=1, help="text-generation: tokens of the prompt [default: 128].", show_default=False),
+    ] = None,
+    new: Annotated[
+        int | None,
+        typer.Option(min=2, help="text-generation: tokens to generate [default: 64].", show_default=False),
+    ] = None,
+    eager: Annotated[
+        str | None,
+        typer.Option(
+            help="text-generation: dtypes of eager to compare with [default: float32,bfloat16].",
+            show_default=False,
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 10,
     random_config: Annotated[
         str | None,
@@ -35,31 +57,35 @@ def bench(
         Path | None, typer.Option(help="Write a chart here (.png, .svg, .pdf).", show_default=False)
     ] = None,
 ) -> None:
-    """Measure eager float32 against accelerated copies of a model: time, accuracy, memory.
+    """Measure eager against accelerated copies of a model: time, accuracy, memory; for text generation tokens per second.
 
     The systems take turns (A B C, C B A, ...), so drift of the machine cancels in the ratios. Examples:
 
     hf-cpu-accel bench sentence-transformers/all-MiniLM-L6-v2 --seq 32
 
     hf-cpu-accel bench --random-config bert-base-uncased --task text-classification --plot bert.png
+
+    hf-cpu-accel bench --random-config SmolLM2-135M --task text-generation --prompt 128 --new 64
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hf_cpu_accel.cli import bench_report
-    from hf_cpu_accel.cli.bench_measure import measure
-    from hf_cpu_accel.cli.bench_workload import workload as make_workload
-    from hf_cpu_accel.config import CPUAccelConfig
+    from hf_cpu_accel.cli import bench_contest, bench_report
     from hf_cpu_accel.measure import environment
     from hf_cpu_accel.runtime.threads import apply_threads
 
-    names = [name.strip() for name in dtypes.split(",") if name.strip()]
     try:
-        if not names:
-            raise ValueError(f"--dtypes {dtypes!r} names none; accepted are float32, bfloat16, int8, auto")
-        workload = make_workload(model, random_config, task, batch, seq)
-        for name in names:
-            CPUAccelConfig(dtype=name)  # a misspelt dtype is told before a model is loaded
+        contest = bench_contest.contest(
+            model,
+            random_config,
+            task,
+            batch=batch,
+            seq=seq,
+            prompt=prompt,
+            new=new,
+            dtypes=dtypes,
+            eager=eager,
+        )
         _check_writable(json, "--json")
         _check_writable(plot, "--plot")
         if plot is not None and plot.suffix not in bench_report.CHART_SUFFIXES:
@@ -72,11 +98,9 @@ def bench(
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("starting", total=repeats * (1 + len(names)))
+        bar = progress.add_task("starting", total=repeats * contest.systems)
         try:
-            results = measure(
-                workload,
-                names,
+            results = contest.measure(
                 repeats=repeats,
                 threads=threads,
                 on_stage=lambda stage: progress.update(bar, description=stage),
@@ -84,30 +108,29 @@ def bench(
             )
         except OSError as error:  # what transformers raises when it finds no such model
             console.print(
-                f"Cannot load {workload.title}: {error}", style="red", markup=False, highlight=False
+                f"Cannot load {contest.source}: {error}", style="red", markup=False, highlight=False
             )
             console.print("Without a network, pass a local folder or --random-config NAME.")
             raise typer.Exit(1) from error
         except ValueError as error:  # what accelerate_for_cpu and transformers refuse, with the reason
-            console.print(f"{workload.title}: {error}", style="red", markup=False, highlight=False)
+            console.print(f"{contest.source}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
     facts = environment.environment()
-    title = f"{workload.title}, {task}, {batch} x {seq} tokens"
     caption = environment.summary(facts, choice.count)
-    console.print(bench_report.table(results, title, caption))
+    console.print(contest.table(results, contest.title, caption))
     context: dict[str, object] = {
         "command": "hf-cpu-accel " + " ".join(sys.argv[1:]),
         **facts,
         "threads": choice.count,
         "thread_reason": choice.reason,
-        "workload": {"model": workload.title, "task": task, "batch": batch, "seq": seq},
+        "workload": contest.facts,
         "repeats": repeats,
     }
     if json is not None:
         bench_report.write_json(json, results, context)
         console.print(f"wrote {json}")
     if plot is not None:
-        bench_report.write_chart(plot, results, title, caption)
+        contest.write_chart(plot, results, contest.title, caption)
         console.print(f"wrote {plot}")
 
 

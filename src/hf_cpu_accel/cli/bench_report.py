@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from hf_cpu_accel.cli.bench_measure import EAGER, Result
 from hf_cpu_accel.cli.tables import coloured_ratio, interval, milliseconds, results_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _HEADINGS = (
     "system",
@@ -22,7 +27,7 @@ _HEADINGS = (
     "ready\ns",
 )
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
-_EAGER_COLOUR, _OURS_COLOUR, _SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
+EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
 
 
 def table(results: Sequence[Result], title: str, caption: str) -> Table:
@@ -43,17 +48,15 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
     return out
 
 
-def write_json(path: Path, results: Sequence[Result], context: dict[str, object]) -> None:
-    """`context` (machine, workload, settings) and one object per system; seconds and bytes."""
+def write_json(path: Path, results: Sequence[Any], context: dict[str, object]) -> None:
+    """`context` (machine, workload, settings) and the `to_dict()` of each result; seconds and bytes."""
     document = {**context, "systems": [result.to_dict() for result in results]}
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
     """Median latency as horizontal bars with their intervals; the suffix is one of CHART_SUFFIXES."""
-    from matplotlib.figure import Figure  # not pyplot: no display, no global state
-
-    figure = Figure(figsize=(8, 1.3 + 0.5 * len(results)), dpi=150, layout="constrained")
+    figure = open_figure(len(results), width=8, title=title, caption=caption)
     axes = figure.subplots()
     medians = [result.seconds.value * 1e3 for result in results]
     errors = [
@@ -61,7 +64,7 @@ def write_chart(path: Path, results: Sequence[Result], title: str, caption: str)
         [(result.seconds.high - result.seconds.value) * 1e3 for result in results],
     ]
     colours = [
-        _EAGER_COLOUR if result.system == EAGER else _SLOWER_COLOUR if result.slower else _OURS_COLOUR
+        EAGER_COLOUR if result.system == EAGER else SLOWER_COLOUR if result.slower else OURS_COLOUR
         for result in results
     ]
     places = range(len(results))
@@ -83,12 +86,25 @@ def write_chart(path: Path, results: Sequence[Result], title: str, caption: str)
     axes.invert_yaxis()
     axes.set_xlim(0, reach * (1.45 if any(result.slower for result in results) else 1.28))
     axes.set_xlabel("milliseconds per call, median and 95 % interval (shorter is better)", fontsize=8)
+    bare(axes)
+    figure.savefig(path)
+
+
+def open_figure(bars: int, width: float, title: str, caption: str) -> Figure:
+    """An empty figure, as high as so many horizontal bars need."""
+    from matplotlib.figure import Figure  # not pyplot: no display, no global state
+
+    figure = Figure(figsize=(width, 1.3 + 0.5 * bars), dpi=150, layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.supxlabel(caption, fontsize=6.5, color="#777777", x=0.01, ha="left")
+    return figure
+
+
+def bare(axes: Axes) -> None:
+    """Take away what does not carry numbers."""
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, color="#bbbbbb")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#bbbbbb")
     axes.xaxis.grid(True, color="#e8e8e8")
     axes.set_axisbelow(True)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(caption, fontsize=6.5, color="#777777", x=0.01, ha="left")
-    figure.savefig(path)

@@ -24,7 +24,8 @@ _TASKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "token-classification": ("AutoModelForTokenClassification", ("logits",)),
     "zero-shot-classification": _SEQUENCE_CLASSIFICATION,
 }
-TASKS = tuple(_TASKS)
+TEXT_GENERATION = "text-generation"  # see generation_workload.py
+TASKS = (*_TASKS, TEXT_GENERATION)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Workload:
     batch: int
     seq: int
     build: Callable[[], nn.Module]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What names the workload in results."""
+        return {"model": self.title, "task": self.task, "batch": self.batch, "seq": self.seq}
+
+    def __str__(self) -> str:
+        return f"{self.title}, {self.task}, {self.batch} x {self.seq} tokens"
 
     def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         """Random token ids and a full attention mask, both int64 [batch, seq]; the same for the same seed.
@@ -69,26 +78,34 @@ def workload(model: str | None, random_config: str | None, task: str, batch: int
     """
     if task not in _TASKS:
         raise ValueError(f"task={task!r} is not known; accepted: {', '.join(TASKS)}")
-    if (model is None) == (random_config is None):
-        raise ValueError("give one of MODEL (an id or a local folder) and --random-config NAME")
+    title = source_title(model, random_config)
     if batch < 1 or seq < 1:
         raise ValueError(f"batch={batch}, seq={seq}: both must be at least 1")
     auto_class = _TASKS[task][0]
     if random_config is not None:
-        if random_config not in random_models.NAMES:
-            raise ValueError(
-                f"random_config={random_config!r} is not known; accepted: {', '.join(random_models.NAMES)}"
-            )
         if auto_class == "SentenceTransformer":
             raise ValueError("task='sentence-similarity' needs a MODEL; or use feature-extraction")
         name = random_config
-        return Workload(
-            f"{name} (random weights)", task, batch, seq, lambda: random_models.build(name, auto_class)
-        )
+        return Workload(title, task, batch, seq, lambda: random_models.build(name, auto_class))
     assert model is not None
     path = model
-    title = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
     return Workload(title, task, batch, seq, lambda: _load(path, auto_class))
+
+
+def source_title(model: str | None, random_config: str | None) -> str:
+    """How results name the model: a folder by its last part, random weights as what they are.
+
+    Raises ValueError unless exactly one of the two is given, and for an unknown random_config.
+    """
+    if (model is None) == (random_config is None):
+        raise ValueError("give one of MODEL (an id or a local folder) and --random-config NAME")
+    if model is not None:
+        return os.path.basename(os.path.normpath(model)) if os.path.isdir(model) else model
+    if random_config not in random_models.NAMES:
+        raise ValueError(
+            f"random_config={random_config!r} is not known; accepted: {', '.join(random_models.NAMES)}"
+        )
+    return f"{random_config} (random weights)"
 
 
 def _load(model: str, auto_class: str) -> nn.Module:

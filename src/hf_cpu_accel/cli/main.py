@@ -7,17 +7,19 @@ from typing import Annotated
 import typer
 
 from hf_cpu_accel.cli.bench import bench
+from hf_cpu_accel.cli.chat import chat
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 
 app = typer.Typer(
     name="hf-cpu-accel",
-    help="Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work.",
+    help="Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work, talk to it.",
     no_args_is_help=True,
     add_completion=False,
 )
 app.command()(doctor)
 app.command()(bench)
+app.command()(chat)
 app.command()(demo)
 
 
@@ -33,4 +35,4 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work."""
+    """Hugging Face models, faster on CPUs: look at the machine, measure a model, see it work, talk to it."""

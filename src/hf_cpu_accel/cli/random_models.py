@@ -5,13 +5,21 @@ Speed does not depend on the values of the weights. Accuracy does: measure that 
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
+_SMOLLM2 = {
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 # name -> (transformers model type, what its published config.json sets differently from the type's defaults)
 _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-tiny": (
@@ -55,31 +63,105 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ModernBERT-base": ("modernbert", {}),
+    "gpt2": ("gpt2", {}),
+    "Qwen2.5-0.5B": (
+        "qwen2",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Llama-3.2-1B": (
+        "llama",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "SmolLM2-135M": (
+        "llama",
+        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+        | {"num_attention_heads": 9, "num_key_value_heads": 3}
+        | _SMOLLM2,
+    ),
+    "SmolLM2-360M": (
+        "llama",
+        {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
+        | {"num_attention_heads": 15, "num_key_value_heads": 5}
+        | _SMOLLM2,
+    ),
+    "t5-small": ("t5", {"decoder_start_token_id": 0}),
+    "bart-base": (
+        "bart",
+        {
+            "vocab_size": 50265,
+            "d_model": 768,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 12,
+            "decoder_attention_heads": 12,
+            "encoder_ffn_dim": 3072,
+            "decoder_ffn_dim": 3072,
+        },
+    ),
 }
 
 NAMES = tuple(_ARCHITECTURES)
 
 
-def build(name: str, auto_class: str = "AutoModel", seed: int = 0) -> PreTrainedModel:
-    """A model of a well-known shape in eval mode, float32, random weights from `seed`.
+def config(name: str) -> PreTrainedConfig:
+    """The configuration of one of `NAMES`, else ValueError."""
+    if name not in _ARCHITECTURES:
+        raise ValueError(f"random_config={name!r} is not known; accepted: {', '.join(NAMES)}")
+    import transformers
+
+    model_type, overrides = _ARCHITECTURES[name]
+    # A copy: the configuration adds to what it is given.
+    return transformers.AutoConfig.for_model(model_type, **copy.deepcopy(overrides))
+
+
+def build(
+    name: str, auto_class: str = "AutoModel", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """A model of a well-known shape in eval mode, random weights from `seed`.
 
     Biases and norm weights get noise (they start at exactly 0 and 1), so that a dropped one shows.
 
     Args:
         name: one of `NAMES`.
         auto_class: the transformers auto class that chooses the head, e.g. "AutoModelForMaskedLM".
+        dtype: the weights are made in it, without a float32 copy.
     """
-    if name not in _ARCHITECTURES:
-        raise ValueError(f"random_config={name!r} is not known; accepted: {', '.join(NAMES)}")
+    shape = config(name)
     import transformers
 
-    model_type, overrides = _ARCHITECTURES[name]
-    config = transformers.AutoConfig.for_model(model_type, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = getattr(transformers, auto_class).from_config(config)
+        model: PreTrainedModel = getattr(transformers, auto_class).from_config(shape, dtype=dtype)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.02)
-    return model.float().eval()
+    return model.eval()

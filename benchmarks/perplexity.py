@@ -1,0 +1,257 @@
+"""Does it still write the same? Perplexity on held-out text, eager float32 against this package in each dtype:
+
+python -m benchmarks.train_lm && python -m benchmarks.perplexity
+
+Twice, because different kernels serve: over whole windows, as prompts are read, and token by token inside `generate`, as text
+is written. And for float32: whether greedy search writes the very same tokens. Exit code 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks import report
+from benchmarks.lm_text import corpus
+from benchmarks.session import Markdown, Out, Threads
+from benchmarks.train_lm import default_folder, windows
+from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.cli.tables import results_table, wide_console
+from hf_cpu_accel.config import DTYPES
+from hf_cpu_accel.measure.environment import environment
+from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.threads import apply_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# By how much of eager float32's perplexity a dtype's may differ.
+BARS = {"float32": 1e-4, "bfloat16": 0.003, "int8": 0.01, "int8-weight": 0.01, "int4": 0.03}
+EAGER = "eager-fp32"
+_HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greedy\ntokens", "met")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much text: windows that are read at once, and windows of which all but the first `prompt` tokens are written."""
+
+    context: int = 256
+    read: int = 120
+    written: int = 8
+    prompt: int = 32
+    greedy_prompts: int = 2
+    greedy_new: int = 256
+
+
+@dataclass(frozen=True)
+class Result:
+    """Perplexities of one system. `greedy` is the share of tokens that greedy search has in common with eager float32's, up to
+    the first that differs."""
+
+    system: str
+    reading: float
+    writing: float
+    reading_ratio: float
+    writing_ratio: float
+    greedy: float
+    bar: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether both perplexities are within the bar, and for float32 all tokens the same; None without a bar."""
+        if self.bar is None:
+            return None
+        near = all(abs(ratio - 1) <= self.bar for ratio in (self.reading_ratio, self.writing_ratio))
+        return near and (self.system != "ours-float32" or self.greedy == 1)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    held_out: Tensor,
+    dtypes: Sequence[str],
+    plan: Plan,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Result]:
+    """Eager float32, eager bfloat16 and each dtype; the first is the base.
+
+    Args:
+        model: float32, in eval mode; stays as it is.
+        held_out: token ids int64 [windows, plan.context].
+    """
+    systems: list[tuple[str, str | None]] = [(EAGER, None), ("eager-bf16", None)]
+    systems += [(f"ours-{dtype}", dtype) for dtype in dtypes]
+    results: list[Result] = []
+    base_tokens: Tensor | None = None
+    for name, dtype in systems:
+        say(name)
+        copied = copy.deepcopy(model)
+        if dtype is not None:
+            accelerate_for_cpu(copied, dtype=dtype, originals="drop")
+        elif name == "eager-bf16":
+            copied = copied.to(torch.bfloat16)
+        read = reading(copied, held_out[: plan.read])
+        written = writing(copied, held_out[-plan.written :], plan.prompt)
+        tokens = greedy(copied, held_out[: plan.greedy_prompts, : plan.prompt], plan.greedy_new)
+        base_tokens = tokens if base_tokens is None else base_tokens
+        base = results[0] if results else None
+        results.append(
+            Result(
+                name,
+                read,
+                written,
+                read / base.reading if base else 1.0,
+                written / base.writing if base else 1.0,
+                _common(tokens, base_tokens),
+                BARS.get(dtype) if dtype else None,
+            )
+        )
+    return results
+
+
+@torch.inference_mode()
+def reading(model: PreTrainedModel, ids: Tensor) -> float:
+    """Perplexity of windows [n, context] in one forward pass each, every token but the first given those before it."""
+    total = 0.0
+    for window in ids.split(1):
+        logits = model(input_ids=window).logits.float()
+        total += torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), window[:, 1:].flatten(), reduction="sum"
+        ).item()
+    return math.exp(total / (ids.shape[0] * (ids.shape[1] - 1)))
+
+
+@torch.inference_mode()
+def writing(model: PreTrainedModel, ids: Tensor, prompt: int) -> float:
+    """Perplexity of windows [n, context] behind their first `prompt` tokens, through `generate` that is made to write them."""
+    total = 0.0
+    for window in ids.split(1):
+        dictation = _Dictation(window[0])
+        model.generate(
+            input_ids=window[:, :prompt],
+            attention_mask=torch.ones_like(window[:, :prompt]),
+            logits_processor=[dictation],
+            max_new_tokens=window.shape[1] - prompt,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        total += dictation.nats
+    return math.exp(total / (ids.shape[0] * (ids.shape[1] - prompt)))
+
+
+def greedy(model: PreTrainedModel, prompts: Tensor, new: int) -> Tensor:
+    """int64 [n, new]: what greedy search writes after each of prompts [n, tokens]; nothing ends it early."""
+    written = [
+        model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+        )[:, prompt.shape[1] :]
+        for prompt in prompts.split(1)
+    ]
+    return torch.cat(written)
+
+
+class _Dictation:
+    """A logits processor that leaves `generate` no other choice than the given tokens, and adds up what each cost."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self.nats = 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = int(self._tokens[input_ids.shape[1]])
+        self.nats -= torch.log_softmax(scores.float(), dim=-1)[0, token].item()
+        forced = torch.full_like(scores, -math.inf)
+        forced[:, token] = 0
+        return forced
+
+
+def _common(tokens: Tensor, base: Tensor) -> float:
+    same = (tokens == base).cumprod(dim=1)
+    return same.sum().item() / same.numel()
+
+
+def main(
+    folder: Annotated[
+        Path | None, typer.Option(help="A trained model [default: where train_lm leaves it].")
+    ] = None,
+    dtypes: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(
+        dtype for dtype in DTYPES if dtype != "auto"
+    ),
+    threads: Threads = None,
+    out: Out = None,
+    markdown: Markdown = None,
+) -> None:
+    """Measure every dtype on text that the model was not trained on."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = folder or default_folder()
+    if not (where / "config.json").exists():
+        raise typer.BadParameter(
+            f"no model in {where}; run `python -m benchmarks.train_lm`, or pass --folder"
+        )
+    choice = apply_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
+    plan = Plan()
+    ids = windows(
+        AutoTokenizer.from_pretrained(where), corpus().held_out, plan.context, plan.read + plan.written
+    )
+    console = wide_console()
+    with console.status("") as status:
+        results = evaluate(model, ids, [name.strip() for name in dtypes.split(",")], plan, status.update)
+    console.print(table(results))
+    facts = environment()
+    out = out or home_folder() / "bench" / "results.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as lines:
+        for result in results:
+            lines.write(
+                json.dumps({**facts, "workload": "perplexity", **asdict(result), "met": result.met}) + "\n"
+            )
+    if markdown is not None:
+        text = report.heading(facts, "python -m benchmarks.perplexity", choice.count)
+        report.write_markdown(
+            markdown,
+            text + "\n" + report.markdown_table(_HEADINGS, [cells(r) for r in results]),
+            "perplexity",
+        )
+    if any(result.met is False for result in results):
+        raise typer.Exit(1)
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """One row, in the order of the headings."""
+    return (
+        result.system,
+        f"{result.reading:.3f}",
+        f"{result.reading_ratio - 1:+.2%}",
+        f"{result.writing:.3f}",
+        f"{result.writing_ratio - 1:+.2%}",
+        "" if result.bar is None else f"{result.bar:.2%}",
+        f"{result.greedy:.0%}",
+        {None: "", True: "yes", False: "NO"}[result.met],
+    )
+
+
+def table(results: Sequence[Result]) -> Table:
+    """For the terminal."""
+    out = results_table(_HEADINGS, "Perplexity on held-out text")
+    for result in results:
+        out.add_row(*cells(result))
+    return out
+
+
+if __name__ == "__main__":
+    typer.run(main)

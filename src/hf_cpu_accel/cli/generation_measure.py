@@ -1,0 +1,191 @@
+"""Text generation, eager against accelerated, side by side in one process: each system has its own copy of the model."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from hf_cpu_accel import extension, hardware
+from hf_cpu_accel.api import accelerate_for_cpu, explain
+from hf_cpu_accel.cli.generation_workload import Workload
+from hf_cpu_accel.config import DTYPES
+from hf_cpu_accel.hardware import Peaks
+from hf_cpu_accel.measure import Estimate, PeakMemory, Timing, speedup
+from hf_cpu_accel.measure.generation import Generated, generate
+from hf_cpu_accel.measure.generation_cost import Cost, bytes_per_weight, cost, peak_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+EAGER = ("float32", "bfloat16")
+# Those that read fewer bytes per token than float32: what makes generation fast.
+DEFAULT_DTYPES = tuple(dtype for dtype in DTYPES if dtype not in ("auto", "float32"))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One system on the workload; all rates are per second and for the whole batch.
+
+    prefill, decode: tokens of the prompts until the first token; new tokens after the first one. Medians over the rounds.
+    first: seconds to the first token. step: seconds per token of each row after it, the mean of a call.
+    first_speedup, step_speedup: against the faster eager system, paired inside each round.
+    flops_share: of the measured arithmetic peak of this dtype, that the prefill's linear layers reached.
+    read_share: of the measured read bandwidth, that the decode's weights took. Both None without the kernels that measure.
+    peak_bytes: the most by which resident memory rose, from before the system's copy of the model was made to after its first
+        call; None if unknown.
+    ready_seconds: from the call of accelerate_for_cpu to the end of the first call.
+    """
+
+    system: str
+    eager: bool
+    prefill: float
+    decode: float
+    first: Estimate
+    step: Estimate
+    first_speedup: Estimate
+    step_speedup: Estimate
+    step_bytes: int
+    flops_share: float | None
+    read_share: float | None
+    peak_bytes: int | None
+    ready_seconds: float
+    runs: tuple[Generated, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass
+class _System:
+    name: str
+    model: PreTrainedModel
+    dtype: str
+    eager: bool
+    peak_bytes: int | None
+    ready_seconds: float
+    runs: list[Generated]
+
+    def timing(self, part: str) -> Timing:
+        return Timing(tuple((getattr(run, part),) for run in self.runs))
+
+
+def measure(
+    workload: Workload,
+    dtypes: Sequence[str],
+    eager: Sequence[str],
+    *,
+    repeats: int,
+    threads: int | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    on_burst: Callable[[str], None] = lambda system: None,
+) -> list[Result]:
+    """Measure eager and accelerated copies of one model, interleaved; eager ones come first.
+
+    Args:
+        dtypes: as `accelerate_for_cpu` takes them.
+        eager: of EAGER, at least one.
+        repeats: rounds; each system generates once per round, after a call of two tokens that is not counted.
+        threads: as in CPUAccelConfig; applied by the caller before, so that eager runs on as many.
+        on_stage, on_burst: progress callbacks, with a description and with a system's name.
+
+    Raises ValueError if the copies do not fit in memory together.
+    """
+    on_stage(f"loading {workload.title}")
+    original = workload.build()
+    inputs = workload.inputs(original)
+    _check_memory(original, dtypes, eager)
+    on_stage("counting bytes and operations")
+    needs = cost(original, inputs)
+    systems: list[_System] = []
+    for dtype, is_eager in [*((dtype, True) for dtype in eager), *((dtype, False) for dtype in dtypes)]:
+        name = f"eager {dtype}" if is_eager else dtype
+        on_stage(f"preparing {name}")
+        with PeakMemory() as memory:
+            model = copy.deepcopy(original)
+            if dtype == "float32":
+                model = model.float()
+            start = time.perf_counter()
+            if not is_eager:
+                # Nobody restores the copy, so nothing is kept for it.
+                accelerate_for_cpu(model, dtype=dtype, threads=threads, originals="drop")
+            generate(model, inputs, workload.new)
+            ready = time.perf_counter() - start
+        served = dtype if is_eager else explain(model).dtype  # what "auto" came to
+        systems.append(_System(name, model, served, is_eager, memory.peak_bytes, ready, []))
+    del original, model
+    on_stage("measuring")
+    before = _peaks(threads)
+    order = list(systems)
+    for _ in range(repeats):
+        for system in order:
+            generate(system.model, inputs, 2)
+            system.runs.append(generate(system.model, inputs, workload.new))
+            on_burst(system.name)
+        order.reverse()
+    return _results(systems, workload, needs, [peaks for peaks in (before, _peaks(threads)) if peaks])
+
+
+def _results(
+    systems: Sequence[_System], workload: Workload, needs: Cost, probes: Sequence[Peaks]
+) -> list[Result]:
+    eager = [system for system in systems if system.eager]
+    first_base, step_base = (
+        min((system.timing(part) for system in eager), key=lambda timing: timing.seconds.value)
+        for part in ("first", "step")
+    )
+    results = []
+    for system in systems:
+        first, step = system.timing("first"), system.timing("step")
+        step_bytes = needs.step_bytes(system.dtype)
+        flops_share = read_share = None
+        if probes:  # the machine was at its limits at its better moment
+            peak = max(peak_of(peaks, system.dtype) for peaks in probes)
+            bandwidth = max(peaks.read_bandwidth for peaks in probes)
+            flops_share = needs.first_flops / first.seconds.value / (peak * 1e9)
+            read_share = step_bytes / step.seconds.value / (bandwidth * 1e9)
+        results.append(
+            Result(
+                system=system.name,
+                eager=system.eager,
+                prefill=workload.batch * workload.prompt / first.seconds.value,
+                decode=workload.batch / step.seconds.value,
+                first=first.seconds,
+                step=step.seconds,
+                first_speedup=speedup(first_base, first),
+                step_speedup=speedup(step_base, step),
+                step_bytes=step_bytes,
+                flops_share=flops_share,
+                read_share=read_share,
+                peak_bytes=system.peak_bytes,
+                ready_seconds=system.ready_seconds,
+                runs=tuple(system.runs),
+            )
+        )
+    return results
+
+
+def _check_memory(model: PreTrainedModel, dtypes: Sequence[str], eager: Sequence[str]) -> None:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    # Tables of embeddings stay beside packed weights.
+    table = max(parameter.nbytes for parameter in model.parameters())
+    needed = sum(parameters * torch.empty(0, dtype=getattr(torch, dtype)).element_size() for dtype in eager)
+    for dtype in dtypes:
+        at_most = "float32" if dtype == "auto" else dtype
+        needed += round(parameters * bytes_per_weight(at_most)) + table
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ValueError(
+            f"the copies for {len(dtypes)} dtypes and {len(eager)} eager systems need some {needed / 1e9:.1f} GB, "
+            f"{available / 1e9:.1f} GB are available; name fewer in --dtypes, or --eager bfloat16"
+        )
+
+
+def _peaks(threads: int | None) -> Peaks | None:
+    return hardware.measure_peaks(threads) if extension.status().loaded else None

@@ -1,0 +1,114 @@
+"""How `hf-cpu-accel bench --task text-generation` shows its results: a table and a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from hf_cpu_accel.cli.bench_report import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, bare, open_figure
+from hf_cpu_accel.cli.generation_measure import Result
+from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_HEADINGS = (
+    "system",
+    "prefill\ntok/s",
+    "of\npeak",
+    "decode\ntok/s",
+    "of\nmemory",
+    "decode\nspeedup",
+    "first\nms",
+    "peak\nMB",
+)
+
+
+def table(results: Sequence[Result], title: str, caption: str) -> Table:
+    """One row per system, 80 columns wide."""
+    out = results_table(_HEADINGS, title, caption)
+    for result in results:
+        out.add_row(
+            result.system,
+            rate(result.prefill),
+            share(result.flops_share),
+            rate(result.decode),
+            share(result.read_share),
+            coloured_ratio(result.step_speedup.value),
+            milliseconds(result.first.value),
+            "-" if result.peak_bytes is None else f"{result.peak_bytes / 1e6:.0f}",
+        )
+    return out
+
+
+def rate(per_second: float) -> str:
+    """Three significant digits."""
+    return f"{per_second:.{0 if per_second >= 100 else 1 if per_second >= 10 else 2}f}"
+
+
+def share(value: float | None) -> str:
+    """Of a measured limit, in per cent; `-` if there was none to compare with."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
+    """Tokens per second of decode and of prefill as horizontal bars, a mark where the machine's limit lies.
+
+    The suffix of `path` is one of `bench_report.CHART_SUFFIXES`.
+    """
+    figure = open_figure(len(results), width=10, title=title, caption=caption)
+    decode, prefill = figure.subplots(1, 2, sharey=True)
+    _bars(
+        decode,
+        results,
+        [result.decode for result in results],
+        [result.read_share for result in results],
+        [result.step_speedup.value for result in results],
+        "decode, tokens per second (mark: what memory allows)",
+    )
+    _bars(
+        prefill,
+        results,
+        [result.prefill for result in results],
+        [result.flops_share for result in results],
+        [result.first_speedup.value for result in results],
+        "prefill, tokens per second (mark: what arithmetic allows)",
+    )
+    decode.set_yticks(range(len(results)), [result.system for result in results])
+    decode.invert_yaxis()
+    figure.savefig(path)
+
+
+def _bars(
+    axes: Axes,
+    results: Sequence[Result],
+    rates: Sequence[float],
+    shares: Sequence[float | None],
+    speedups: Sequence[float],
+    label: str,
+) -> None:
+    colours = [
+        EAGER_COLOUR if result.eager else SLOWER_COLOUR if ratio < 1 else OURS_COLOUR
+        for result, ratio in zip(results, speedups, strict=True)
+    ]
+    axes.barh(range(len(results)), rates, height=0.62, color=colours)
+    limits = [rate / share for rate, share in zip(rates, shares, strict=True) if share]
+    reach = max([*rates, *limits])
+    for place, (result, value, limit, ratio) in enumerate(zip(results, rates, shares, speedups, strict=True)):
+        if limit:
+            axes.plot([value / limit] * 2, [place - 0.31, place + 0.31], color="#333333", linewidth=1.5)
+        text = rate(value) + ("" if result.eager else f"   {ratio:.2f}x")
+        inside = limit is not None and value / limit < value + 0.3 * reach
+        axes.text(
+            (value / limit if inside and limit else value) + reach * 0.02,
+            place,
+            text,
+            va="center",
+            fontsize=9,
+        )
+    axes.set_xlim(0, reach * 1.35)
+    axes.set_xlabel(label, fontsize=8)
+    bare(axes)

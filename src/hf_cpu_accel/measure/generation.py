@@ -1,0 +1,84 @@
+"""Timing of `model.generate`, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class TokenClock:
+    """A streamer, `model.generate(streamer=TokenClock())`, that notes when each token arrives.
+
+    `times` holds one `time.perf_counter()` for each token (for each row of tokens of a batch). Streamers are handed the
+    prompt before the first token; that is not a token's arrival.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._prompt_seen = False
+
+    def put(self, value: Tensor) -> None:
+        if self._prompt_seen:
+            self.times.append(time.perf_counter())
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One call of `generate`: seconds to its first token, and of each token after it."""
+
+    first: float
+    steps: tuple[float, ...]
+
+    @property
+    def step(self) -> float:
+        """Mean seconds per token after the first."""
+        return sum(self.steps) / len(self.steps)
+
+
+def plain_greedy(model: PreTrainedModel) -> None:
+    """Replace the model's generation settings by plain greedy search without an end.
+
+    Published models come with sampling, beams, forced or forbidden tokens; whatever `generate` is not told it takes from
+    there. Without an end token nothing stops early, and no logits processor has to forbid it.
+    """
+    from transformers import GenerationConfig
+
+    start = None
+    if model.config.is_encoder_decoder:
+        own = model.generation_config
+        start = own.bos_token_id if own.decoder_start_token_id is None else own.decoder_start_token_id
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, decoder_start_token_id=start)
+
+
+def generate(model: PreTrainedModel, inputs: Mapping[str, Tensor], new: int) -> Generated:
+    """Time one call that generates `new` tokens, with the model's generation settings (see `plain_greedy`).
+
+    Args:
+        inputs: input_ids and attention_mask, int64 [batch, prompt].
+        new: tokens to generate, at least 2.
+
+    Raises RuntimeError if another number of tokens arrived: the times would be those of something else.
+    """
+    if new < 2:
+        raise ValueError(f"new={new}: two tokens are the fewest that have a time between them")
+    clock = TokenClock()
+    generate_tokens: Any = model.generate
+    with torch.inference_mode():
+        start = time.perf_counter()
+        generate_tokens(**inputs, max_new_tokens=new, streamer=clock)
+    if len(clock.times) != new:
+        raise RuntimeError(f"{len(clock.times)} tokens arrived, {new} were asked for")
+    return Generated(clock.times[0] - start, tuple(b - a for a, b in pairwise(clock.times)))

@@ -1,0 +1,105 @@
+"""What generating a token costs at least: bytes of weights to read and multiply-adds to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.hardware import Peaks
+from hf_cpu_accel.packing import PANEL_FEATURES, pack_linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::linear"})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The linear layers of a model at work.
+
+    first_flops: floating point operations until the first token, a multiply-add counts as two. Attention itself is not in it.
+    step_weights: (out_features, in_features) of each weight that one token after the first reads, lm_head among them, the table
+        of embeddings not: one row of it is read.
+    """
+
+    first_flops: int
+    step_weights: tuple[tuple[int, int], ...]
+
+    def step_bytes(self, dtype: str) -> int:
+        """Bytes of weights per token where all are packed in `dtype`, scales among them."""
+        return round(sum(n * k * bytes_per_weight(dtype, k) for n, k in self.step_weights))
+
+
+@functools.cache
+def bytes_per_weight(dtype: str, in_features: int = 1024) -> float:
+    """What one weight of a linear layer takes where it is packed in `dtype`, with its share of the scales."""
+    return pack_linear(torch.zeros(PANEL_FEATURES, in_features), dtype).nbytes / (
+        PANEL_FEATURES * in_features
+    )
+
+
+def cost(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Cost:
+    """Count by watching an eager model generate two tokens.
+
+    Args:
+        inputs: input_ids and attention_mask, int64 [batch, prompt].
+    """
+    counter = _Counter(model)
+    generate: Any = model.generate
+    with torch.inference_mode(), counter:
+        generate(**inputs, max_new_tokens=2, streamer=counter)
+    return Cost(counter.flops[0], tuple(counter.weights[1].values()))
+
+
+def peak_of(peaks: Peaks, dtype: str) -> float:
+    """The measured GFLOP/s (GOP/s) that the matrix products of a prompt may reach with weights packed in `dtype`.
+
+    bfloat16 and int8-weight are computed in bfloat16 or in float32, whichever this CPU does faster; int8 and int4 in int8.
+    """
+    if dtype == "float32":
+        return peaks.float32
+    return max(peaks.float32, peaks.bfloat16) if dtype in ("bfloat16", "int8-weight") else peaks.int8
+
+
+class _Counter(TorchDispatchMode):
+    """Sums up matrix products with parameters; as a streamer it learns where one token ends and the next begins."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._prompt_seen = False
+        self.flops = [0]
+        self.weights: list[dict[tuple[int, int], tuple[int, int]]] = [{}]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.name().split(".")[0] in _MATMULS:
+            for weight in args:
+                if isinstance(weight, Tensor) and weight.dim() == 2:
+                    self._count(weight, out)
+        return out
+
+    def _count(self, weight: Tensor, out: Tensor) -> None:
+        pointer = weight.untyped_storage().data_ptr()
+        if pointer not in self._parameters:
+            return
+        out_features = out.shape[-1]
+        in_features = weight.numel() // out_features
+        self.flops[-1] += 2 * out.numel() * in_features
+        self.weights[-1][pointer, int(weight.storage_offset())] = (out_features, in_features)
+
+    def put(self, value: Tensor) -> None:
+        if self._prompt_seen:
+            self.flops.append(0)
+            self.weights.append({})
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
