@@ -131,6 +131,11 @@ FAMILIES = {
         "BartModel", "BartConfig", _BART,
         {"encoder layer": 2, "attention": 6, "merged projections": 24, "linear": 8},
     ),
+    "gpt2": Family(
+        "GPT2Model", "GPT2Config",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCABULARY},
+        {"attention": 2, "transposed linear": 8, "decoder layer": 2},
+    ),
 }  # fmt: skip
 
 

@@ -63,3 +63,9 @@ def test_what_computes_something_else_is_left() -> None:
 def test_skipped_ones_are_left() -> None:
     model = accelerate_for_cpu(conv1d(48), dtype="float32", skip_modules=("inner",))
     assert [(item.structure, item.reason) for item in explain(model).left] == [(STRUCTURE, "skip_modules")]
+
+
+def test_four_bits_come_in_the_groups_that_were_asked_for() -> None:
+    model = Holder(Conv1D(64, 128)).eval()
+    accelerate_for_cpu(model, dtype="int4", int4_group=64)
+    assert model.inner.packed.data.shape[1] == 128 // 64

@@ -32,7 +32,13 @@ class TransposedLinearRule:
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
         dtype = context.weight_dtype(match.path, [linear])
-        packed = pack([linear], dtype, measured=context.measured, transposed=True)[0]
+        packed = pack(
+            [linear],
+            dtype,
+            int4_group=context.config.int4_group,
+            measured=context.measured,
+            transposed=True,
+        )[0]
         if context.config.verify:
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad():
