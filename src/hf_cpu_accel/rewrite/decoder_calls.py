@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ class Stack:
 
 def stacks_of(root: nn.Module) -> Iterator[Stack]:
     """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
+    if "transformers" not in sys.modules:  # none of its models can be in there
+        return
     from transformers import PreTrainedModel
 
     found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
