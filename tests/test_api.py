@@ -117,7 +117,7 @@ def test_explain_names_modules_settings_and_kernels(model):
     ("options", "error", "message"),
     [
         ({"dtype": "fp32"}, ValueError, "dtype='fp32' is unknown, accepted"),
-        ({"dtype": "int4"}, ValueError, "not available yet"),
+        ({"dtype": "int8-static"}, ValueError, "not available yet"),
         ({"compile": "now"}, ValueError, "compile='now' is not available yet, accepted: 'auto', 'off'"),
         ({"verfy": False}, TypeError, "unknown option 'verfy', accepted: dtype"),
         ({"config": "int8"}, TypeError, "config is a str, expected a CPUAccelConfig"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, EncoderDecoderCache, Gemma2Config, LlamaConfig
 
-from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
 
 HEADS, DIM, WINDOW = 2, 8, 24
 _SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": HEADS, "vocab_size": 50}
@@ -284,3 +284,15 @@ def test_models_with_other_state_are_refused():
     with pytest.raises(ValueError, match="LinearAttentionLayer"):
         CPUCache(config)
     assert refusal(LLAMA) is None
+
+
+def test_what_no_layer_wrote_is_not_a_number_that_spoils_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused layers leave left padding out; other layers multiply what is there with probability 0."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(float("nan")))
+    layer = CPUCacheLayer()
+    layer.reserve(2, 1, 4, 4, torch.float32, 3)
+    layer.advance(3)
+    layer.reserve(2, 1, 4, 4, torch.float32, 500)  # moves to a larger storage
+    assert torch.equal(layer.keys, torch.zeros(2, 1, 3, 4))
+    assert torch.equal(layer.values, torch.zeros(2, 1, 3, 4))

@@ -24,7 +24,7 @@ class CPUCacheLayer(CacheLayerMixin):
 
     Attributes:
         key_storage, value_storage: [batch, kv_heads, capacity, features], None before the first token. What lies from `length`
-            on is not initialised. The same tensors until `reserve` has to grow them.
+            on means nothing. The same tensors until `reserve` has to grow them.
         length: tokens in the storage.
         dropped: tokens seen that are not in the storage any more.
         beams: where the keys of each sequence lie, None as long as those of sequence b lie in row b.
@@ -185,8 +185,9 @@ class CPUCacheLayer(CacheLayerMixin):
     ) -> None:
         capacity, dtype = bucket(new_tokens), self.storage_dtype or dtype
         with torch.inference_mode(False):  # else a call outside of inference mode could not write to it
-            self.key_storage = torch.empty(batch, kv_heads, capacity, key_dim, dtype=dtype)
-            self.value_storage = torch.empty(batch, kv_heads, capacity, value_dim, dtype=dtype)
+            # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
+            self.key_storage = torch.zeros(batch, kv_heads, capacity, key_dim, dtype=dtype)
+            self.value_storage = torch.zeros(batch, kv_heads, capacity, value_dim, dtype=dtype)
 
     def _move(self, first: int, capacity: int) -> None:
         """The positions from `first` on go to a new storage."""
