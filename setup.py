@@ -73,7 +73,8 @@ class BuildKernels(build_ext):
     def _compile(self, ext: Extension) -> None:
         root = torch_root()
         compiler = os.environ.get("CXX", "g++")
-        build = Path(self.build_temp)
+        # Not build_temp, which is another folder for an editable install than for `build_ext --inplace`: one build serves both.
+        build = Path("build") / "kernels"
         build.mkdir(parents=True, exist_ok=True)
         common = [
             compiler,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Runs:
         """Those of `layers`, bound at first use and whenever weights were exchanged."""
         weights = [layer.weights for layer in layers]
         known = self._runs.get(len(layers))
-        if known is not None and all(map(_same, known[0], weights)):
+        if known is not None and all(map(operator.is_, known[0], weights)):
             return known[1]
         sources = [layer.role.rotary for layer in layers]
         groups = list(dict.fromkeys(source.group for source in sources if source is not None))
@@ -217,7 +218,3 @@ def _same_padding(one: CausalMask | None, other: CausalMask | None) -> bool:
 
 def _with_table(layer: DecoderLayer, table: int) -> DecoderLayer:
     return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rotary=table))
-
-
-def _same(one: object, other: object) -> bool:
-    return one is other

@@ -1,0 +1,141 @@
+// From the op's arguments to the layers, the cache and the rotary tables that the kernels work on.
+#pragma once
+#include "../gemm/arguments.h"
+#include "decoder_layers.h"
+#include "layout.h"
+
+namespace hfca {
+
+constexpr const char* decoder_op = "decoder_layers";
+constexpr int64_t largest_head_dim = 1024;
+
+// The op's arguments that describe layers: see ops/decoder_bind.py.
+struct LayerArguments {
+  const std::vector<Tensor>& weights;
+  const float* vectors;
+  int64_t elements;
+
+  const float* vector(int64_t first, int64_t count) const {
+    if (first < 0) return nullptr;
+    STD_TORCH_CHECK(first + count <= elements, "hf_cpu_accel::decoder_layers: layout names elements that vectors does not have");
+    return vectors + first;
+  }
+  Array array(int64_t first, int64_t count) const { return {const_cast<float*>(vector(first, count)), false}; }
+
+  Gemm gemm(const ProjectionLayout& p, int64_t tokens, int64_t n, int64_t k) const {
+    const int64_t count = static_cast<int64_t>(weights.size());
+    STD_TORCH_CHECK(0 <= p.weight && p.weight < count && p.scale < count, "hf_cpu_accel::decoder_layers: layout names weights that there are not");
+    const auto scale = p.scale < 0 ? std::nullopt : std::optional<Tensor>(weights[static_cast<size_t>(p.scale)]);
+    Gemm g = gemm_of(decoder_op, tokens, n, k, weights[static_cast<size_t>(p.weight)], scale, std::nullopt);
+    g.bias = array(p.bias, n);
+    return g;
+  }
+
+  DecoderNorm norm(const NormLayout& n, double eps, int64_t features) const {
+    DecoderNorm norm;
+    norm.kind = static_cast<NormKind>(n.kind);
+    norm.norm.columns = features;
+    norm.norm.weight = array(n.weight, features), norm.norm.bias = array(n.bias, features);
+    norm.norm.eps = static_cast<float>(eps);
+    return norm;
+  }
+
+  HeadNorm head_norm(const NormLayout& n, int64_t scope, double eps, int64_t heads, int64_t head_dim) const {
+    HeadNorm norm;
+    norm.kind = static_cast<NormKind>(n.kind), norm.scope = static_cast<NormScope>(scope);
+    const int64_t count = norm.scope == NormScope::head ? head_dim : heads * head_dim;
+    norm.weight = vector(n.weight, count), norm.bias = vector(n.bias, count);
+    norm.eps = static_cast<float>(eps);
+    return norm;
+  }
+};
+
+inline void check_places(const HeadsLayout& h, int64_t kv_heads, int64_t width, int64_t features) {
+  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first + (kv_heads - 1) * h.stride + width <= features,
+                  "hf_cpu_accel::decoder_layers: heads lie outside of the qkv projection");
+}
+
+inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
+  DecoderLayer layer;
+  STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads % l.kv_heads == 0 && l.head_dim >= 1 && l.head_dim <= largest_head_dim && l.value_dim >= 1,
+                  "hf_cpu_accel::decoder_layers: heads must be a multiple of kv_heads and of 1 to ", largest_head_dim, " features");
+  check_places(l.query, l.kv_heads, l.heads / l.kv_heads * l.head_dim, l.qkv_features);
+  check_places(l.key, l.kv_heads, l.head_dim, l.qkv_features);
+  check_places(l.value, l.kv_heads, l.value_dim, l.qkv_features);
+  STD_TORCH_CHECK(0 <= l.rotary_dim && l.rotary_dim <= l.head_dim && l.rotary_dim % 2 == 0,
+                  "hf_cpu_accel::decoder_layers: rotary_dim must be even and at most head_dim");
+  layer.qkv = arguments.gemm(l.qkv, tokens, l.qkv_features, features);
+  layer.output = arguments.gemm(l.output, tokens, features, l.heads * l.value_dim);
+  layer.up = arguments.gemm(l.up, tokens, (l.gated ? 2 : 1) * l.intermediate_features, features);
+  layer.up.activation = static_cast<Activation>(l.activation), layer.up.gated = l.gated != 0;
+  STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0, "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ",
+                  panel_columns);
+  layer.down = arguments.gemm(l.down, tokens, features, l.intermediate_features);
+  layer.attention_norm = arguments.norm(l.attention_norm, s.attention_norm_eps, features);
+  layer.ffn_norm = arguments.norm(l.ffn_norm, s.ffn_norm_eps, features);
+  layer.attention_end.post = arguments.norm(l.attention_post_norm, s.attention_post_norm_eps, features);
+  layer.attention_end.out = arguments.norm(l.attention_out_norm, s.attention_out_norm_eps, features);
+  layer.ffn_end.post = arguments.norm(l.ffn_post_norm, s.ffn_post_norm_eps, features);
+  layer.ffn_end.out = arguments.norm(l.ffn_out_norm, s.ffn_out_norm_eps, features);
+  layer.attention_end.scale = layer.ffn_end.scale = static_cast<float>(s.residual_scale);
+  layer.parallel = l.parallel != 0;
+  layer.crosses = l.cross_heads > 0;
+  if (layer.crosses) {
+    STD_TORCH_CHECK(l.cross_kv_heads >= 1 && l.cross_heads % l.cross_kv_heads == 0 && l.cross_head_dim >= 1 && l.cross_value_dim >= 1,
+                    "hf_cpu_accel::decoder_layers: cross_heads must be a multiple of cross_kv_heads");
+    layer.cross_query = arguments.gemm(l.cross_query, tokens, l.cross_heads * l.cross_head_dim, features);
+    layer.cross_output = arguments.gemm(l.cross_output, tokens, features, l.cross_heads * l.cross_value_dim);
+    layer.cross_norm = arguments.norm(l.cross_norm, s.cross_norm_eps, features);
+    layer.cross_end.out = arguments.norm(l.cross_out_norm, s.cross_out_norm_eps, features);
+    layer.cross_end.scale = static_cast<float>(s.residual_scale);
+  }
+  layer.heads = {l.heads, l.kv_heads, l.head_dim, l.value_dim, {l.query.first, l.query.stride}, {l.key.first, l.key.stride}, {l.value.first, l.value.stride},
+                 arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim),
+                 arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim), l.rotary_dim, l.rotary_interleaved != 0};
+  return layer;
+}
+
+// A layer's keys or values [batch, kv_heads, capacity, features] as the cache's memory.
+inline Heads cache_of(const Tensor& t, const char* name, int64_t batch, int64_t kv_heads, int64_t positions, int64_t features) {
+  check_floating(t, decoder_op, name);
+  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) >= batch && t.size(1) == kv_heads && t.size(2) >= positions && t.size(3) == features &&
+                      (features == 1 || t.stride(3) == 1),
+                  "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ", features,
+                  "], with a dense last dimension");
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), is_bf16(t)};
+}
+
+// The number of the tables that this layer uses among those of the call.
+inline int64_t tables_of(std::vector<RotaryTables>& tables, const LayerLayout& l, const std::vector<Tensor>& rotary, int64_t batch, int64_t q_len) {
+  if (l.rotary_dim == 0) return -1;
+  STD_TORCH_CHECK(l.rotary >= 0 && 2 * l.rotary + 1 < static_cast<int64_t>(rotary.size()), "hf_cpu_accel::decoder_layers: rotary has no table ", l.rotary);
+  RotaryTables t;
+  t.half = l.rotary_dim / 2;
+  const auto read = [&](const Tensor& table, const void*& data, int64_t (&strides)[2]) {
+    check_floating(table, decoder_op, "rotary");
+    STD_TORCH_CHECK(table.dim() == 3 && (table.size(0) == 1 || table.size(0) == batch) && table.size(1) == q_len &&
+                        (table.size(2) == l.rotary_dim || table.size(2) == t.half) && (table.size(2) == 1 || table.stride(2) == 1),
+                    "hf_cpu_accel::decoder_layers: rotary tables must be [1 or ", batch, ", ", q_len, ", ", l.rotary_dim, " or half of it], dense");
+    data = table.const_data_ptr();
+    strides[0] = table.size(0) == 1 ? 0 : table.stride(0), strides[1] = table.stride(1);
+    t.step = l.rotary_interleaved && table.size(2) == l.rotary_dim ? 2 : 1;
+  };
+  const Tensor &cos = rotary[static_cast<size_t>(2 * l.rotary)], &sin = rotary[static_cast<size_t>(2 * l.rotary + 1)];
+  STD_TORCH_CHECK(cos.scalar_type() == sin.scalar_type() && sizes_of(cos) == sizes_of(sin), "hf_cpu_accel::decoder_layers: cos and sin must be alike");
+  read(cos, t.cos, t.cos_strides), read(sin, t.sin, t.sin_strides);
+  t.bf16 = is_bf16(cos);
+  for (size_t i = 0; i < tables.size(); ++i)
+    if (tables[i].cos == t.cos && tables[i].half == t.half && tables[i].step == t.step) return static_cast<int64_t>(i);
+  tables.push_back(t);
+  return static_cast<int64_t>(tables.size()) - 1;
+}
+
+// int32 with a dense last dimension.
+inline const int32_t* indices_of(const Tensor& t, const char* name, int64_t batch, int64_t columns) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.is_cpu() && t.dim() == (columns < 0 ? 1 : 2) && t.size(0) == batch &&
+                      (columns < 0 || t.size(1) >= columns) && (t.size(t.dim() - 1) <= 1 || t.stride(t.dim() - 1) == 1),
+                  "hf_cpu_accel::decoder_layers: ", name, " must be int32 [", batch, columns < 0 ? "]" : ", at least the past]", ", dense");
+  return static_cast<const int32_t*>(t.const_data_ptr());
+}
+
+}  // namespace hfca
