@@ -49,8 +49,8 @@ class CPUAccelConfig:
         padding: `"skip"`: fused encoder layers compute the tokens of a padded batch only, and what stands at the padding comes
             out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
         kv_cache: what the keys and values of generated text are stored in: `"float32"`, `"bfloat16"`, `"int8"` (8 bits per
-            token and head, and a float32 for each vector), or `"auto"`: as the model computes them where the weights are packed
-            in float32, else bfloat16.
+            token and head, and a float32 for each vector), or `"auto"`: bfloat16 where the weights are packed narrower than
+            float32 and the attention is ours, else as the model computes them.
 
     Raises:
         ValueError: a value outside of the accepted ones.

@@ -9,10 +9,12 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import TextIteratorStreamer, TextStreamer, pipeline
+from transformers import DynamicCache, TextIteratorStreamer, TextStreamer, pipeline
 from transformers.generation.streamers import BaseStreamer
 
 from hf_cpu_accel import accelerate_for_cpu, accelerated, restore
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.rewrite import pending
 
 PAD, END, BEGIN = "<pad>", "</s>", "<s>"
 TEMPLATE = (
@@ -169,13 +171,13 @@ def test_text_can_be_read_from_another_thread(tokenizer, eager, model):
 
 
 class Recorder(BaseStreamer):
-    def __init__(self, stop_after=None):
-        self.got, self.ended, self.stop_after = [], False, stop_after
+    def __init__(self, stop_after=None, error=KeyboardInterrupt):
+        self.got, self.ended, self.stop_after, self.error = [], False, stop_after, error
 
     def put(self, value):
         self.got.append(value.tolist())
         if len(self.got) == self.stop_after:
-            raise KeyboardInterrupt
+            raise self.error
 
     def end(self):
         self.ended = True
@@ -197,6 +199,63 @@ def test_an_interrupt_leaves_a_model_that_works(tokenizer, eager, model, when):
     with pytest.raises(KeyboardInterrupt):
         model.generate(**inputs, **GREEDY, streamer=Recorder(stop_after=when))
     assert torch.equal(model.generate(**inputs, **GREEDY), eager.generate(**inputs, **GREEDY))
+
+
+def test_a_streamer_that_was_closed_ends_the_call_and_no_other(tokenizer, eager, model):
+    inputs = tokenizer("Tell me", return_tensors="pt")
+    for each in (eager, model):
+        recorder = Recorder(stop_after=4, error=BrokenPipeError)
+        with pytest.raises(BrokenPipeError):
+            each.generate(**inputs, **GREEDY, streamer=recorder)
+        assert len(recorder.got) == 4
+        assert not recorder.ended
+    assert torch.equal(model.generate(**inputs, **GREEDY), eager.generate(**inputs, **GREEDY))
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "int8"])
+def test_a_cache_can_be_used_on_after_an_interrupt(tokenizer, kv_cache):
+    """It holds the tokens whose step was through, as transformers' own does, and the conversation goes on from there."""
+    inputs = tokenizer("Tell me", return_tensors="pt")
+    models = make_model(), accelerate_for_cpu(make_model(), dtype="float32", kv_cache=kv_cache)
+    caches = DynamicCache(config=models[0].config), CPUCache(models[1].config)
+    answers = []
+    for each, cache in zip(models, caches, strict=True):
+        recorder = Recorder(stop_after=5)
+        with pytest.raises(KeyboardInterrupt):
+            each.generate(**inputs, **GREEDY, past_key_values=cache, streamer=recorder)
+        so_far = torch.cat([inputs["input_ids"], torch.tensor(recorder.got[1:]).T], dim=1)
+        answers.append((cache.get_seq_length(), each.generate(so_far, **GREEDY, past_key_values=cache)))
+    assert answers[0][0] == answers[1][0] == inputs["input_ids"].shape[1] + 3
+    assert torch.equal(answers[0][1], answers[1][1])
+
+
+def test_an_interrupt_inside_of_a_layer(tokenizer, eager, model):
+    """Between two layers, when others of the same step have run or wait to be run together."""
+    inputs, asked = tokenizer("Tell me", return_tensors="pt"), []
+
+    def interrupt(module, arguments):
+        asked.append(1)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**inputs, **GREEDY)
+    hook.remove()
+    assert torch.equal(model.generate(**inputs, **GREEDY), eager.generate(**inputs, **GREEDY))
+
+
+def test_prompts_of_any_length_need_no_set_up(monkeypatch):
+    """Neither are layers bound again, nor is anything compiled or raced, for prompts of 1 to 2048 tokens."""
+    model = accelerate_for_cpu(make_model(limit=4096), dtype="int8", providers="own")
+    bound, bind = [], pending.bind
+    monkeypatch.setattr(pending, "bind", lambda layers: bound.append(len(layers)) or bind(layers))
+    torch._dynamo.utils.counters.clear()
+    for length in (5, 1, 2, 9, 33, 100, 511, 512, 513, 1200, 2048):
+        for batch in (1, 3) if length < 100 else (1,):
+            model.generate(torch.full((batch, length), 7), do_sample=False, max_new_tokens=3)
+    assert bound == [2]  # both layers, once
+    assert not torch._dynamo.utils.counters["stats"]
 
 
 def test_stop_strings(tokenizer, eager, model):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import nn
 
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.attention_interface import NAME
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
 
 
 def accelerate_generation(context: Context) -> list[PlanItem]:
@@ -18,17 +21,25 @@ def accelerate_generation(context: Context) -> list[PlanItem]:
         from hf_cpu_accel.generate.hook import install
     except ImportError as error:  # a version whose caches are made of other parts
         return [PlanItem.left("generate", "generate", f"transformers' own: {error}")]
-    dtype = _cache_dtype(context)
     items: list[PlanItem] = []
     for path, module in context.root.named_modules():
         if not (path and context.skipped(path)):
-            items.extend(install(module, path, context.journal, dtype))
+            items.extend(install(module, path, context.journal, _cache_dtype(module, context)))
     return items
 
 
-def _cache_dtype(context: Context) -> torch.dtype | None:
-    """What the cache stores in; None: as the keys come. Bytes are time there too, so narrow weights get no wide cache."""
+def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
+    """What the cache stores in; None: as the keys come.
+
+    Bytes are time there too, so narrow weights get no wide cache, unless its keys would have to be widened for each token.
+    """
     chosen = context.config.kv_cache
-    if chosen == "auto":
-        return None if context.dtype == "float32" else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[chosen]
+    if chosen != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}[chosen]
+    return torch.bfloat16 if context.dtype != "float32" and _reads_storage(model) else None
+
+
+def _reads_storage(model: nn.Module) -> bool:
+    """Whether attention is ours, which reads a cache in any dtype."""
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return implementation == NAME or any(isinstance(module, FusedDecoderLayer) for module in model.modules())
