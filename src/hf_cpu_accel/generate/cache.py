@@ -158,7 +158,9 @@ class CPUCrossCache(CPUCache):
                 layer.select(change, known)
 
     def _fill(self, cache: DynamicCache, dtype: torch.dtype | None = None) -> None:
-        layers = [layer if type(layer) is DummyLayer else CPUCrossCacheLayer(dtype) for layer in cache.layers]
+        layers: list[Any] = [
+            layer if type(layer) is DummyLayer else CPUCrossCacheLayer(dtype) for layer in cache.layers
+        ]
         Cache.__init__(self, layers=layers)
         self.start = None
 

@@ -38,11 +38,10 @@ class CPUCrossCacheLayer(CPUCacheLayer):
     ) -> tuple[Tensor, Tensor]:
         """Append [batch, kv_heads, length, features]; see `CPUCacheLayer.update`."""
         dtype = key_states.dtype
-        if self.length:
-            key_states, value_states = (
-                torch.cat([before.to(dtype), after], dim=2)
-                for before, after in ((self.keys, key_states), (self.values, value_states))
-            )
+        keys, values = self.keys, self.values
+        if keys is not None and values is not None and self.length:
+            key_states = torch.cat([keys.to(dtype), key_states], dim=2)
+            value_states = torch.cat([values.to(dtype), value_states], dim=2)
         keys, values = self.store(key_states, value_states, None)
         return keys.to(dtype), values.to(dtype)
 

@@ -157,7 +157,9 @@ class FusedDecoderLayer(Mixed):
         past = 0 if cache is None else cache.get_seq_length(role.cache_index)
         if bias is not None and not _says(bias, q_len, past + q_len, zeros=False):
             return None
-        if cross_bias is not None and not _says(cross_bias, q_len, encoder.shape[1], zeros=True):
+        if cross_bias is not None and (
+            memory is None or not _says(cross_bias, q_len, memory.states.shape[1], zeros=True)
+        ):
             return None
         relative = self.weights.attention.relative if bias is None else bias.table
         return Call(self, cache, mask, rotary, relative, memory)
