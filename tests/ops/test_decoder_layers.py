@@ -63,6 +63,20 @@ VARIANTS = [
         for kind in ("int8", "int8-weight", "int4")
     ),
     *(Case(cross=cross, norms=norms) for cross in CROSSES[1:] for norms in ("before", "out")),  # T5, BART
+    Case(cross="beams", batch=5, rows=True, norm="layer_norm", norms="out", biases=True),
+    Case(cross="beams, padding", batch=3, start=True),
+    *(Case(relative=count, rotary_dim=0, kv_heads=4) for count in (1, 5, 40)),  # T5
+    Case(
+        relative=9,
+        rotary_dim=0,
+        cross="beams",
+        batch=4,
+        rows=True,
+        forget=True,
+        window=4,
+        past=30,
+        softcap=3.0,
+    ),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
 ]
 CASES = [
@@ -73,6 +87,7 @@ CASES = [
     Case(batch=1, past=900, kv_heads=1, heads=4, window=600, softcap=3.0, alibi=True),
     Case(batch=1, past=600, kv_heads=1, heads=2, q_len=5, start=True),
     Case(batch=2, past=300, q_len=40, window=50),
+    Case(batch=2, past=300, q_len=40, relative=128),
     Case(batch=20, q_len=1, past=5),
 ]
 

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
 
-from hf_cpu_accel.generate.coverage import covers_mode
+from hf_cpu_accel.generate.coverage import MODES
 from hf_cpu_accel.generate.inputs import StepInputs, prefill
 
 _ROOM = 1024  # new tokens for which there is a place from the start
@@ -46,9 +46,9 @@ def decode(
     Returns:
         int64 [batch, prompt length + new tokens], or the output object if `return_dict_in_generate`.
     """
-    if not covers_mode(generation_config):
+    if generation_config.get_generation_mode() not in MODES:
         raise NotCovered
-    recorded = _Recorded(generation_config)
+    recorded = Recorded(generation_config)
     choose = _sampled if generation_config.do_sample else _largest
     # Processors and recorded logits own what they get; else the logits of the model are read in place.
     copies = bool(logits_processor) or recorded.wanted
@@ -135,7 +135,7 @@ class _Finished:
         self.all = not self._unfinished.any()
 
 
-class _Recorded:
+class Recorded:
     """Scores and logits of all steps, as far as they are asked for."""
 
     def __init__(self, generation_config: GenerationConfig) -> None:
