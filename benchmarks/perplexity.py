@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.lm_text import corpus
 from benchmarks.session import Markdown, Out, Threads
 from benchmarks.train_lm import default_folder, windows
-from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu
 from hf_cpu_accel.cli.tables import results_table, wide_console
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.environment import environment
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # By how much of eager float32's perplexity a dtype's may differ.
 BARS = {"float32": 1e-4, "bfloat16": 0.003, "int8": 0.01, "int8-weight": 0.01, "int4": 0.03}
+# The same for what a narrow cache costs beside float32 weights.
+CACHE_BARS = {"bfloat16": 0.001, "int8": 0.003}
 EAGER = "eager-fp32"
 _HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greedy\ntokens", "met")
 
@@ -82,21 +84,28 @@ def evaluate(
     plan: Plan,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
-    """Eager float32, eager bfloat16 and each dtype; the first is the base.
+    """Eager float32, which is the base, eager bfloat16, each dtype, and float32 with each narrower cache.
 
     Args:
         model: float32, in eval mode; stays as it is.
         held_out: token ids int64 [windows, plan.context].
     """
-    systems: list[tuple[str, str | None]] = [(EAGER, None), ("eager-bf16", None)]
-    systems += [(f"ours-{dtype}", dtype) for dtype in dtypes]
+    systems: list[tuple[str, CPUAccelConfig | None, float | None]] = [
+        (EAGER, None, None),
+        ("eager-bf16", None, None),
+        *((f"ours-{dtype}", CPUAccelConfig(dtype=dtype), BARS.get(dtype)) for dtype in dtypes),
+        *(
+            (f"ours-float32-{kv_cache}-cache", CPUAccelConfig(dtype="float32", kv_cache=kv_cache), bar)
+            for kv_cache, bar in CACHE_BARS.items()
+        ),
+    ]
     results: list[Result] = []
     base_tokens: Tensor | None = None
-    for name, dtype in systems:
+    for name, config, bar in systems:
         say(name)
         copied = copy.deepcopy(model)
-        if dtype is not None:
-            accelerate_for_cpu(copied, dtype=dtype, originals="drop")
+        if config is not None:
+            accelerate_for_cpu(copied, config, originals="drop")
         elif name == "eager-bf16":
             copied = copied.to(torch.bfloat16)
         read = reading(copied, held_out[: plan.read])
@@ -112,7 +121,7 @@ def evaluate(
                 read / base.reading if base else 1.0,
                 written / base.writing if base else 1.0,
                 _common(tokens, base_tokens),
-                BARS.get(dtype) if dtype else None,
+                bar,
             )
         )
     return results

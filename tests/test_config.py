@@ -44,6 +44,11 @@ def test_is_frozen_and_hashable():
         ({"compile": True}, TypeError, r"compile=True"),
         ({"originals": "cloud"}, ValueError, r"originals='cloud'"),
         ({"providers": "torch"}, ValueError, r"providers='torch' is unknown, accepted: 'auto', 'own'"),
+        (
+            {"kv_cache": "int4"},
+            ValueError,
+            r"kv_cache='int4' is unknown, accepted: 'auto', 'float32', 'bfloat16', 'int8'",
+        ),
         ({"threads": 0}, ValueError, r"threads=0: expected at least 1"),
         ({"threads": 1.5}, TypeError, r"threads=1.5"),
         ({"threads": True}, TypeError, r"threads=True"),

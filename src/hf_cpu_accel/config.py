@@ -16,6 +16,7 @@ INT4_GROUPS = (32, 64, 128)
 COMPILE = ("auto", "off")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
+KV_CACHES = ("auto", "float32", "bfloat16", "int8")
 PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
@@ -47,6 +48,9 @@ class CPUAccelConfig:
 
         padding: `"skip"`: fused encoder layers compute the tokens of a padded batch only, and what stands at the padding comes
             out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
+        kv_cache: what the keys and values of generated text are stored in: `"float32"`, `"bfloat16"`, `"int8"` (8 bits per
+            token and head, and a float32 for each vector), or `"auto"`: as the model computes them where the weights are packed
+            in float32, else bfloat16.
 
     Raises:
         ValueError: a value outside of the accepted ones.
@@ -61,6 +65,7 @@ class CPUAccelConfig:
     originals: str = "disk"
     providers: str = "auto"
     padding: str = "skip"
+    kv_cache: str = "auto"
     int4_group: int = 32
 
     def __post_init__(self) -> None:
@@ -69,6 +74,7 @@ class CPUAccelConfig:
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
+        _check_choice("kv_cache", self.kv_cache, KV_CACHES)
         _check_threads(self.threads)
         if self.int4_group not in INT4_GROUPS or isinstance(self.int4_group, bool):
             raise ValueError(

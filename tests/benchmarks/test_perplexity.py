@@ -78,6 +78,10 @@ def test_every_dtype_is_near_float32_which_writes_the_same_tokens(trained: tuple
         # Loose: these few tokens of a model this small say little.
         assert abs(result.reading_ratio - 1) < 2 * perplexity.BARS[dtype], dtype
         assert abs(result.writing_ratio - 1) < 2 * perplexity.BARS[dtype], dtype
+    for kv_cache, bar in perplexity.CACHE_BARS.items():
+        result = results[f"ours-float32-{kv_cache}-cache"]
+        assert result.reading_ratio == ours.reading_ratio  # reading keeps no keys
+        assert 0 < abs(result.writing_ratio - ours.writing_ratio) < 2 * bar, kv_cache
 
 
 def test_dictated_text_costs_what_reading_it_costs(trained: tuple) -> None:
@@ -112,6 +116,7 @@ def test_a_missed_bar_ends_with_code_1(
         ("eager-bf16", None),
         ("ours-float32", True),
         ("ours-bfloat16", False),
+        *((f"ours-float32-{kv_cache}-cache", True) for kv_cache in perplexity.CACHE_BARS),
     ]
     assert "| ours-bfloat16 |" in markdown.read_text()
 

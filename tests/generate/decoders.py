@@ -79,9 +79,9 @@ def eager(name: str) -> nn.Module:
 
 
 @functools.cache
-def accelerated(name: str, dtype: str = "float32") -> nn.Module:
+def accelerated(name: str, dtype: str = "float32", kv_cache: str = "auto") -> nn.Module:
     """Accelerated models are shared by the tests, which do not change them."""
-    return accelerate_for_cpu(build(name), dtype=dtype)
+    return accelerate_for_cpu(build(name), dtype=dtype, kv_cache=kv_cache)
 
 
 def prompt(length: int = 7, batch: int = 1, padded: bool = False, seed: int = 0) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, EncoderDecoderCache, Gemma2Config, LlamaConfig
 
 from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
+from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 
 HEADS, DIM, WINDOW = 2, 8, 24
 _SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": HEADS, "vocab_size": 50}
@@ -209,13 +210,58 @@ def test_a_fused_layer_writes_the_storage_itself():
             assert torch.equal(layer.values, reference.layers[index].values)
 
 
-def test_storage_of_another_dtype():
-    cache = CPUCache(LLAMA, dtype=torch.bfloat16)
-    keys, values = states(1, 5, 0)
-    returned = cache.update(keys, values, 0)
-    assert cache.layers[0].key_storage.dtype is torch.bfloat16
-    assert returned[0].dtype is torch.float32
-    assert torch.equal(returned[0], keys.bfloat16().float())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_storage_of_another_dtype(dtype):
+    cache = CPUCache(LLAMA, dtype=dtype)
+    for step in range(3):
+        keys, values = states(1, 5, step)
+        returned = cache.update(keys, values, 0)
+    layer = cache.layers[0]
+    assert layer.key_storage.dtype is dtype
+    assert layer.dtype is torch.float32
+    for read, written in zip((*returned, layer.keys, layer.values), (keys, values) * 2, strict=True):
+        assert read.dtype is torch.float32
+        assert read.shape == (1, HEADS, 15, DIM)
+        assert torch.equal(read[:, :, 10:], from_storage(to_storage(written, dtype), torch.float32))
+        error = (read[:, :, 10:] - written).abs().amax(dim=-1) / written.abs().amax(dim=-1)
+        assert error.max() <= (2**-8 if dtype is torch.bfloat16 else 0.5 / 127 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_narrow_storage_goes_through_all_that_a_wide_one_does(dtype, config):
+    """Beams, copies, crops and windows move what is stored, and change nothing of it."""
+
+    def rounded(state):
+        return from_storage(to_storage(state, dtype), torch.float32)
+
+    ours, theirs = CPUCache(config, dtype=dtype), DynamicCache(config=config)
+    for cache in (ours, theirs):
+        cache.activate_past_recording()
+    seed = 0
+    for length, change in (
+        (40, lambda cache: cache.reorder_cache(torch.tensor([1, 1, 0]))),
+        (1, lambda cache: cache.reorder_cache(torch.tensor([2, 0, 2]))),
+        (90, lambda cache: cache.crop(-7)),
+        (1, lambda cache: cache.batch_select_indices(torch.tensor([2, 0]))),
+        (3, lambda cache: cache.batch_repeat_interleave(2)),
+        (1, lambda cache: cache.reorder_cache(torch.tensor([3, 0, 1, 1]))),
+        (60, lambda cache: cache.crop(0)),
+    ):
+        batch = 3 if seed == 0 else ours.layers[0].keys.shape[0]
+        for layer in range(len(theirs)):
+            seed += 1
+            keys, values = states(batch, length, seed)
+            read = ours.update(keys, values, layer)
+            expected = theirs.update(rounded(keys), rounded(values), layer)
+            assert all(map(torch.equal, read, expected))
+        for cache in (ours, theirs):
+            change(cache)
+
+
+def test_other_storages_are_refused():
+    with pytest.raises(ValueError, match=r"dtype=torch\.float16: accepted are None, torch\.float32"):
+        CPUCache(LLAMA, dtype=torch.float16)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])

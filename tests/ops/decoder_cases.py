@@ -20,6 +20,7 @@ from hf_cpu_accel.ops.decoder_layers import (
     decoder_layers,
 )
 from hf_cpu_accel.ops.decoder_reference import decoder_layers_reference
+from hf_cpu_accel.ops.kv_cache import to_storage
 from hf_cpu_accel.packing import pack_linear
 
 
@@ -215,9 +216,9 @@ def call_of(case: Case) -> Call:
     ]
 
     def cache(dim: int, tokens: int) -> Tensor:
-        storage = torch.full((batch, case.kv_heads, kv_len + 5, dim), torch.nan, dtype=case.cache)
+        storage = torch.full((batch, case.kv_heads, kv_len + 5, dim), torch.nan)
         storage[:, :, :tokens] = torch.randn(batch, case.kv_heads, tokens, dim)
-        return storage
+        return to_storage(storage, case.cache)
 
     angles = torch.rand(1 if case.start else batch, q_len, case.rotary_dim // 2) * 6
     if not case.half_tables:
@@ -248,7 +249,9 @@ def call_of(case: Case) -> Call:
     def encoded(dim: int) -> list[Tensor]:
         """Strided as the encoder's projections leave them."""
         count = case.layers if length else 0
-        return [torch.randn(texts, length, 3, dim).to(case.cache).transpose(1, 2) for _ in range(count)]
+        return [
+            to_storage(torch.randn(texts, length, 3, dim), case.cache).transpose(1, 2) for _ in range(count)
+        ]
 
     return Call(
         torch.randn(batch, q_len, case.features).to(case.dtype),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel.ops.attention import attention, attention_reference
+from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 
 # float32: relative to the largest value of the output row. bfloat16 adds the rounding of the output.
 FLOAT32_BOUND = 1e-5
@@ -241,6 +242,28 @@ def test_strides_do_not_matter() -> None:
     assert torch.equal(attention(*parts), attention(query, query, query))
     shared = key[:, :1].expand(-1, 2, -1, -1)
     assert torch.equal(attention(query, shared, shared), attention(query, key[:, :1], key[:, :1]))
+
+
+@pytest.mark.parametrize("q_len", [1, 5, 40])
+@pytest.mark.parametrize("features", [64, 20])
+def test_keys_and_values_in_8_bits(q_len: int, features: int) -> None:
+    """As a cache stores them, with strides of its own; against attention over what they stand for."""
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, q_len, features)
+    key, value = (to_storage(torch.randn(2, 3, 90, width), torch.int8)[:, :, 7:] for width in (features, 24))
+    key[1, :, 11] = to_storage(torch.zeros(features), torch.int8)
+    expected = attention(query, from_storage(key, torch.float32), from_storage(value, torch.float32))
+    torch.testing.assert_close(attention(query, key, value), expected, rtol=1e-5, atol=1e-5)
+    assert attention(query, key, value).shape == (2, q_len, 6, 24)
+    with pytest.raises(ValueError, match=rf"must be \[2, heads, length, {features + 4}\]"):
+        attention(query, key[..., :-1], value)
+
+
+def test_what_is_broken_stays_broken_in_8_bits() -> None:
+    heads = torch.tensor([[1.0, torch.inf, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 0.0], [1e-38, 0.0, 0.0]])
+    back = from_storage(to_storage(heads, torch.int8), torch.float32)
+    assert back[:2].isnan().all()
+    assert torch.equal(back[2:], torch.zeros(2, 3))
 
 
 def test_masks_that_mean_the_same_give_the_same() -> None:

@@ -8,9 +8,9 @@ namespace hfca {
 namespace {
 
 // [batch, heads, positions, features] with dense features; `keep` holds the memory.
-Heads heads_of(const Tensor& t, Tensor& keep) {
+Heads heads_of(const Tensor& t, HeadType type, Tensor& keep) {
   keep = t.size(3) == 1 || t.stride(3) == 1 ? t : torch::stable::contiguous(t);
-  return {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2), is_bf16(keep)};
+  return {keep.mutable_data_ptr(), keep.stride(0), keep.stride(1), keep.stride(2), type};
 }
 
 // Key padding [batch, kv_len]: keys before the first and after the last that may be attended are never looked at; the mask is kept
@@ -33,14 +33,13 @@ std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& k
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, bool is_causal,
                  std::optional<double> scale) {
   check_floating(query, "attention", "query");
-  check_floating(key, "attention", "key");
-  check_floating(value, "attention", "value");
+  const HeadType key_type = head_type(key, "attention", "key"), value_type = head_type(value, "attention", "value");
   STD_TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4,
                   "hf_cpu_accel::attention: query, key and value must be [batch, heads, positions, features]");
   const int64_t batch = query.size(0), heads = query.size(1), kv_heads = key.size(1);
   Attention a;
-  a.q_len = query.size(2), a.kv_len = key.size(2), a.head_dim = query.size(3), a.value_dim = value.size(3), a.causal = is_causal;
-  STD_TORCH_CHECK(a.head_dim >= 1 && key.size(3) == a.head_dim && key.size(0) == batch && value.size(0) == batch && value.size(1) == kv_heads &&
+  a.q_len = query.size(2), a.kv_len = key.size(2), a.head_dim = query.size(3), a.value_dim = value.size(3) - width_of(value_type, 0), a.causal = is_causal;
+  STD_TORCH_CHECK(a.head_dim >= 1 && key.size(3) == width_of(key_type, a.head_dim) && a.value_dim >= 0 && key.size(0) == batch && value.size(0) == batch && value.size(1) == kv_heads &&
                       value.size(2) == a.kv_len && (kv_heads == heads || (kv_heads > 0 && heads % kv_heads == 0)),
                   "hf_cpu_accel::attention: key and value do not fit the query");
   Tensor output = empty_of(query, {batch, a.q_len, heads, a.value_dim});
@@ -48,8 +47,9 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   a.group = heads / kv_heads;
   a.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   Tensor keep_query = query, keep_key = key, keep_value = value, keep_mask = query;
-  a.query = heads_of(query, keep_query), a.key = heads_of(key, keep_key), a.value = heads_of(value, keep_value);
-  a.output = {output.mutable_data_ptr(), output.stride(0), output.stride(2), output.stride(1), is_bf16(output)};
+  a.query = heads_of(query, floating(is_bf16(query)), keep_query);
+  a.key = heads_of(key, key_type, keep_key), a.value = heads_of(value, value_type, keep_value);
+  a.output = {output.mutable_data_ptr(), output.stride(0), output.stride(2), output.stride(1), floating(is_bf16(output))};
   std::vector<TokenRange> ranges(static_cast<size_t>(batch), TokenRange{0, a.kv_len});
   if (mask) {
     const bool boolean = mask->scalar_type() == ScalarType::Bool;

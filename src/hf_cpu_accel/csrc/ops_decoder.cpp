@@ -35,13 +35,13 @@ std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const Decod
     const int64_t row = static_cast<int64_t>(b);
     Attention a = shared;
     a.q_len = tokens.count;
-    a.query = {call.query + tokens.first * l.heads * l.head_dim, 0, l.head_dim, l.heads * l.head_dim, false};
-    a.output = {call.context + tokens.first * l.heads * l.value_dim, 0, l.value_dim, l.heads * l.value_dim, false};
+    a.query = {call.query + tokens.first * l.heads * l.head_dim, 0, l.head_dim, l.heads * l.head_dim};
+    a.output = {call.context + tokens.first * l.heads * l.value_dim, 0, l.value_dim, l.heads * l.value_dim};
     if (a.mask_kind != MaskKind::none) {
       a.mask = static_cast<const char*>(a.mask) + (row * a.mask_batch_stride + tokens.begin * a.mask_query_stride + forgotten) * mask_bytes;
       a.mask_batch_stride = 0;
     }
-    if (step.rows) a.rows = step.rows + row * step.rows_stride + forgotten;
+    if (step.rows) a.rows = step.rows + row * step.rows_stride + forgotten, a.row_keys = a.kv_len - a.q_len;
     const int64_t first = step.start ? step.start[b] - forgotten : 0;
     sequences.push_back({a, row, std::min(std::max<int64_t>(first, 0), a.kv_len), a.kv_len});
   }
@@ -55,11 +55,12 @@ struct CrossCache {
   const int32_t* rows;  // [batch], the text of each sequence; null: its own
 
   Heads heads(const Tensor& t, const char* name, int64_t texts, int64_t kv_heads, int64_t length, int64_t features) const {
-    check_floating(t, op, name);
-    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == texts && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == features &&
-                        (features == 1 || t.stride(3) == 1),
-                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", features, "], with a dense last dimension");
-    return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2), is_bf16(t)};
+    const HeadType type = head_type(t, op, name);
+    const int64_t width = width_of(type, features);
+    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == texts && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
+                        (width == 1 || t.stride(3) == 1),
+                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", width, "], with a dense last dimension");
+    return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2), type};
   }
 
   int64_t text_of(int64_t sequence) const { return rows ? rows[sequence] : sequence; }
@@ -101,8 +102,8 @@ std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t numbe
     }
     const int64_t query = l.cross_heads * l.cross_head_dim, context = l.cross_heads * l.cross_value_dim;
     a.q_len = tokens.count;
-    a.query = {call.merged + tokens.first * query, 0, l.cross_head_dim, query, false};
-    a.output = {call.context + tokens.first * context, 0, l.cross_value_dim, context, false};
+    a.query = {call.merged + tokens.first * query, 0, l.cross_head_dim, query};
+    a.output = {call.context + tokens.first * context, 0, l.cross_value_dim, context};
     sequences.push_back({a, cache.text_of(b), range.begin, range.end});
   }
   return sequences;

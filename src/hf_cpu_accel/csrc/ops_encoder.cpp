@@ -67,7 +67,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   for (size_t b = 0; b < tokens.count.size(); ++b) {
     Attention a = shared;
     a.q_len = a.kv_len = tokens.count[b];
-    const auto heads_of = [&](const Matrix& x) { return Heads{rows_from(x, tokens.first[b]).data, 0, head_size, x.stride, x.bf16}; };
+    const auto heads_of = [&](const Matrix& x) { return Heads{rows_from(x, tokens.first[b]).data, 0, head_size, x.stride, floating(x.bf16)}; };
     a.query = heads_of(layer.query), a.key = heads_of(layer.key), a.value = heads_of(layer.value), a.output = heads_of(layer.context);
     if (mask) {
       a.mask = static_cast<const char*>(a.mask) + static_cast<int64_t>(b) * a.mask_batch_stride * mask_bytes;

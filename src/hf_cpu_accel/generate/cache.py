@@ -24,32 +24,36 @@ __all__ = [
     "refusal",
 ]
 
+STORAGE_DTYPES = (None, torch.float32, torch.bfloat16, torch.int8)
+
 
 class CPUCache(DynamicCache):
     """The cache that `generate` of an accelerated model uses; it can be passed back to it, copied and cropped as any other.
 
     Args:
         config: of the model; layers are derived from it as `DynamicCache` does.
-        dtype: of the storage, None: that of the keys.
+        dtype: of the storage: float32, bfloat16, int8 (per token and head, ops/kv_cache.py), or None: that of the keys.
 
     Attributes:
         layers: a `CPUCacheLayer` per layer, or transformers' `DummyLayer` where there is nothing to store.
         start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
 
     Raises:
-        ValueError: `refusal(config)`.
+        ValueError: `refusal(config)`, or another dtype.
     """
 
     start: Tensor | None
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> None:
+        if dtype not in STORAGE_DTYPES:
+            raise ValueError(f"dtype={dtype}: accepted are {', '.join(map(str, STORAGE_DTYPES))}")
         self._fill(DynamicCache(config=config), dtype)
 
     @classmethod
-    def like(cls, cache: DynamicCache) -> CPUCache:
+    def like(cls, cache: DynamicCache, dtype: torch.dtype | None = None) -> CPUCache:
         """An empty cache with the layers of `cache`, for which `can_replace` holds."""
         ours = cls.__new__(cls)
-        ours._fill(cache)
+        ours._fill(cache, dtype)
         return ours
 
     @staticmethod
@@ -118,7 +122,7 @@ class CPUCache(DynamicCache):
         if self.start is not None:
             self.start = self.start[indices]
 
-    def _fill(self, cache: DynamicCache, dtype: torch.dtype | None = None) -> None:
+    def _fill(self, cache: DynamicCache, dtype: torch.dtype | None) -> None:
         Cache.__init__(self, layers=[_ours(layer, dtype) for layer in cache.layers])
         self.start = None
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from hf_cpu_accel.generate.beam_rows import BeamRows
+from hf_cpu_accel.ops.kv_cache import features_of, stored_width, to_storage
+from hf_cpu_accel.rewrite.stored_heads import StoredHeads
 
 _BUCKET = 64  # tokens
 
@@ -23,8 +25,10 @@ class CPUCacheLayer(CacheLayerMixin):
     `past` to `past + q_len`, then `advance(q_len)`. Any other layer calls `update`.
 
     Attributes:
-        key_storage, value_storage: [batch, kv_heads, capacity, features], None before the first token. What lies from `length`
-            on means nothing. The same tensors until `reserve` has to grow them.
+        storage_dtype: float32, bfloat16 or int8; None: that of the keys.
+        key_storage, value_storage: [batch, kv_heads, capacity, features], in int8 with four columns more (ops/kv_cache.py), None
+            before the first token. What lies from `length` on means nothing. The same tensors until `reserve` has to grow them.
+        dtype: of the keys and values that were passed, None before the first token.
         length: tokens in the storage.
         dropped: tokens seen that are not in the storage any more.
         beams: where the keys of each sequence lie, None as long as those of sequence b lie in row b.
@@ -36,6 +40,7 @@ class CPUCacheLayer(CacheLayerMixin):
     def __init__(self, storage_dtype: torch.dtype | None = None) -> None:
         # Not the base class's: it sets `keys` and `values`, which are views of the storage here.
         self.storage_dtype = storage_dtype
+        self.dtype: torch.dtype | None = None
         self.key_storage: Tensor | None = None
         self.value_storage: Tensor | None = None
         self.length = 0
@@ -58,16 +63,12 @@ class CPUCacheLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """[batch, kv_heads, tokens kept, features], a view as long as no beams were reordered."""
-        return self._read(self.key_storage, self._first_kept(), None)
+        """[batch, kv_heads, tokens kept, features], a view unless beams were reordered or the storage has another dtype."""
+        return self._read(self.key_storage, self._first_kept())
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
-        return self._read(self.value_storage, self._first_kept(), None)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return None if self.key_storage is None else self.key_storage.dtype
+        return self._read(self.value_storage, self._first_kept())
 
     @property
     def device(self) -> torch.device | None:
@@ -81,18 +82,19 @@ class CPUCacheLayer(CacheLayerMixin):
         Raises:
             ValueError: the cache holds tokens of another batch or of another model.
         """
+        self.dtype = dtype
         keys, values = self.key_storage, self.value_storage
         if keys is None or values is None:
-            self._allocate(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
+            self._allocate(batch, kv_heads, key_dim, value_dim, new_tokens)
             return
-        if (batch, kv_heads, key_dim, value_dim) != (*keys.shape[:2], keys.shape[3], values.shape[3]):
+        if (batch, kv_heads, key_dim, value_dim) != (*keys.shape[:2], features_of(keys), features_of(values)):
             if self.length:
                 raise ValueError(
                     f"past_key_values: this cache holds keys of batch size {keys.shape[0]} with {keys.shape[1]} heads of "
-                    f"{keys.shape[3]} features, but batch size {batch} with {kv_heads} heads of {key_dim} was passed: "
+                    f"{features_of(keys)} features, but batch size {batch} with {kv_heads} heads of {key_dim} was passed: "
                     "accepted is a cache of the same model and batch, or None"
                 )
-            self._allocate(batch, kv_heads, key_dim, value_dim, dtype, new_tokens)
+            self._allocate(batch, kv_heads, key_dim, value_dim, new_tokens)
         elif self.length + new_tokens > keys.shape[2]:
             self._make_room(new_tokens)
 
@@ -111,7 +113,7 @@ class CPUCacheLayer(CacheLayerMixin):
 
         Returns:
             All keys and values to attend to, [batch, kv_heads, kv_len, features], in the dtype of what was passed: views
-            of the storage, unless beams were reordered or the storage has another dtype.
+            of the storage unless beams were reordered, or `StoredHeads` if it has another dtype.
 
         Raises:
             ValueError: the cache holds tokens of another batch or of another model.
@@ -120,12 +122,11 @@ class CPUCacheLayer(CacheLayerMixin):
         past, new_tokens = self.length, key_states.shape[2]
         assert self.key_storage is not None
         assert self.value_storage is not None
-        self.key_storage.narrow(2, past, new_tokens).copy_(key_states)
-        self.value_storage.narrow(2, past, new_tokens).copy_(value_states)
+        for storage, states in ((self.key_storage, key_states), (self.value_storage, value_states)):
+            storage.narrow(2, past, new_tokens).copy_(to_storage(states, storage.dtype))
         self.advance(new_tokens)
         first = self._first_visible(past)
-        keys = self._read(self.key_storage, first, key_states.dtype)
-        values = self._read(self.value_storage, first, value_states.dtype)
+        keys, values = self._read(self.key_storage, first), self._read(self.value_storage, first)
         assert keys is not None
         assert values is not None
         return keys, values
@@ -180,14 +181,14 @@ class CPUCacheLayer(CacheLayerMixin):
         """Grow the storage for `new_tokens` behind `length`."""
         self._move(0, bucket(self.length + new_tokens))
 
-    def _allocate(
-        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
-    ) -> None:
-        capacity, dtype = bucket(new_tokens), self.storage_dtype or dtype
+    def _allocate(self, batch: int, kv_heads: int, key_dim: int, value_dim: int, new_tokens: int) -> None:
+        capacity, dtype = bucket(new_tokens), self.storage_dtype or self.dtype
+        assert dtype is not None
+        key_width, value_width = stored_width(key_dim, dtype), stored_width(value_dim, dtype)
         with torch.inference_mode(False):  # else a call outside of inference mode could not write to it
             # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
-            self.key_storage = torch.zeros(batch, kv_heads, capacity, key_dim, dtype=dtype)
-            self.value_storage = torch.zeros(batch, kv_heads, capacity, value_dim, dtype=dtype)
+            self.key_storage = torch.zeros(batch, kv_heads, capacity, key_width, dtype=dtype)
+            self.value_storage = torch.zeros(batch, kv_heads, capacity, value_width, dtype=dtype)
 
     def _move(self, first: int, capacity: int) -> None:
         """The positions from `first` on go to a new storage."""
@@ -205,21 +206,23 @@ class CPUCacheLayer(CacheLayerMixin):
         if not self.length:
             return
         for name in ("key_storage", "value_storage"):
-            changed = change(self._read(getattr(self, name), 0, None))
+            changed = change(self._stored(getattr(self, name), 0))
             with torch.inference_mode(False):
                 after = changed.new_empty(*changed.shape[:2], self.capacity, changed.shape[3])
             after[:, :, : self.length] = changed
             setattr(self, name, after)
         self.beams = None
 
-    def _read(self, storage: Tensor | None, first: int, dtype: torch.dtype | None) -> Tensor | None:
-        if storage is None:
+    def _read(self, storage: Tensor | None, first: int) -> Tensor | None:
+        """The positions from `first` on, in the dtype of what was passed."""
+        if storage is None or self.dtype is None:
             return None
+        return StoredHeads.of(self._stored(storage, first), self.dtype)
+
+    def _stored(self, storage: Tensor, first: int) -> Tensor:
         if self.beams is None:
-            states = storage.narrow(2, first, self.length - first)
-        else:
-            states = self.beams.gather(storage, first, self.length)
-        return states if dtype is None else states.to(dtype)
+            return storage.narrow(2, first, self.length - first)
+        return self.beams.gather(storage, first, self.length)
 
 
 def bucket(tokens: int) -> int:

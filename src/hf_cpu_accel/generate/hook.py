@@ -8,6 +8,7 @@ import inspect
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_cpu_accel.generate.beams import beam_search
@@ -31,9 +32,10 @@ _LOOP, _BEAMS = "greedy search and sampling", "beam search"
 
 
 class _Placing:
-    """The cache that one call of `generate` put in the place of the `DynamicCache` which that had made."""
+    """The cache that one call of `generate` put in the place of the `DynamicCache` which that had made; `dtype`: of its storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self.dtype = dtype
         self.theirs: Any = None
         self.ours: Any = None
 
@@ -41,7 +43,7 @@ class _Placing:
         """What to use instead of `cache`: itself, if there is something in it or nothing of ours for it."""
         if cache is self.theirs and cache is not None:
             return self.ours
-        ours = _in_place_of(cache)
+        ours = _in_place_of(cache, self.dtype)
         if ours is not cache:
             self.theirs, self.ours = cache, ours
         return ours
@@ -55,8 +57,9 @@ class Generate(Override):
 
     name = "generate"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, cache_dtype: torch.dtype | None) -> None:
         super().__init__(model)
+        self.cache_dtype = cache_dtype
         self.loops = loop_refusal(model) is None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +68,7 @@ class Generate(Override):
         if request is None:
             return stock(*args, **kwargs)
         request.check_prompt()
-        before = _placing.set(_Placing() if request.gets_cache() else None)
+        before = _placing.set(_Placing(self.cache_dtype) if request.gets_cache() else None)
         try:
             if self.loops and request.gets_loop(self.model):
                 loop: Any = functools.partial(beam_search, mask_length=request.mask_length())
@@ -92,41 +95,52 @@ class PrepareInputs(Override):
         return inputs
 
 
-_OVERRIDES: tuple[type[Override], ...] = (Generate, PrepareInputs, StartSession, Session)
+_OTHERS: tuple[type[Override], ...] = (
+    PrepareInputs,
+    StartSession,
+    Session,
+)  # versions of transformers may lack some
 
 
-def _in_place_of(cache: Any) -> Any:
+def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
     """`cache`, or an empty one of ours that stores the same."""
     if type(cache) is EncoderDecoderCache:
         decoder, encoder = cache.self_attention_cache, cache.cross_attention_cache
         if CPUCache.can_replace(decoder) and CPUCache.can_replace(encoder):
-            return EncoderDecoderCache(CPUCache.like(decoder), CPUCrossCache.like(encoder))
+            return EncoderDecoderCache(CPUCache.like(decoder, dtype), CPUCrossCache.like(encoder, dtype))
         return cache
-    return CPUCache.like(cache) if CPUCache.can_replace(cache) else cache
+    return CPUCache.like(cache, dtype) if CPUCache.can_replace(cache) else cache
 
 
-def install(model: Any, path: str, journal: Journal) -> list[PlanItem]:
-    """Override what concerns generation on `model`, if it is one that generates."""
+def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | None) -> list[PlanItem]:
+    """Override what concerns generation on `model`, if it is one that generates.
+
+    Args:
+        cache_dtype: in which the cache stores, None: as the keys come.
+    """
     if not (issubclass(type(model), GenerationMixin) and model.can_generate()):
         return []
     path = f"{path}.generate".lstrip(".")
-    taken = [override.name for override in _OVERRIDES if override.name in vars(model)]
+    overrides = (
+        Generate(model, cache_dtype),
+        *(kind(model) for kind in _OTHERS if hasattr(type(model), kind.name)),
+    )
+    taken = [override.name for override in overrides if override.name in vars(model)]
     if taken:
         return [PlanItem.left(path, _LOOP, f"somebody else has replaced its {taken[0]} already")]
     if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
         return [PlanItem.left(path, _CACHE, "transformers' own cache: this version has other cache layers")]
-    for override in _OVERRIDES:
-        if not hasattr(type(model), override.name):
-            continue  # a version of transformers without it
-        add_attribute(journal, model, override.name, override(model))
-    return [*_cache_item(model, path), *_loop_items(model, path)]
+    for override in overrides:
+        add_attribute(journal, model, override.name, override)
+    return [*_cache_item(model, path, cache_dtype), *_loop_items(model, path)]
 
 
-def _cache_item(model: Any, path: str) -> list[PlanItem]:
+def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanItem]:
     reason = refusal(model.config) if keeps_past_key_values(model) else NO_KEYS
     if reason is not None:
         return [PlanItem.left(path, _CACHE, f"transformers' own cache: {reason}")]
-    return [PlanItem(path, _CACHE, "cache", "as the keys", packed_bytes=0, reason=None)]
+    stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")
+    return [PlanItem(path, _CACHE, "cache", stored, packed_bytes=0, reason=None)]
 
 
 def _loop_items(model: Any, path: str) -> list[PlanItem]:

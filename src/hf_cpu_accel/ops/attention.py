@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .kv_cache import features_of, from_storage, stored_width
 from .registry import declare
 
 
@@ -29,7 +30,7 @@ def attention(
         query: [B, Hq, Lq, D] float32 or bfloat16. Strides are free, so that a transposed view of [B, Lq, Hq * D] costs no copy;
             only a last dimension that is not dense is copied. The same holds for key and value.
         key: [B, Hkv, Lk, D]; Hq is a multiple of Hkv, query head h uses key head h // (Hq // Hkv).
-        value: [B, Hkv, Lk, Dv].
+        value: [B, Hkv, Lk, Dv]. Key and value may be int8 with four more columns, as caches hold them (ops/kv_cache.py).
         mask: None; bool [B, Lk], key padding, True = attend (padding before and after the text is skipped, not computed); or
             bool or floating (added to the scores), broadcastable to [B, Hq, Lq, Lk].
         is_causal: query i sees the keys <= i + Lk - Lq, aligned to the end of the keys as in transformers.
@@ -58,9 +59,10 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
             )
     batch, heads, _, head_dim = query.shape
     kv_heads, kv_len = key.shape[1], key.shape[2]
-    if key.shape[0] != batch or key.shape[3] != head_dim:
+    key_width = stored_width(head_dim, key.dtype)
+    if key.shape[0] != batch or key.shape[3] != key_width:
         raise ValueError(
-            f"key of shape {tuple(key.shape)}: must be [{batch}, heads, length, {head_dim}], "
+            f"key of shape {tuple(key.shape)}: must be [{batch}, heads, length, {key_width}], "
             f"as the query is {tuple(query.shape)}"
         )
     if value.shape[:3] != key.shape[:3]:
@@ -108,7 +110,7 @@ def attention_reference(
     """The op in plain torch; float64 inputs are computed in float64, others in float32."""
     precision = torch.float64 if query.dtype == torch.float64 else torch.float32
     group = query.shape[1] // key.shape[1] if key.shape[1] else 1
-    k, v = (x.to(precision).repeat_interleave(group, dim=1) for x in (key, value))
+    k, v = (from_storage(x, precision).repeat_interleave(group, dim=1) for x in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.to(precision) * factor) @ k.transpose(-1, -2)
     q_len, kv_len = scores.shape[-2:]
@@ -131,7 +133,7 @@ def _attention_fake(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Tensor:
     batch, heads, q_len, _ = query.shape
-    return query.new_empty((batch, q_len, heads, value.shape[-1]))
+    return query.new_empty((batch, q_len, heads, features_of(value)))
 
 
 declare(

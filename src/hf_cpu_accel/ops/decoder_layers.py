@@ -63,8 +63,8 @@ def decoder_layers(
     Args:
         hidden_states: [B, q_len, C] float32 or bfloat16, any strides.
         layers: from `bind`.
-        keys, values: per layer [B, kv_heads, capacity, head_dim] and [B, kv_heads, capacity, value_dim], float32 or bfloat16, dense
-            last dimension. Positions [past, past + q_len) are written.
+        keys, values: per layer [B, kv_heads, capacity, head_dim] and [B, kv_heads, capacity, value_dim], float32 or bfloat16, or
+            int8 with four more columns (ops/kv_cache.py); dense last dimension. Positions [past, past + q_len) are written.
         past: per layer, tokens in its storage before the call.
         rotary: tables (cos, sin), each [1 or B, q_len, rotary_dim] float32 or bfloat16 as transformers' rotary modules return
             them, or [..., rotary_dim / 2], one column per frequency.

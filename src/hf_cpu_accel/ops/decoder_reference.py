@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .attention import attention_reference
 from .decoder_bind import LAYOUT, NORM_KINDS, NORM_SCOPES, SCALARS
+from .kv_cache import from_storage, to_storage
 from .linear import ACTIVATIONS, linear_reference
 
 
@@ -115,15 +116,17 @@ class _Layer:
             self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, head_dim)), step.tables
         )
         value = self.heads_of("value", merged, kv_heads, value_dim)
-        keys[:batch, :, past:kv_len] = key.transpose(1, 2).to(keys.dtype)
-        values[:batch, :, past:kv_len] = value.transpose(1, 2).to(values.dtype)
+        keys[:batch, :, past:kv_len] = to_storage(key.transpose(1, 2), keys.dtype)
+        values[:batch, :, past:kv_len] = to_storage(value.transpose(1, 2), values.dtype)
 
         row = torch.arange(batch)[:, None].expand(batch, kv_len).clone()
         if step.rows is not None:
             row[:, :past] = step.rows[:, step.longest - past : step.longest].long()
         group = heads // kv_heads
         key, value = (
-            cache[row, :, torch.arange(kv_len)].float().transpose(1, 2).repeat_interleave(group, dim=1)
+            from_storage(cache[row, :, torch.arange(kv_len)], torch.float32)
+            .transpose(1, 2)
+            .repeat_interleave(group, dim=1)
             for cache in (keys, values)
         )
         visible = self.visible(batch, q_len, past, step)

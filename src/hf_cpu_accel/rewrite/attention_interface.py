@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
+from hf_cpu_accel.rewrite.stored_heads import readable
 
 NAME = "hf_cpu_accel"
 REPLACED = "sdpa"
@@ -153,7 +154,7 @@ def attention_forward(
         mask = as_key_padding(mask, query.shape[0])
     if mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype:
         mask = mask.to(query.dtype)
-    return attention(query, key, value, mask=mask, is_causal=causal, scale=scaling), None
+    return attention(query, readable(key), readable(value), mask=mask, is_causal=causal, scale=scaling), None
 
 
 def _wants_more(query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> bool:

@@ -7,6 +7,16 @@
 
 namespace hfca {
 
+// int8 keys and values are those of ops/kv_cache.py.
+inline HeadType head_type(const Tensor& t, const char* op, const char* name) {
+  if (t.scalar_type() == ScalarType::Char && t.is_cpu()) return HeadType::int8;
+  check_floating(t, op, name);
+  return floating(is_bf16(t));
+}
+
+// Elements that hold so many features.
+inline int64_t width_of(HeadType type, int64_t features) { return features + (type == HeadType::int8 ? head_scale_bytes : 0); }
+
 // Positions [begin, end) of a sequence.
 struct TokenRange {
   int64_t begin, end;

@@ -8,14 +8,31 @@
 // (batch, key head) pair is query r % q_len of head r / q_len of the group, so that keys are packed once for the whole group.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace hfca {
 
-// A float32 or bfloat16 tensor [batch, head, position, feature] whose features are dense. Strides count elements.
+// int8: features are followed by the float32 by which they are to be multiplied, in so many bytes.
+enum class HeadType : int { float32 = 0, bfloat16, int8 };
+constexpr int64_t head_scale_bytes = sizeof(float);
+
+inline HeadType floating(bool bf16) { return bf16 ? HeadType::bfloat16 : HeadType::float32; }
+
+// A tensor [batch, head, position, feature] whose features are dense. Strides count elements.
 struct Heads {
   void* data = nullptr;
   int64_t batch_stride = 0, head_stride = 0, position_stride = 0;
-  bool bf16 = false;
+  HeadType type = HeadType::float32;
+
+  char* at(int64_t element) const {
+    return static_cast<char*>(data) + element * (type == HeadType::float32 ? 4 : type == HeadType::bfloat16 ? 2 : 1);
+  }
+  // That of the vector of `features` which begins at `element`.
+  float scale(int64_t element, int64_t features) const {
+    float scale = 1.0f;
+    if (type == HeadType::int8) std::memcpy(&scale, at(element) + features, sizeof(scale));
+    return scale;
+  }
 };
 
 enum class MaskKind : int { none = 0, boolean, float32, bfloat16 };
@@ -36,10 +53,11 @@ struct Attention {
   const float* relative = nullptr;           // [query head][relative_count], what a score gains for a key behind the query: the last entry for the
   int64_t relative_count = 0;                // query's own position, the first for all that are so far behind, or farther
   const float* sinks = nullptr;              // [query head], a score that counts in the sum and has no value
-  const int32_t* rows = nullptr;             // the "batch" in which each key before the last q_len lies; null: its own
+  const int32_t* rows = nullptr;             // the "batch" in which each of the first row_keys keys lies; the others lie in their own
+  int64_t row_keys = 0;
   bool quantised = false;                    // may be computed in integers, where the CPU has the instructions: integers.h
 
-  int64_t batch_of_key(int64_t key, int64_t own) const { return rows && key < kv_len - q_len ? rows[key] : own; }
+  int64_t batch_of_key(int64_t key, int64_t own) const { return key < row_keys ? rows[key] : own; }
   int64_t first_visible(int64_t position) const {
     const int64_t first = position + kv_len - q_len - window + 1;
     return window > 0 && first > 0 ? first : 0;

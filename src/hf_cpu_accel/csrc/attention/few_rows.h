@@ -38,8 +38,8 @@ inline Float lane_sums(Float (&x)[Simd::width]) {
 }
 
 // Scores of `width` keys, of which `keys` exist: dot[row][key] (+)= the products of row_vectors or 1 vector of features from `feature` on.
-template <int rows, int vectors>
-inline void multiply_keys(const hfca::Heads& x, const int64_t* at, int64_t feature, int n, const float* queries, Float (&dot)[rows][Simd::width]) {
+template <hfca::HeadType type, int rows, int vectors>
+inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, int n, const float* queries, Float (&dot)[rows][Simd::width]) {
   Float query[rows][vectors];
   unroll<0, rows>([&](auto i) HFCA_INLINE {
     unroll<0, vectors>([&](auto v) HFCA_INLINE {
@@ -49,7 +49,7 @@ inline void multiply_keys(const hfca::Heads& x, const int64_t* at, int64_t featu
   });
   for (int k = 0; k < Simd::width; ++k) {
     Float key[vectors];
-    unroll<0, vectors>([&](auto v) HFCA_INLINE { key[v] = load_features(x, at[k] + feature + v * Simd::width, vectors == 1 ? n : Simd::width); });
+    unroll<0, vectors>([&](auto v) HFCA_INLINE { key[v] = load_features<type>(keys, at[k] + feature + v * Simd::width, vectors == 1 ? n : Simd::width); });
     unroll<0, rows>([&](auto i) HFCA_INLINE {
       Float sum = feature == 0 ? Simd::mul(query[i][0], key[0]) : Simd::fma(query[i][0], key[0], dot[i][k]);
       unroll<1, vectors>([&](auto v) HFCA_INLINE { sum = Simd::fma(query[i][v], key[v], sum); });
@@ -59,7 +59,7 @@ inline void multiply_keys(const hfca::Heads& x, const int64_t* at, int64_t featu
 }
 
 // scores[keys / 32][rows][32] = queries . keys [begin, begin + keys). Scores up to the next multiple of the vector width are overwritten.
-template <int rows>
+template <hfca::HeadType type, int rows>
 inline void score_keys(const hfca::Attention& a, const hfca::AttentionTask& task, const float* queries, int64_t begin, int64_t keys, float* scores) {
   constexpr int64_t together = row_vectors * Simd::width;
   const int64_t origin = task.kv_head * a.key.head_stride;
@@ -71,15 +71,36 @@ inline void score_keys(const hfca::Attention& a, const hfca::AttentionTask& task
     }
     Float dot[rows][Simd::width];
     int64_t d = 0;
-    for (; d + together <= a.head_dim; d += together) multiply_keys<rows, row_vectors>(a.key, at, d, Simd::width, queries, dot);
-    for (; d < a.head_dim; d += Simd::width) multiply_keys<rows, 1>(a.key, at, d, lanes(a.head_dim - d), queries, dot);
+    for (; d + together <= a.head_dim; d += together) multiply_keys<type, rows, row_vectors>(a.key.data, at, d, Simd::width, queries, dot);
+    for (; d < a.head_dim; d += Simd::width) multiply_keys<type, rows, 1>(a.key.data, at, d, lanes(a.head_dim - d), queries, dot);
     float* out = scores + k / chunk * rows * chunk + k % chunk;
-    unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(out + i * chunk, lane_sums(dot[i])); });
+    if constexpr (type == hfca::HeadType::int8) {
+      alignas(64) float scale[Simd::width];
+      for (int i = 0; i < Simd::width; ++i) scale[i] = a.key.scale(at[i], a.head_dim);
+      unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(out + i * chunk, Simd::mul(Simd::load(scale), lane_sums(dot[i]))); });
+    } else {
+      unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(out + i * chunk, lane_sums(dot[i])); });
+    }
+  }
+}
+
+// What the values of keys [begin, begin + keys) are to be multiplied by goes to their probabilities: there it is one factor per key.
+template <int rows>
+inline void scale_probabilities(const hfca::Attention& a, const hfca::AttentionTask& task, float* scores, int64_t begin, int64_t keys) {
+  const int64_t origin = task.kv_head * a.value.head_stride;
+  for (int64_t k = 0; k < keys; k += Simd::width) {
+    alignas(64) float scale[Simd::width] = {};
+    for (int i = 0; i < Simd::width && k + i < keys; ++i) {
+      const int64_t key = begin + k + i;
+      scale[i] = a.value.scale(origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride, a.value_dim);
+    }
+    float* p = scores + k / chunk * rows * chunk + k % chunk;
+    unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(p + i * chunk, Simd::mul(Simd::load(scale), Simd::load(p + i * chunk))); });
   }
 }
 
 // sums[value_dim / 32][rows][32] (+)= scores @ values of keys [begin, begin + keys).
-template <int rows>
+template <hfca::HeadType type, int rows>
 inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& task, const float* scores, int64_t begin, int64_t keys, float* sums,
                          bool accumulate) {
   const int64_t origin = task.kv_head * a.value.head_stride;
@@ -97,7 +118,7 @@ inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& ta
       const float* p = scores + k / chunk * rows * chunk + k % chunk;
       const int64_t key = begin + k, at = origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride + d;
       Float value[row_vectors];
-      unroll<0, row_vectors>([&](auto v) HFCA_INLINE { value[v] = n[v] > 0 ? load_features(a.value, at + v * Simd::width, n[v]) : Simd::zero(); });
+      unroll<0, row_vectors>([&](auto v) HFCA_INLINE { value[v] = n[v] > 0 ? load_features<type>(a.value.data, at + v * Simd::width, n[v]) : Simd::zero(); });
       unroll<0, rows>([&](auto i) HFCA_INLINE {
         const Float probability = Simd::set1(p[i * chunk]);
         unroll<0, row_vectors>([&](auto v) HFCA_INLINE { acc[i][v] = Simd::fma(probability, value[v], acc[i][v]); });
@@ -118,11 +139,19 @@ class FewRows : public FloatQueries {
   void take_keys(int64_t begin, int64_t) { begin_ = begin; }
 
   void score(int64_t row, int rows, int64_t keys, float* scores) const {
-    with_rows(rows, [&](auto n) { score_keys<decltype(n)::number>(a_, task_, queries_of(row), begin_, keys, scores); });
+    with_head_type(a_.key, [&](auto type) {
+      with_rows(rows, [&](auto n) { score_keys<decltype(type)::value, decltype(n)::number>(a_, task_, queries_of(row), begin_, keys, scores); });
+    });
   }
 
-  void weigh(const float* probabilities, int rows, int64_t keys, float* sums, bool accumulate) const {
-    with_rows(rows, [&](auto n) { weigh_values<decltype(n)::number>(a_, task_, probabilities, begin_, keys, sums, accumulate); });
+  void weigh(float* probabilities, int rows, int64_t keys, float* sums, bool accumulate) const {
+    if (a_.value.type == hfca::HeadType::int8)
+      with_rows(rows, [&](auto n) { scale_probabilities<decltype(n)::number>(a_, task_, probabilities, begin_, keys); });
+    with_head_type(a_.value, [&](auto type) {
+      with_rows(rows, [&](auto n) {
+        weigh_values<decltype(type)::value, decltype(n)::number>(a_, task_, probabilities, begin_, keys, sums, accumulate);
+      });
+    });
   }
 
  private:

@@ -179,7 +179,7 @@ inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
 }
 
 #if HFCA_VNNI
-inline bool in_integers(const hfca::Attention& a) { return a.quantised && !a.rows && a.head_dim <= Integers::most_features; }
+inline bool in_integers(const hfca::Attention& a) { return a.quantised && !a.rows && a.key.type != hfca::HeadType::int8 && a.head_dim <= Integers::most_features; }
 #else
 using Integers = Floats;
 inline bool in_integers(const hfca::Attention&) { return false; }

@@ -39,8 +39,8 @@ class Floats : public FloatQueries {
       : FloatQueries(a, task, memory), keys_(memory.take(key_block * a.head_dim)), values_(memory.take(key_block * round_up(a.value_dim, chunk))) {}
 
   void take_keys(int64_t begin, int64_t end) const {
-    pack_keys(a_, task_, begin, end, keys_);
-    pack_values(a_, task_, begin, end, key_block, values_);
+    with_head_type(a_.key, [&](auto type) { pack_keys<decltype(type)::value>(a_, task_, begin, end, keys_); });
+    with_head_type(a_.value, [&](auto type) { pack_values<decltype(type)::value>(a_, task_, begin, end, key_block, values_); });
   }
 
   // scores[keys / 32][rows][32] of rows [row, row + rows) for the first `keys` of the keys taken.

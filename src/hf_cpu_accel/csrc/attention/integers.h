@@ -148,7 +148,7 @@ class Integers {
 
   template <class F>
   static void with_type(const hfca::Heads& x, const F& f) {
-    x.bf16 ? f(static_cast<const uint16_t*>(x.data)) : f(static_cast<const float*>(x.data));
+    x.type == hfca::HeadType::bfloat16 ? f(static_cast<const uint16_t*>(x.data)) : f(static_cast<const float*>(x.data));
   }
 
   // Up to `width` rows of features as bytes, round(x / step[i]) + 128. row(i): where row i begins; to(i, w): where its words from w on go,

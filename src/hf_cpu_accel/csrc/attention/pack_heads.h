@@ -1,5 +1,7 @@
 // Queries, keys and values as float32 in the layouts that the tile multiplication streams.
 #pragma once
+#include <type_traits>
+
 #include "attention.h"
 #include "tile.h"
 
@@ -9,18 +11,34 @@ constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple -
 
 inline int lanes(int64_t left) { return left < Simd::width ? static_cast<int>(left) : Simd::width; }
 
-// n features of one position, zeros behind them. `at` counts elements from x.data.
-inline Float load_features(const hfca::Heads& x, int64_t at, int n) {
-  if (x.bf16) {
-    const uint16_t* p = static_cast<const uint16_t*>(x.data) + at;
+// n features of one position, zeros behind them; those of int8 are still to be multiplied by their scale. `at` counts elements.
+template <hfca::HeadType type>
+inline Float load_features(const void* data, int64_t at, int n) {
+  if constexpr (type == hfca::HeadType::float32) {
+    const float* p = static_cast<const float*>(data) + at;
+    return n == Simd::width ? Simd::load(p) : Simd::load_n(p, n);
+  } else if constexpr (type == hfca::HeadType::bfloat16) {
+    const uint16_t* p = static_cast<const uint16_t*>(data) + at;
     return n == Simd::width ? Simd::load_bf16(p) : Simd::load_bf16_n(p, n);
+  } else {
+    const int8_t* p = static_cast<const int8_t*>(data) + at;
+    return n == Simd::width ? Simd::load_int8(p) : Simd::load_int8_n(p, n);
   }
-  const float* p = static_cast<const float*>(x.data) + at;
-  return n == Simd::width ? Simd::load(p) : Simd::load_n(p, n);
+}
+
+// f(type) with the type of x as a constant.
+template <class F>
+inline void with_head_type(const hfca::Heads& x, const F& f) {
+  using hfca::HeadType;
+  switch (x.type) {
+    case HeadType::float32: return f(std::integral_constant<HeadType, HeadType::float32>{});
+    case HeadType::bfloat16: return f(std::integral_constant<HeadType, HeadType::bfloat16>{});
+    case HeadType::int8: return f(std::integral_constant<HeadType, HeadType::int8>{});
+  }
 }
 
 inline void store_features(const hfca::Heads& x, int64_t at, int n, Float value) {
-  if (x.bf16) {
+  if (x.type == hfca::HeadType::bfloat16) {
     uint16_t* p = static_cast<uint16_t*>(x.data) + at;
     n == Simd::width ? Simd::store_bf16(p, value) : Simd::store_bf16_n(p, value, n);
   } else {
@@ -48,35 +66,49 @@ inline void pack_queries(const hfca::Attention& a, const hfca::AttentionTask& ta
   RowPosition at(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t origin = task.batch * a.query.batch_stride + at.offset(a.query.head_stride, a.query.position_stride);
-    for (int64_t d = 0; d < a.head_dim; d += Simd::width)
-      Simd::store(out + (d / chunk * rows + i) * chunk + d % chunk, Simd::mul(scale, load_features(a.query, origin + d, lanes(a.head_dim - d))));
+    for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
+      const int n = lanes(a.head_dim - d);
+      const Float x = a.query.type == hfca::HeadType::bfloat16 ? load_features<hfca::HeadType::bfloat16>(a.query.data, origin + d, n)
+                                                               : load_features<hfca::HeadType::float32>(a.query.data, origin + d, n);
+      Simd::store(out + (d / chunk * rows + i) * chunk + d % chunk, Simd::mul(scale, x));
+    }
   }
 }
 
 // out[keys / 32][head_dim][32] = keys [begin, end), transposed; the last chunk is filled up with zeros.
+template <hfca::HeadType type>
 inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, float* out) {
   const int64_t origin = task.kv_head * a.key.head_stride;
   const auto at = [&](int64_t key) { return origin + a.batch_of_key(key, task.batch) * a.key.batch_stride + key * a.key.position_stride; };
   const int64_t padded = begin + round_up(end - begin, chunk);
   for (int64_t k = begin; k < padded; k += Simd::width) {
     float* columns = out + (k - begin) / chunk * chunk * a.head_dim + (k - begin) % chunk;
+    [[maybe_unused]] alignas(64) float scale[Simd::width] = {};
+    if constexpr (type == hfca::HeadType::int8)
+      for (int i = 0; i < Simd::width && k + i < end; ++i) scale[i] = a.key.scale(at(k + i), a.head_dim);
     for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
       const int n = lanes(a.head_dim - d);
       Float block[Simd::width];
       for (int i = 0; i < Simd::width; ++i)
-        block[i] = k + i < end ? load_features(a.key, at(k + i) + d, n) : Simd::zero();
+        block[i] = k + i < end ? load_features<type>(a.key.data, at(k + i) + d, n) : Simd::zero();
       Simd::transpose(block);
+      if constexpr (type == hfca::HeadType::int8)
+        for (int i = 0; i < n; ++i) block[i] = Simd::mul(block[i], Simd::load(scale));
       for (int i = 0; i < n; ++i) Simd::store(columns + (d + i) * chunk, block[i]);
     }
   }
 }
 
 // out[value_dim / 32][key_rows][32] = values [begin, end); columns behind value_dim are zero up to the vector width.
+template <hfca::HeadType type>
 inline void pack_values(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, int64_t key_rows, float* out) {
   for (int64_t k = begin; k < end; ++k, out += chunk) {
     const int64_t row = a.batch_of_key(k, task.batch), at = row * a.value.batch_stride + task.kv_head * a.value.head_stride + k * a.value.position_stride;
-    for (int64_t d = 0; d < a.value_dim; d += Simd::width)
-      Simd::store(out + d / chunk * key_rows * chunk + d % chunk, load_features(a.value, at + d, lanes(a.value_dim - d)));
+    [[maybe_unused]] const Float scale = Simd::set1(a.value.scale(at, a.value_dim));
+    for (int64_t d = 0; d < a.value_dim; d += Simd::width) {
+      const Float x = load_features<type>(a.value.data, at + d, lanes(a.value_dim - d));
+      Simd::store(out + d / chunk * key_rows * chunk + d % chunk, type == hfca::HeadType::int8 ? Simd::mul(scale, x) : x);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // From the op's arguments to the layers, the cache and the rotary tables that the kernels work on.
 #pragma once
+#include "../attention/arguments.h"
 #include "../gemm/arguments.h"
 #include "decoder_layers.h"
 #include "layout.h"
@@ -97,12 +98,13 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
 
 // A layer's keys or values [batch, kv_heads, capacity, features] as the cache's memory.
 inline Heads cache_of(const Tensor& t, const char* name, int64_t batch, int64_t kv_heads, int64_t positions, int64_t features) {
-  check_floating(t, decoder_op, name);
-  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) >= batch && t.size(1) == kv_heads && t.size(2) >= positions && t.size(3) == features &&
-                      (features == 1 || t.stride(3) == 1),
-                  "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ", features,
+  const HeadType type = head_type(t, decoder_op, name);
+  const int64_t width = width_of(type, features);
+  STD_TORCH_CHECK(t.dim() == 4 && t.size(0) >= batch && t.size(1) == kv_heads && t.size(2) >= positions && t.size(3) == width &&
+                      (width == 1 || t.stride(3) == 1),
+                  "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ", width,
                   "], with a dense last dimension");
-  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), is_bf16(t)};
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), type};
 }
 
 // The number of the tables that this layer uses among those of the call.

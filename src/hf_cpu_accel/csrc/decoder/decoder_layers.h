@@ -120,12 +120,8 @@ inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int6
   HeadTargets to;
   to.query = query;
   if (store) {
-    const auto at = [&](const Heads& cache) {
-      const int64_t offset = sequence * cache.batch_stride + (layer.past + position) * cache.position_stride;
-      return Array{static_cast<char*>(cache.data) + offset * static_cast<int64_t>(cache.bf16 ? sizeof(uint16_t) : sizeof(float)), cache.bf16};
-    };
-    to.key = at(layer.key), to.value = at(layer.value);
-    to.key_stride = layer.key.head_stride, to.value_stride = layer.value.head_stride;
+    to.key = layer.key, to.value = layer.value;
+    for (Heads* cache : {&to.key, &to.value}) cache->data = cache->at(sequence * cache->batch_stride + (layer.past + position) * cache->position_stride);
   }
   const float *cos = nullptr, *sin = nullptr;
   if (layer.tables >= 0) {
@@ -151,7 +147,7 @@ inline void attend(Team& team, const DecoderCall& call, const DecoderLayer& laye
     for (int64_t i = 0; i < s.count; ++i)
       write_token(call, layer, task.batch, s.first + i, s.begin + i, task.kv_head, task.kv_head + 1, mine.query + i * width, store);
     // The kernel counts from head 0 of sequence `batch`.
-    a.query = {mine.query - task.kv_head * width, 0, layer.heads.head_dim, width, false};
+    a.query = {mine.query - task.kv_head * width, 0, layer.heads.head_dim, width};
   });
 }
 

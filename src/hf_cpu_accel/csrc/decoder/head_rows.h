@@ -1,5 +1,6 @@
 // Heads of one token: see heads.h. A head is at most a few hundred features and stays in L1 between its passes.
 #pragma once
+#include "../gemm/pack.h"
 #include "../norm/norm_rows.h"
 #include "heads.h"
 
@@ -62,11 +63,39 @@ inline void rotate_head(float* x, const float* cos, const float* sin, int64_t ro
   }
 }
 
-inline void copy_features(const float* x, int64_t count, const hfca::Array& out, int64_t at) {
+template <bool bf16>
+inline void copy_features(const float* x, int64_t count, void* out) {
   for (int64_t d = 0; d < count; d += Simd::width) {
     const int n = count - d < Simd::width ? static_cast<int>(count - d) : Simd::width;
-    const Float value = load_columns<false>(x, d, n);
-    out.bf16 ? store_columns<true>(out.data, at + d, n, value) : store_columns<false>(out.data, at + d, n, value);
+    store_columns<bf16>(out, d, n, load_columns<false>(x, d, n));
+  }
+}
+
+// To the nearest multiples of a 127th of the largest magnitude, which is written behind them. Infinity and NaN make all of them NaN.
+inline void quantise_features(const float* x, int64_t count, char* out) {
+  Float magnitude = Simd::zero();
+  for (int64_t d = 0; d < count; d += Simd::width) magnitude = Simd::highest(magnitude, Simd::abs(load_padded(x, d, count)));
+  const float largest = Simd::reduce_highest(magnitude);
+  const float scale = largest <= largest_float ? largest / 127.0f : not_a_number;
+  const Float inverse = Simd::set1(largest <= largest_float && largest > 1e-33f ? 127.0f / largest : 0.0f), zero = Simd::set1(128.0f);
+  for (int64_t d = 0; d < count; d += 4 * Simd::width) {
+    uint8_t bytes[4 * Simd::width];  // x + 128
+    Float values[4];
+    unroll<0, 4>([&](auto v) HFCA_INLINE { values[v] = Simd::fma(load_padded(x, d + v * Simd::width, count), inverse, zero); });
+    Simd::store_bytes(bytes, values);
+    const int64_t n = count - d < 4 * Simd::width ? count - d : 4 * Simd::width;
+    for (int64_t i = 0; i < n; ++i) out[d + i] = static_cast<char>(bytes[i] ^ 0x80);
+  }
+  std::memcpy(out + count, &scale, sizeof(scale));
+}
+
+// To head `head` of the token at which `cache` begins.
+inline void store_head(const float* x, int64_t count, const hfca::Heads& cache, int64_t head) {
+  char* out = cache.at(head * cache.head_stride);
+  switch (cache.type) {
+    case hfca::HeadType::float32: return copy_features<false>(x, count, out);
+    case hfca::HeadType::bfloat16: return copy_features<true>(x, count, out);
+    case hfca::HeadType::int8: return quantise_features(x, count, out);
   }
 }
 
@@ -81,7 +110,7 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   };
   const auto finish = [&](const hfca::HeadNorm& norm, Statistics all, const float* x, int64_t head, float* out) {
     if (norm.kind != hfca::NormKind::none) normalise_head(norm, x, head, dim, all, out);
-    else copy_features(x, dim, {out, false}, 0);
+    else copy_features<false>(x, dim, out);
     if (t.rotary_dim > 0) rotate_head(out, cos, sin, t.rotary_dim, t.interleaved);
   };
   if (to.query) {
@@ -94,8 +123,8 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   alignas(64) float key[largest_head];
   for (int64_t j = begin; j < end; ++j) {
     finish(t.key_norm, all, row + t.key.first + j * t.key.stride, j, key);
-    copy_features(key, dim, to.key, j * to.key_stride);
-    copy_features(row + t.value.first + j * t.value.stride, t.value_dim, to.value, j * to.value_stride);
+    store_head(key, dim, to.key, j);
+    store_head(row + t.value.first + j * t.value.stride, t.value_dim, to.value, j);
   }
 }
 

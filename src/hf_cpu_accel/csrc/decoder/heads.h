@@ -1,6 +1,7 @@
 // From a row of a qkv projection to query heads that are ready to attend and a key and a value in the cache: norms of heads, rotary
 // positions, rounding to the cache's type. Plain data, no torch.
 #pragma once
+#include "../attention/attention.h"
 #include "../norm/norm.h"
 
 namespace hfca {
@@ -28,11 +29,10 @@ struct TokenHeads {
   bool interleaved = false;  // pairs are features (2i, 2i + 1), not (i, i + rotary_dim / 2)
 };
 
-// Where a token's heads go; what is null is left out. head_stride and offsets count elements.
+// Where a token's heads go; what is null is left out.
 struct HeadTargets {
   float* query = nullptr;  // [heads of the kv heads that are asked for][head_dim]
-  Array key, value;        // of kv head 0, at the token's position
-  int64_t key_stride = 0, value_stride = 0;  // between kv heads
+  Heads key, value;        // the cache, from the token's position on
 };
 
 struct HeadKernels {

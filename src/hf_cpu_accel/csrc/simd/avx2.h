@@ -100,6 +100,12 @@ struct Simd {
     std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(uint16_t));
   }
 
+  static Float load_int8(const int8_t* p) { return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+  static Float load_int8_n(const int8_t* p, int n) {
+    int8_t lanes[8] = {};
+    std::memcpy(lanes, p, static_cast<size_t>(n));
+    return load_int8(lanes);
+  }
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {

@@ -84,6 +84,8 @@ struct Simd {
   static void store_bf16(uint16_t* p, Float x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
   static void store_bf16_n(uint16_t* p, Float x, int n) { _mm256_mask_storeu_epi16(p, mask(n), narrow(x)); }
 
+  static Float load_int8(const int8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+  static Float load_int8_n(const int8_t* p, int n) { return to_float(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask(n), p))); }
   static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {

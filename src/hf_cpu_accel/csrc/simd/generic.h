@@ -85,6 +85,12 @@ struct Simd {
     }
   }
 
+  static Float load_int8(const int8_t* p) { return load_int8_n(p, width); }
+  static Float load_int8_n(const int8_t* p, int n) {
+    Float r = zero();
+    for (int i = 0; i < n; ++i) r[i] = static_cast<float>(p[i]);
+    return r;
+  }
   static Float to_float(Int x) { return __builtin_convertvector(x, Float); }
   static Int load_int(const int32_t* p) {
     Int r;
