@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
+from hf_cpu_accel.ops.kv_cache import to_storage
 
 
 class CPUCrossCacheLayer(CPUCacheLayer):
@@ -28,22 +29,24 @@ class CPUCrossCacheLayer(CPUCacheLayer):
         """Hold these keys and values [texts, kv_heads, length, features] instead of what was there; returned as they are held."""
         with torch.inference_mode(False):  # for calls inside and outside of it
             self.key_storage, self.value_storage = (
-                states.to(self.storage_dtype or states.dtype).contiguous() for states in (keys, values)
+                to_storage(states, self.storage_dtype or states.dtype).contiguous()
+                for states in (keys, values)
             )
-        self.texts, self.length = texts, keys.shape[2]
+        self.dtype, self.texts, self.length = keys.dtype, texts, keys.shape[2]
         return self.key_storage, self.value_storage
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append [batch, kv_heads, length, features]; see `CPUCacheLayer.update`."""
-        dtype = key_states.dtype
         keys, values = self.keys, self.values
-        if keys is not None and values is not None and self.length:
-            key_states = torch.cat([keys.to(dtype), key_states], dim=2)
-            value_states = torch.cat([values.to(dtype), value_states], dim=2)
-        keys, values = self.store(key_states, value_states, None)
-        return keys.to(dtype), values.to(dtype)
+        if self.length and keys is not None and values is not None:
+            key_states = torch.cat([keys, key_states], dim=2)
+            value_states = torch.cat([values, value_states], dim=2)
+        self.store(key_states, value_states, None)
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
 
     def reset(self) -> None:
         super().reset()
@@ -68,9 +71,6 @@ class CPUCrossCacheLayer(CPUCacheLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         self.select(lambda texts: texts[indices], {})
 
-    def _read(self, storage: Tensor | None, first: int, dtype: torch.dtype | None) -> Tensor | None:
-        if storage is None:
-            return None
+    def _stored(self, storage: Tensor, first: int) -> Tensor:
         states = storage[:, :, first : self.length]
-        states = states if self.texts is None else states[self.texts.long()]
-        return states if dtype is None else states.to(dtype)
+        return states if self.texts is None else states[self.texts.long()]
