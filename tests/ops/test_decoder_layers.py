@@ -187,6 +187,7 @@ def test_cases(case: Case) -> None:
         window=st.sampled_from([None, 1, 20]),
         sinks=st.booleans(),
         alibi=st.booleans(),
+        relative=st.sampled_from([0, 1, 30]),
         rotary_dim=st.sampled_from([0, 10, 16]),
         start=st.booleans(),
         rows=st.booleans(),
@@ -309,6 +310,10 @@ def test_bad_arguments() -> None:
     crossing = call_of(Case(cross="padding"))
     with pytest.raises(RuntimeError, match="cross_values must be"):
         replace(crossing, cross_values=[x[:, :, 1:] for x in crossing.cross_values]).run()
+    with pytest.raises(RuntimeError, match="cross_rows names rows"):
+        replace(crossing, cross_rows=torch.tensor([0, 2], dtype=torch.int32)).run()
+    with pytest.raises(RuntimeError, match="cross_rows must be int32"):
+        replace(crossing, cross_rows=torch.tensor([0, 1])).run()
     with pytest.raises(RuntimeError, match="cross_padding must be boolean"):
         replace(crossing, cross_padding=crossing.cross_padding[:, 1:]).run()
     with pytest.raises(RuntimeError, match="keys must be"):
@@ -334,6 +339,7 @@ def test_parts_that_do_not_fit() -> None:
         "softcap=-1": replace(layer, attention=replace(attention, softcap=-1.0)),
         "rotary_dim=7": replace(layer, attention=replace(attention, rotary_dim=7)),
         "sinks of shape": replace(layer, attention=replace(attention, sinks=torch.zeros(3))),
+        "relative of shape": replace(layer, attention=replace(attention, relative=torch.zeros(3, 8))),
         "output is": replace(layer, attention=replace(attention, output=ffn.down)),
         "weight of ffn_norm": replace(layer, ffn_norm=Norm("rms_norm", torch.ones(3), None, 1e-5)),
         "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),

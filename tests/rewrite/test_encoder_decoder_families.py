@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from encoder_decoder_families import FAMILIES, VOCABULARY, EncoderDecoder
@@ -145,6 +148,25 @@ def test_attention_weights_come_from_the_layers_own_forward(name: str) -> None:
     assert row_error(first, expected[0]) <= 1e-4
     for ours, theirs in zip(run(caches(model, "ours"))[:3], expected[:3], strict=True):
         assert row_error(ours, theirs) <= 1e-4
+
+
+def test_a_layer_that_is_left_is_handed_the_bias_of_the_fused_one_before() -> None:
+    family = FAMILIES["t5"]
+    model = family.build()
+    inputs = family.inputs(padded=True)
+    expected = steps(model, inputs, caches(model, "theirs"))
+    accelerate_for_cpu(model, dtype="float32", skip_modules=["decoder.block.1"])
+    assert fused_layers(model) == 2
+    assert row_error(steps(model, inputs, caches(model, "ours")), expected) <= 1e-4
+
+
+def test_copies_of_a_model_write_the_same() -> None:
+    family = FAMILIES["t5"]
+    model = accelerate_for_cpu(family.build(), dtype="float32")
+    inputs = family.inputs()
+    expected = steps(model, inputs, caches(model, "ours"))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(steps(other, inputs, caches(other, "ours")), expected)
 
 
 def test_cross_keys_are_made_once_per_text() -> None:

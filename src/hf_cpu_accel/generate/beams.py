@@ -10,9 +10,11 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 
 from hf_cpu_accel.generate.beam_state import Beams
+from hf_cpu_accel.generate.best import largest
 from hf_cpu_accel.generate.coverage import BEAM_MODES
 from hf_cpu_accel.generate.decode import NotCovered, Recorded
 from hf_cpu_accel.generate.inputs import StepInputs, prefill
+from hf_cpu_accel.generate.processors import in_place
 
 
 def beam_search(
@@ -37,14 +39,14 @@ def beam_search(
         raise NotCovered
     recorded = Recorded(generation_config)
     beams = Beams(input_ids, generation_config)
-    process: Any = logits_processor
+    process = in_place(logits_processor)
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
     step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
     ids = input_ids
     while True:
         logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device)
-        scores = process(ids, nn.functional.log_softmax(logits, dim=-1))
+        scores = process(ids, nn.functional.log_softmax(logits, dim=-1))  # which nobody else has
         if recorded.wanted:
             recorded.add(scores.clone(), logits.clone())
         chosen, continued = _continuations(scores, beams, sample=generation_config.do_sample)
@@ -83,7 +85,6 @@ def _continuations(scores: Tensor, beams: Beams, *, sample: bool) -> tuple[Tenso
     batch, count = running.shape
     accumulated = (scores.view(batch, count, -1) + running[:, :, None]).view(batch, -1)
     if not sample:
-        best = torch.topk(accumulated, k=beams.candidates)
-        return best.values, best.indices
+        return largest(accumulated, beams.candidates)
     places = torch.multinomial(nn.functional.softmax(accumulated, dim=-1), num_samples=beams.candidates)
     return accumulated.gather(1, places), places

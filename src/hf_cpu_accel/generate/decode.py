@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_cpu_accel.generate.coverage import MODES
 from hf_cpu_accel.generate.inputs import StepInputs, prefill
+from hf_cpu_accel.generate.processors import in_place
 
 _ROOM = 1024  # new tokens for which there is a place from the start
 
@@ -54,7 +55,8 @@ def decode(
     copies = bool(logits_processor) or recorded.wanted
     tokens = _Tokens(input_ids, generation_config.max_length)
     finished = _Finished(stopping_criteria, generation_config, len(input_ids))
-    process: Any = logits_processor
+    # Recorded logits must not be those that a processor changed.
+    process: Any = logits_processor if recorded.wanted else in_place(logits_processor)
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
     step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
