@@ -256,7 +256,7 @@ def test_a_model_with_a_generate_of_its_own_runs_it_on_our_cache(loops):
     caches = []
     original = CPUCache.like.__func__
     try:
-        CPUCache.like = classmethod(lambda cls, cache: caches.append(cls) or original(cls, cache))
+        CPUCache.like = classmethod(lambda cls, *given: caches.append(cls) or original(cls, *given))
         tokens = model.generate(features, max_new_tokens=10, num_beams=2)
     finally:
         CPUCache.like = classmethod(original)

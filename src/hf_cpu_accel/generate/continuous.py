@@ -1,13 +1,12 @@
-"""Continuous batching of an accelerated model: transformers' scheduler and paged cache, over packed weights.
+"""Continuous batching of an accelerated model: transformers' scheduler and paged cache, with our attention over its pages.
 
-Its attention reads keys from pages, and transformers accepts only implementations which it knows to do so. So the model goes
-back to `sdpa` for as long as such a session lasts.
+transformers starts such a session only for attention implementations that it knows, and asks once, when the session's manager
+is made: so the model says `sdpa` then. What it says later decides whether transformers makes a mask of all tokens by all keys for
+each step: under our name it makes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from hf_cpu_accel.generate.override import Override
@@ -20,25 +19,10 @@ class StartSession(Override):
     name = "init_continuous_batching"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.model.config._attn_implementation == NAME:
-            self.model.set_attn_implementation(REPLACED)
-        return self.__wrapped__(*args, **kwargs)
-
-
-class Session(Override):
-    """`model.continuous_batching_context_manager`: afterwards our attention is back."""
-
-    name = "continuous_batching_context_manager"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._session(*args, **kwargs)
-
-    @contextmanager
-    def _session(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        before = self.model.config._attn_implementation
+        if self.model.config._attn_implementation != NAME:
+            return self.__wrapped__(*args, **kwargs)
+        self.model.set_attn_implementation(REPLACED)
         try:
-            with self.__wrapped__(*args, **kwargs) as manager:
-                yield manager
+            return self.__wrapped__(*args, **kwargs)
         finally:
-            if before == NAME:
-                self.model.set_attn_implementation(NAME)
+            self.model.set_attn_implementation(NAME)

@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_cpu_accel.generate.beams import beam_search
 from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
-from hf_cpu_accel.generate.continuous import Session, StartSession
+from hf_cpu_accel.generate.continuous import StartSession
 from hf_cpu_accel.generate.coverage import (
     MODES,
     NO_KEYS,
@@ -25,10 +25,12 @@ from hf_cpu_accel.generate.coverage import (
 from hf_cpu_accel.generate.decode import NotCovered, decode
 from hf_cpu_accel.generate.override import Override
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.attention_interface import NAME
 from hf_cpu_accel.rewrite.changes import Journal, add_attribute
 
 _CACHE = "keys and values"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
+_BATCHING = "continuous batching"
 
 
 class _Placing:
@@ -95,11 +97,8 @@ class PrepareInputs(Override):
         return inputs
 
 
-_OTHERS: tuple[type[Override], ...] = (
-    PrepareInputs,
-    StartSession,
-    Session,
-)  # versions of transformers may lack some
+# Versions of transformers may lack some.
+_OTHERS: tuple[type[Override], ...] = (PrepareInputs, StartSession)
 
 
 def _in_place_of(cache: Any, dtype: torch.dtype | None) -> Any:
@@ -155,5 +154,11 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
         PlanItem(path, _LOOP, "decode", "float32", packed_bytes=0, reason=None),
         beams,
         PlanItem.left(path, "assisted and other decoding", others),
-        PlanItem.left(path, "continuous batching", "transformers' own, with its paged attention"),
+        _batching_item(model, path),
     ]
+
+
+def _batching_item(model: Any, path: str) -> PlanItem:
+    if model.config._attn_implementation != NAME:
+        return PlanItem.left(path, _BATCHING, "transformers' own, with its paged attention")
+    return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)

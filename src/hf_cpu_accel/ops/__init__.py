@@ -11,6 +11,7 @@ from hf_cpu_accel.ops import (
     ffn,
     linear,
     norm,
+    paged_attention,
     quantize,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "ffn",
     "linear",
     "norm",
+    "paged_attention",
     "quantize",
 ]

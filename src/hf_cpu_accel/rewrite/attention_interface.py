@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
+from hf_cpu_accel.rewrite.paged import paged_attention_forward
 from hf_cpu_accel.rewrite.stored_heads import readable
 
 NAME = "hf_cpu_accel"
@@ -133,6 +134,13 @@ def attention_forward(
     Returns:
         [B, Lq, H, D] and None, since attention weights are never made.
     """
+    pages = kwargs.get("cache")
+    if (
+        pages is not None and "cu_seq_lens_q" in kwargs
+    ):  # continuous batching: what to attend to follows from the lengths
+        window = kwargs.get("sliding_window")
+        output = paged_attention_forward(module, query, key, value, pages, scaling, window, kwargs)
+        return output, None
     if dropout or _wants_more(query, key, value, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -10,13 +10,13 @@ from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 
 
 class StoredHeads(LazyTensor):
-    """[batch, kv_heads, kv_len, features]. Our attention reads `storage` itself; for anybody else it is converted, all of it.
+    """[batch, kv_heads, kv_len, features]. Our attention reads `stored` itself; for anybody else it is converted, all of it.
 
     Attributes:
-        storage: float32, bfloat16 or int8 as in ops/kv_cache.py.
+        stored: float32, bfloat16 or int8 as in ops/kv_cache.py.
     """
 
-    storage: Tensor
+    stored: Tensor
 
     @classmethod
     def of(cls, storage: Tensor, dtype: torch.dtype) -> Tensor:
@@ -24,13 +24,13 @@ class StoredHeads(LazyTensor):
         if storage.dtype is dtype:
             return storage
         heads: StoredHeads = cls.like((*storage.shape[:-1], features_of(storage)), dtype)
-        heads.storage = storage
+        heads.stored = storage
         return heads
 
     def _make(self) -> Tensor:
-        return from_storage(self.storage, self.dtype)
+        return from_storage(self.stored, self.dtype)
 
 
 def readable(heads: Tensor) -> Tensor:
     """What the attention op is to read for keys or values that may be `StoredHeads`."""
-    return heads.storage if isinstance(heads, StoredHeads) else heads
+    return heads.stored if isinstance(heads, StoredHeads) else heads

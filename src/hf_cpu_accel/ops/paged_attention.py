@@ -1,0 +1,103 @@
+"""paged_attention: causal attention of several sequences, one behind the other, over keys that lie in pages of a common cache.
+
+What continuous batching needs (Kwon et al. 2023, arXiv:2309.06180): no sequence is padded, and no key is copied to be read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .kv_cache import features_of, from_storage, stored_width
+from .registry import declare
+
+
+def paged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    query_begin: Tensor,
+    key_begin: Tensor,
+    slots: Tensor,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """softmax(scale * query key^T) value for each sequence, whose last query stands at its last key.
+
+    Args:
+        query: [tokens, heads, D] float32 or bfloat16; sequence s has the rows query_begin[s] to query_begin[s + 1].
+        key, value: [slots, kv_heads, D] and [slots, kv_heads, Dv], or as int8 caches hold them (ops/kv_cache.py); heads is a
+            multiple of kv_heads. Dense last dimensions.
+        query_begin, key_begin: int32 [sequences + 1], rising from 0 to the number of tokens, and to that of `slots`.
+        slots: int32 [all keys], where the keys key_begin[s] to key_begin[s + 1] of sequence s lie.
+        window: how many keys a query sees, its own among them; None for all.
+
+    Returns:
+        [tokens, heads, Dv] contiguous, dtype of the query.
+
+    Raises:
+        ValueError: if the shapes do not fit, or the window has no key.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 3:
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)}: must be [tokens or slots, heads, features]"
+            )
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if key.shape[2] != stored_width(query.shape[2], key.dtype) or not kv_heads or heads % kv_heads:
+        raise ValueError(
+            f"key of shape {tuple(key.shape)} and dtype {key.dtype} does not fit query of shape {tuple(query.shape)}"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}: at least 1, or None")
+    return torch.ops.hf_cpu_accel.paged_attention(
+        query, key, value, query_begin, key_begin, slots, window or 0, scale
+    )
+
+
+def paged_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_begin: Tensor,
+    key_begin: Tensor,
+    slots: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """The op in plain torch, sequence by sequence."""
+    tokens, heads, _ = query.shape
+    output = query.new_empty(tokens, heads, features_of(value))
+    ends = query_begin[1:].tolist(), key_begin[1:].tolist()
+    first_query = first_key = 0
+    for last_query, last_key in zip(*ends, strict=True):
+        own = slots[first_key:last_key].long()
+        keys, values = (
+            from_storage(states[own], torch.float32)
+            .transpose(0, 1)
+            .repeat_interleave(heads // key.shape[1], dim=0)
+            for states in (key, value)
+        )
+        scores = scale * query[first_query:last_query].transpose(0, 1).float() @ keys.transpose(1, 2)
+        kv_len = last_key - first_key
+        position = torch.arange(kv_len - (last_query - first_query), kv_len)[:, None]
+        hidden = torch.arange(kv_len) > position
+        if window:
+            hidden |= torch.arange(kv_len) <= position - window
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        output[first_query:last_query] = (weights @ values).transpose(0, 1)
+        first_query, first_key = last_query, last_key
+    return output
+
+
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    return query.new_empty((query.shape[0], query.shape[1], features_of(value)))
+
+
+declare(
+    "paged_attention(Tensor query, Tensor key, Tensor value, Tensor query_begin, Tensor key_begin, Tensor slots, int window, "
+    "float scale) -> Tensor",
+    fake=_fake,
+    reference=paged_attention_reference,
+)
