@@ -185,7 +185,7 @@ def _role(parts: DecoderParts, call: LayerCall, seen: DecoderTrace, biases: _Bia
     rest: list[Literal["bias", "cross_bias"] | None] = []
     for value in seen.rest or ():
         kind = next((number for number, other in enumerate(used) if value is other is not None), None)
-        if kind is None and isinstance(value, Tensor):
+        if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
             return None
         rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
     known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias)
@@ -205,6 +205,12 @@ def _role(parts: DecoderParts, call: LayerCall, seen: DecoderTrace, biases: _Bia
         rest=None if seen.rest is None else tuple(rest),
         is_returned=False,
     )
+
+
+def _are_probabilities(value: Tensor) -> bool:
+    """Whether it is attention weights, which GPT-J's layers return unasked and nobody looks at."""
+    sums = value.float().sum(dim=-1)
+    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
 def _is_set(call: LayerCall, name: str) -> bool:
