@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchmarks.writing import Writing, writing
 from hf_cpu_accel.cli import bench_workload
 
 # The first two are the ones that the project's speed goals name.
@@ -25,6 +26,8 @@ DEFAULT = (
     "deberta-v3-small:1x128",
     "ModernBERT-base:1x128",
 )
+# Translation and summaries, end to end.
+WRITING = ("t5-small:1x32+64", "bart-base:1x512+64")
 # Where the project means to be ahead of every rival.
 AGAINST_RIVALS = (
     "bert-base-uncased:1x32",
@@ -79,19 +82,24 @@ class Workload:
         return [output[self.mask()] for output in outputs]
 
 
-def parse(name: str) -> Workload:
-    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`; else ValueError.
+def parse(name: str) -> Workload | Writing:
+    """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`, or, for encoder-decoders that write
+    as many tokens, `model:BATCHxTOKENS+NEW`; else ValueError.
 
     The lengths of the second form are spread evenly over the range, both ends included, in an order that is mixed
     but always the same.
     """
-    match = re.fullmatch(r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<first>\d+)(-(?P<last>\d+))?", name)
+    match = re.fullmatch(
+        r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<first>\d+)(-(?P<last>\d+)|\+(?P<new>\d+))?", name
+    )
     if match is None:
         raise ValueError(
             f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}, "
-            f"or MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}"
+            f"MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}, or MODEL:BATCHxTOKENS+NEW, e.g. {WRITING[0]}"
         )
     batch, first = int(match["batch"]), int(match["first"])
+    if match["new"] is not None:
+        return writing(match["model"], batch, first, int(match["new"]))
     last = int(match["last"] or first)
     if not 1 <= first <= last or batch < 1 or (last > first and batch < 2):
         raise ValueError(

@@ -63,3 +63,26 @@ def test_ragged_inputs_are_padded_and_padding_is_not_compared() -> None:
 
 def test_the_pooler_is_left_out() -> None:
     assert workloads.parse("bert-tiny:1x8").build().pooler is None
+
+
+def test_writing_is_as_long_as_asked_for() -> None:
+    workload = workloads.parse("t5-small:2x7+5")
+    model = workload.build()
+    inputs = workload.inputs(model)
+    assert inputs["input_ids"].shape == (2, 7)
+    (tokens,) = workload.forward(model, inputs)
+    assert tokens.shape == (2, 5)
+    assert tokens.is_floating_point()
+    assert workload.real_tokens([tokens])[0] is tokens
+
+
+@pytest.mark.parametrize("name", workloads.WRITING)
+def test_the_models_that_write_exist(name: str) -> None:
+    assert f"{workloads.parse(name).tokens}+{workloads.parse(name).new}" == name.split("x")[1]
+
+
+def test_writing_is_for_encoder_decoders() -> None:
+    with pytest.raises(ValueError, match="bert-tiny only reads"):
+        workloads.parse("bert-tiny:1x8+8")
+    with pytest.raises(ValueError, match="one to write"):
+        workloads.parse("t5-small:1x8+0")

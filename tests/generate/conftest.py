@@ -16,14 +16,18 @@ def _one_thread(_seed_and_threads: None) -> None:
 
 @pytest.fixture
 def loops(monkeypatch):
-    """The lengths of the prompts that went through our loop, in order."""
+    """The lengths of the prompts that went through our loops, in order."""
     from hf_cpu_accel.generate import hook
 
-    decode, calls = hook.decode, []
+    calls = []
 
-    def counted(model, input_ids, *args, **kwargs):
-        calls.append(input_ids.shape[1])
-        return decode(model, input_ids, *args, **kwargs)
+    def counting(loop):
+        def counted(model, input_ids, *args, **kwargs):
+            calls.append(input_ids.shape[1])
+            return loop(model, input_ids, *args, **kwargs)
 
-    monkeypatch.setattr(hook, "decode", counted)
+        return counted
+
+    for name in ("decode", "beam_search"):
+        monkeypatch.setattr(hook, name, counting(getattr(hook, name)))
     return calls

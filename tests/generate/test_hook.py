@@ -38,7 +38,8 @@ def test_the_plan_says_who_runs_what():
     items = generation_items(accelerated("llama"))
     assert items["keys and values"].op == "cache"
     assert items["greedy search and sampling"].op == "decode"
-    assert "transformers' own loop" in items["beam search, assisted and other decoding"].reason
+    assert items["beam search"].op == "beam_search"
+    assert "transformers' own loop" in items["assisted and other decoding"].reason
     assert "generate" in str(explain(accelerated("llama")))
     assert generation_items(accelerate_for_cpu(build("llama").model, dtype="float32")) == {}
 
@@ -123,10 +124,11 @@ def test_a_setting_of_the_model_is_a_choice_too(loops):
     model.generation_config.use_cache = False
     assert model.generate(**inputs, **GREEDY, return_dict_in_generate=True).past_key_values is None
     model.generation_config.use_cache = True
-    model.generation_config.num_beams = 2
+    model.generation_config.prompt_lookup_num_tokens = 2
     model.generate(**inputs, **GREEDY)
     assert loops == []
-    model.generate(**inputs, **GREEDY, num_beams=1)
+    model.generation_config.prompt_lookup_num_tokens = None
+    model.generate(**inputs, **GREEDY)
     assert loops == [6]
 
 

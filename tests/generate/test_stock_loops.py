@@ -12,43 +12,6 @@ def self_attention(cache):
     return getattr(cache, "self_attention_cache", cache)
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_beams(name, loops):
-    assert_same(name, prompt(7, batch=2, padded=True), num_beams=4, max_new_tokens=24)
-    assert loops == []
-
-
-@pytest.mark.parametrize("beams", [2, 3, 8, 32])
-def test_few_and_many_beams(beams):
-    for name in ("llama", "bart"):
-        assert_same(name, prompt(7), num_beams=beams, max_new_tokens=16, num_return_sequences=2)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"length_penalty": 2.0, "early_stopping": True},
-        {"length_penalty": -1.0, "early_stopping": "never"},
-        {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "num_return_sequences": 4},
-        {"do_sample": True, "top_k": 20, "temperature": 0.8, "num_return_sequences": 3},
-    ],
-)
-@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
-def test_kinds_of_beam_search(name, settings):
-    assert_same(name, prompt(6, batch=2), seed=3, num_beams=4, max_new_tokens=20, **settings)
-
-
-def test_beams_return_scores_and_our_cache():
-    asked = {"return_dict_in_generate": True, "output_scores": True}
-    expected, output = both("llama", prompt(6, batch=2), num_beams=3, max_new_tokens=10, **asked)
-    assert torch.equal(output.sequences, expected.sequences)
-    assert torch.equal(output.beam_indices, expected.beam_indices)
-    torch.testing.assert_close(output.sequences_scores, expected.sequences_scores)
-    assert type(output.past_key_values) is CPUCache
-    for ours, theirs in zip(output.past_key_values.layers, expected.past_key_values.layers, strict=True):
-        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "phi3"])
 @pytest.mark.parametrize("draft", ["itself", "another", "another, accelerated"])
 def test_assisted_generation(name, draft, loops):

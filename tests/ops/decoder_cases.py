@@ -53,6 +53,7 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
+    relative: int = 0
     rotary_dim: int = 16
     rotary_interleaved: bool = False
     half_tables: bool = False
@@ -69,7 +70,7 @@ class Case:
 
 NORMS = ["before", "before and post", "post", "out", "none"]
 HEAD_NORMS = ["none", "shared", "own", "all"]
-CROSSES = ["none", "all", "padding", "holes"]
+CROSSES = ["none", "all", "padding", "holes", "beams", "beams, padding"]
 MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
 
 
@@ -125,6 +126,7 @@ def layers_of(case: Case) -> list[DecoderLayer]:
                 softcap=case.softcap,
                 sinks=torch.randn(case.heads) if case.sinks else None,
                 alibi=torch.rand(case.heads) if case.alibi else None,
+                relative=torch.randn(case.heads, case.relative) if case.relative else None,
                 rotary_dim=case.rotary_dim,
                 rotary_interleaved=case.rotary_interleaved,
                 query_norm=head_norm(case.heads),
@@ -168,6 +170,7 @@ class Call:
     cross_keys: list[Tensor]
     cross_values: list[Tensor]
     cross_padding: Tensor | None
+    cross_rows: Tensor | None
 
     def run(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The result, and the caches after it."""
@@ -185,6 +188,7 @@ class Call:
             cross_keys=self.cross_keys,
             cross_values=self.cross_values,
             cross_padding=self.cross_padding,
+            cross_rows=self.cross_rows,
         )
         return output, keys, values
 
@@ -194,7 +198,7 @@ class Call:
         return (
             *(self.hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars),
             *(keys, values, self.past, tables, self.start, self.rows, self.mask),
-            *(self.cross_keys, self.cross_values, self.cross_padding),
+            *(self.cross_keys, self.cross_values, self.cross_padding, self.cross_rows),
         )
 
     def reference(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -228,10 +232,15 @@ def call_of(case: Case) -> Call:
         "bfloat16 keys": lambda: torch.randn(batch, 1, 1, kv_len).bfloat16(),
     }[case.mask]()
     length = 0 if case.cross == "none" else 150
+    beams = case.cross.startswith("beams")
+    texts = (batch + 1) // 2 if beams else batch
+    cross_rows = torch.arange(batch, dtype=torch.int32) // 2 if beams else None
+    padding = torch.arange(length) < torch.randint(1, length + 1, (texts, 1)) if length else None
     crossing = (
         {
-            "padding": torch.arange(length) < torch.randint(1, length + 1, (batch, 1)),
+            "padding": padding,
             "holes": torch.rand(batch, length) < 0.6,
+            "beams, padding": padding.repeat_interleave(2, dim=0)[:batch],
         }
         if length
         else {}
@@ -241,7 +250,7 @@ def call_of(case: Case) -> Call:
         """Strided as the encoder's projections leave them."""
         count = case.layers if length else 0
         return [
-            to_storage(torch.randn(batch, length, 3, dim), case.cache).transpose(1, 2) for _ in range(count)
+            to_storage(torch.randn(texts, length, 3, dim), case.cache).transpose(1, 2) for _ in range(count)
         ]
 
     return Call(
@@ -257,4 +266,5 @@ def call_of(case: Case) -> Call:
         encoded(8),
         encoded(12),
         crossing.get(case.cross),
+        cross_rows,
     )

@@ -71,6 +71,20 @@ VARIANTS = [
         for kind in ("int8", "int8-weight", "int4")
     ),
     *(Case(cross=cross, norms=norms) for cross in CROSSES[1:] for norms in ("before", "out")),  # T5, BART
+    Case(cross="beams", batch=5, rows=True, norm="layer_norm", norms="out", biases=True),
+    Case(cross="beams, padding", batch=3, start=True),
+    *(Case(relative=count, rotary_dim=0, kv_heads=4) for count in (1, 5, 40)),  # T5
+    Case(
+        relative=9,
+        rotary_dim=0,
+        cross="beams",
+        batch=4,
+        rows=True,
+        forget=True,
+        window=4,
+        past=30,
+        softcap=3.0,
+    ),
     Case(cross="holes", cache=torch.int8),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
 ]
@@ -83,6 +97,7 @@ CASES = [
     Case(batch=1, past=900, kv_heads=1, heads=4, window=600, softcap=3.0, alibi=True),
     Case(batch=1, past=600, kv_heads=1, heads=2, q_len=5, start=True),
     Case(batch=2, past=300, q_len=40, window=50),
+    Case(batch=2, past=300, q_len=40, relative=128),
     Case(batch=20, q_len=1, past=5),
 ]
 
@@ -172,6 +187,7 @@ def test_cases(case: Case) -> None:
         window=st.sampled_from([None, 1, 20]),
         sinks=st.booleans(),
         alibi=st.booleans(),
+        relative=st.sampled_from([0, 1, 30]),
         rotary_dim=st.sampled_from([0, 10, 16]),
         start=st.booleans(),
         rows=st.booleans(),
@@ -294,6 +310,10 @@ def test_bad_arguments() -> None:
     crossing = call_of(Case(cross="padding"))
     with pytest.raises(RuntimeError, match="cross_values must be"):
         replace(crossing, cross_values=[x[:, :, 1:] for x in crossing.cross_values]).run()
+    with pytest.raises(RuntimeError, match="cross_rows names rows"):
+        replace(crossing, cross_rows=torch.tensor([0, 2], dtype=torch.int32)).run()
+    with pytest.raises(RuntimeError, match="cross_rows must be int32"):
+        replace(crossing, cross_rows=torch.tensor([0, 1])).run()
     with pytest.raises(RuntimeError, match="cross_padding must be boolean"):
         replace(crossing, cross_padding=crossing.cross_padding[:, 1:]).run()
     with pytest.raises(RuntimeError, match="keys must be"):
@@ -319,6 +339,7 @@ def test_parts_that_do_not_fit() -> None:
         "softcap=-1": replace(layer, attention=replace(attention, softcap=-1.0)),
         "rotary_dim=7": replace(layer, attention=replace(attention, rotary_dim=7)),
         "sinks of shape": replace(layer, attention=replace(attention, sinks=torch.zeros(3))),
+        "relative of shape": replace(layer, attention=replace(attention, relative=torch.zeros(3, 8))),
         "output is": replace(layer, attention=replace(attention, output=ffn.down)),
         "weight of ffn_norm": replace(layer, ffn_norm=Norm("rms_norm", torch.ones(3), None, 1e-5)),
         "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),

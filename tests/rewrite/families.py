@@ -129,7 +129,7 @@ FAMILIES = {
     ),
     "bart": Family(
         "BartModel", "BartConfig", _BART,
-        {"encoder layer": 2, "attention": 6, "merged projections": 24, "linear": 8},
+        {"encoder layer": 2, "decoder layer": 2, "attention": 6, "merged projections": 24, "linear": 8},
     ),
     "gpt2": Family(
         "GPT2Model", "GPT2Config",

@@ -52,12 +52,36 @@ def vit() -> nn.Module:
     return tf.ViTModel(tf.ViTConfig(image_size=32, patch_size=8, **sizes)).eval()
 
 
-FUSED = {"bert": (bert, 2), "distilbert": (distilbert, 2), "bart": (bart_encoder, 2), "vit": (vit, 2)}
+def whisper_encoder() -> nn.Module:
+    """Its queries are scaled before attention, and its keys have no bias."""
+    sizes = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 96}
+    config = tf.WhisperConfig(
+        vocab_size=99,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=1,
+        num_mel_bins=8,
+        pad_token_id=0,
+        max_source_positions=20,
+        **sizes,
+    )
+    return tf.WhisperModel(config).eval().encoder
+
+
+FUSED = {
+    "bert": (bert, 2),
+    "distilbert": (distilbert, 2),
+    "bart": (bart_encoder, 2),
+    "vit": (vit, 2),
+    "whisper": (whisper_encoder, 2),
+}
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
     if isinstance(model, tf.ViTModel):
         return {"pixel_values": torch.randn(2, 3, 32, 32)}
+    if model.main_input_name == "input_features":
+        return {"input_features": torch.randn(2, 8, 40)}
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     return {"input_ids": torch.randint(3, 99, (2, 7)), "attention_mask": mask}
 

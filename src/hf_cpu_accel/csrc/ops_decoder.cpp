@@ -24,6 +24,7 @@ std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const Decod
   shared.group = l.heads / l.kv_heads, shared.head_dim = l.head_dim, shared.value_dim = l.value_dim;
   shared.causal = true, shared.window = l.window, shared.scale = static_cast<float>(s.scale), shared.softcap = static_cast<float>(s.softcap);
   shared.alibi = arguments.vector(l.alibi, l.heads), shared.sinks = arguments.vector(l.sinks, l.heads);
+  shared.relative = arguments.vector(l.relative, l.heads * l.relative_count), shared.relative_count = l.relative_count;
   shared.key = layer.key, shared.value = layer.value;
   shared.kv_len = layer.past + step.q_len;
   const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4, forgotten = step.longest - layer.past;
@@ -47,42 +48,55 @@ std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const Decod
   return sequences;
 }
 
-// The encoder's keys or values [batch, kv_heads, length, features]: kernels only read them.
+// The encoder's keys or values [texts, kv_heads, length, features]: kernels only read them.
 struct CrossCache {
   const std::vector<Tensor>&keys, &values;
   const std::optional<Tensor>& padding;
+  const int32_t* rows;  // [batch], the text of each sequence; null: its own
 
-  Heads heads(const Tensor& t, const char* name, int64_t batch, int64_t kv_heads, int64_t length, int64_t features) const {
+  Heads heads(const Tensor& t, const char* name, int64_t texts, int64_t kv_heads, int64_t length, int64_t features) const {
     const HeadType type = head_type(t, op, name);
     const int64_t width = width_of(type, features);
-    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == batch && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
+    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == texts && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
                         (width == 1 || t.stride(3) == 1),
-                    "hf_cpu_accel::decoder_layers: ", name, " must be [", batch, ", ", kv_heads, ", ", length, ", ", width, "], with a dense last dimension");
+                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", width, "], with a dense last dimension");
     return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2), type};
+  }
+
+  int64_t text_of(int64_t sequence) const { return rows ? rows[sequence] : sequence; }
+  const bool* padding_of(int64_t sequence) const { return static_cast<const bool*>(padding->const_data_ptr()) + sequence * padding->stride(0); }
+
+  // Whether two sequences look at the very same keys.
+  bool alike(int64_t one, int64_t other, int64_t length) const {
+    return text_of(one) == text_of(other) && (!padding || std::equal(padding_of(one), padding_of(one) + length, padding_of(other)));
   }
 };
 
-// The attention of each sequence of a layer over the encoder's output.
+// The attention of a layer over the encoder's output. Beams of one text follow one another and look at the same keys: they are so
+// many queries of one sequence, which share the reading of them.
 std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t number, const LayerLayout& l, const LayerScalars& s, int64_t batch,
                                            const CrossCache& cache) {
   const int64_t length = cache.keys[number].dim() == 4 ? cache.keys[number].size(2) : 0;
+  const int64_t texts = cache.rows && cache.keys[number].dim() == 4 ? cache.keys[number].size(0) : batch;
   Attention shared;
   shared.group = l.cross_heads / l.cross_kv_heads, shared.head_dim = l.cross_head_dim, shared.value_dim = l.cross_value_dim;
   shared.kv_len = length, shared.scale = static_cast<float>(s.cross_scale);
-  shared.key = cache.heads(cache.keys[number], "cross_keys", batch, l.cross_kv_heads, length, l.cross_head_dim);
-  shared.value = cache.heads(cache.values[number], "cross_values", batch, l.cross_kv_heads, length, l.cross_value_dim);
+  shared.key = cache.heads(cache.keys[number], "cross_keys", texts, l.cross_kv_heads, length, l.cross_head_dim);
+  shared.value = cache.heads(cache.values[number], "cross_values", texts, l.cross_kv_heads, length, l.cross_value_dim);
   if (cache.padding)
     STD_TORCH_CHECK(cache.padding->scalar_type() == ScalarType::Bool && cache.padding->dim() == 2 && cache.padding->size(0) == batch &&
                         cache.padding->size(1) == length && (length <= 1 || cache.padding->stride(1) == 1),
                     "hf_cpu_accel::decoder_layers: cross_padding must be boolean [", batch, ", ", length, "], dense");
   std::vector<AttentionSequence> sequences;
   sequences.reserve(call.sequences.size());
-  for (int64_t b = 0; b < batch; ++b) {
-    const DecoderSequence& tokens = call.sequences[static_cast<size_t>(b)];
+  for (int64_t b = 0, next = 0; b < batch; b = next) {
+    STD_TORCH_CHECK(0 <= cache.text_of(b) && cache.text_of(b) < texts, "hf_cpu_accel::decoder_layers: cross_rows names rows that cross_keys does not have");
+    DecoderSequence tokens = call.sequences[static_cast<size_t>(b)];
+    for (next = b + 1; next < batch && cache.alike(b, next, length); ++next) tokens.count += call.sequences[static_cast<size_t>(next)].count;
     Attention a = shared;
     TokenRange range{0, length};
     if (cache.padding) {
-      const bool* row = static_cast<const bool*>(cache.padding->const_data_ptr()) + b * cache.padding->stride(0);
+      const bool* row = cache.padding_of(b);
       range = token_range(row, length);
       if (has_holes(row, range)) a.mask_kind = MaskKind::boolean, a.mask = row;
     }
@@ -90,7 +104,7 @@ std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t numbe
     a.q_len = tokens.count;
     a.query = {call.merged + tokens.first * query, 0, l.cross_head_dim, query};
     a.output = {call.context + tokens.first * context, 0, l.cross_value_dim, context};
-    sequences.push_back({a, b, range.begin, range.end});
+    sequences.push_back({a, cache.text_of(b), range.begin, range.end});
   }
   return sequences;
 }
@@ -105,7 +119,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
                       const std::vector<Tensor>& keys, const std::vector<Tensor>& values, const std::vector<int64_t>& past,
                       const std::vector<Tensor>& rotary, const std::optional<Tensor>& start, const std::optional<Tensor>& rows,
                       const std::optional<Tensor>& mask, const std::vector<Tensor>& cross_keys, const std::vector<Tensor>& cross_values,
-                      const std::optional<Tensor>& cross_padding) {
+                      const std::optional<Tensor>& cross_padding, const std::optional<Tensor>& cross_rows) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::decoder_layers: hidden_states must be [batch, q_len, features]");
   const int64_t features = hidden_states.size(2), count = layout.dim() == 2 ? layout.size(0) : 0;
@@ -200,7 +214,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   }
 
   const int64_t threads = team_size(work);
-  const CrossCache crossing{cross_keys, cross_values, cross_padding};
+  const CrossCache crossing{cross_keys, cross_values, cross_padding, cross_rows ? indices_of(*cross_rows, "cross_rows", step.batch, -1) : nullptr};
   std::vector<std::vector<AttentionSequence>> sequences(layers), crossings(layers);
   for (size_t i = 0; i < layers; ++i) {
     const LayerLayout& l = layouts[i];
@@ -212,7 +226,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
     if (layer.crosses) {
       crossings[i] = crossing_of(call, i, l, reals_of[i], step.batch, crossing);
-      layer.cross = plan_attention(crossings[i].data(), step.batch, l.cross_kv_heads, threads, true);
+      layer.cross = plan_attention(crossings[i].data(), static_cast<int64_t>(crossings[i].size()), l.cross_kv_heads, threads, true);
       widths.buffer = std::max(widths.buffer, layer.cross.scratch_floats);
       widths.partials = std::max(widths.partials, layer.cross.partial_floats * layer.cross.tasks);
       layer.cross_query.write_to({call.merged, l.cross_heads * l.cross_head_dim});
@@ -254,7 +268,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
       "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, Tensor(b!)[] values, "
-      "int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding) -> "
+      "int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, "
+      "Tensor? cross_rows) -> "
       "Tensor");
 }
 

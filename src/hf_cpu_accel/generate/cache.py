@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +11,18 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_cpu_accel.generate.beam_rows import BeamRows
+from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
 from hf_cpu_accel.generate.cache_sliding import CPUSlidingCacheLayer
 
-__all__ = ["CPUCache", "CPUCacheLayer", "CPUCrossCache", "CPUSlidingCacheLayer", "refusal"]
+__all__ = [
+    "CPUCache",
+    "CPUCacheLayer",
+    "CPUCrossCache",
+    "CPUCrossCacheLayer",
+    "CPUSlidingCacheLayer",
+    "refusal",
+]
 
 STORAGE_DTYPES = (None, torch.float32, torch.bfloat16, torch.int8)
 
@@ -134,35 +143,30 @@ class CPUCache(DynamicCache):
 
 
 class CPUCrossCache(CPUCache):
-    """Keys and values of what a decoder looks at in its encoder's output: written once, and alike for all beams of a sequence.
-
-    So beams that change places among themselves change nothing, and the first reordering is the only one that copies.
-    """
-
-    _origin: Tensor | None = None  # int64 [batch]: equal numbers, equal keys
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self._origin = None
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+    """Keys and values of what a decoder looks at in its encoder's output; the layers are `CPUCrossCacheLayer`s."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        origin = self._origin
-        if origin is None or len(origin) != len(beam_idx):
-            origin = torch.arange(len(beam_idx))
-        reordered = origin[beam_idx]
-        if not torch.equal(reordered, origin):
-            self.batch_select_indices(beam_idx)
-        self._origin = reordered
-
-    def reset(self) -> None:
-        super().reset()
-        self._origin = None
+        """Sequence b goes on from what sequence beam_idx[b] was, which mostly is another beam of the same text."""
+        self._select(lambda texts: texts[beam_idx])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        self._origin = None
+        self._select(lambda texts: texts.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._select(lambda texts: texts[indices])
+
+    def _select(self, change: Callable[[Tensor], Tensor]) -> None:
+        known: dict[int, Tensor] = {}
+        for layer in self.layers:
+            if isinstance(layer, CPUCrossCacheLayer):
+                layer.select(change, known)
+
+    def _fill(self, cache: DynamicCache, dtype: torch.dtype | None = None) -> None:
+        layers: list[Any] = [
+            layer if type(layer) is DummyLayer else CPUCrossCacheLayer(dtype) for layer in cache.layers
+        ]
+        Cache.__init__(self, layers=layers)
+        self.start = None
 
 
 def refusal(config: PreTrainedConfig) -> str | None:

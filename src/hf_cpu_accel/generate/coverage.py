@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 # What goes to the model beside the prompt and does not change from token to token in a way of its own.
 _MODEL_INPUTS = {
     "input_ids",
@@ -39,6 +40,15 @@ _SETTINGS = (
 NO_KEYS = "it remembers something else than keys and values"
 # Methods of `GenerationMixin` that make the loop another one where a model has its own.
 _PARTS = ("generate", "_sample", "_prefill", "_update_model_kwargs_for_generation")
+_BEAM_PARTS = (
+    "_beam_search",
+    "_get_top_k_continuations",
+    "_get_running_beams_for_next_iteration",
+    "_update_finished_beams",
+    "_check_early_stop_heuristic",
+    "_beam_search_has_unfinished_sequences",
+    "_reorder_cache",
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class Request:
         )
 
     def gets_loop(self, model: Any) -> bool:
-        """Whether `decode` does all that is asked for."""
+        """Whether `decode` or `beam_search`, which one `mode` says, does all that is asked for."""
         settings, cache = self.settings, self.keywords.get("past_key_values")
         extra = {name for name, value in self.keywords.items() if value is not None} - _MODEL_INPUTS
         chunked = settings.prefill_chunk_size is not None
@@ -100,9 +110,14 @@ class Request:
             and not any(getattr(settings, name, None) for name in _SETTINGS)
             and not (chunked and model.config.is_encoder_decoder)
             and not any(not hasattr(settings, name) for name in extra)
-            and covers_mode(settings)
+            and (self.mode in MODES or (self.mode in BEAM_MODES and beam_refusal(model) is None))
             and not torch.compiler.is_compiling()
         )
+
+    @property
+    def mode(self) -> GenerationMode:
+        mode: GenerationMode = self.settings.get_generation_mode()
+        return mode
 
     @property
     def prompt(self) -> Tensor | None:
@@ -134,20 +149,21 @@ class Request:
         return None if mask is None else int(mask.shape[1])
 
 
-def covers_mode(settings: GenerationConfig) -> bool:
-    return settings.get_generation_mode() in _MODES
-
-
 def loop_refusal(model: Any) -> str | None:
-    """Why no call of this model's `generate` is for `decode`, None if some are."""
+    """Why no call of this model's `generate` is for our loops, None if some are."""
+    return _own_way(model, _PARTS) or (None if keeps_past_key_values(model) else NO_KEYS)
+
+
+def beam_refusal(model: Any) -> str | None:
+    """Why no call is for `beam_search` in particular."""
+    return loop_refusal(model) or _own_way(model, _BEAM_PARTS)
+
+
+def _own_way(model: Any, parts: Sequence[str]) -> str | None:
     changed = [
-        name
-        for name in _PARTS
-        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None)
+        name for name in parts if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None)
     ]
-    if changed:
-        return f"{type(model).__name__} has a {changed[0]} of its own"
-    return None if keeps_past_key_values(model) else NO_KEYS
+    return f"{type(model).__name__} has a {changed[0]} of its own" if changed else None
 
 
 def keeps_past_key_values(model: Any) -> bool:

@@ -15,8 +15,9 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
 
-from hf_cpu_accel.generate.coverage import covers_mode
+from hf_cpu_accel.generate.coverage import MODES
 from hf_cpu_accel.generate.inputs import StepInputs, prefill
+from hf_cpu_accel.generate.processors import in_place
 
 _ROOM = 1024  # new tokens for which there is a place from the start
 
@@ -46,15 +47,16 @@ def decode(
     Returns:
         int64 [batch, prompt length + new tokens], or the output object if `return_dict_in_generate`.
     """
-    if not covers_mode(generation_config):
+    if generation_config.get_generation_mode() not in MODES:
         raise NotCovered
-    recorded = _Recorded(generation_config)
+    recorded = Recorded(generation_config)
     choose = _sampled if generation_config.do_sample else _largest
     # Processors and recorded logits own what they get; else the logits of the model are read in place.
     copies = bool(logits_processor) or recorded.wanted
     tokens = _Tokens(input_ids, generation_config.max_length)
     finished = _Finished(stopping_criteria, generation_config, len(input_ids))
-    process: Any = logits_processor
+    # Recorded logits must not be those that a processor changed.
+    process: Any = logits_processor if recorded.wanted else in_place(logits_processor)
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
     step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
@@ -135,7 +137,7 @@ class _Finished:
         self.all = not self._unfinished.any()
 
 
-class _Recorded:
+class Recorded:
     """Scores and logits of all steps, as far as they are asked for."""
 
     def __init__(self, generation_config: GenerationConfig) -> None:

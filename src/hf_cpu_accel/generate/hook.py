@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from transformers import EncoderDecoderCache, GenerationMixin
 
+from hf_cpu_accel.generate.beams import beam_search
 from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
 from hf_cpu_accel.generate.continuous import StartSession
-from hf_cpu_accel.generate.coverage import NO_KEYS, Request, keeps_past_key_values, loop_refusal
+from hf_cpu_accel.generate.coverage import (
+    MODES,
+    NO_KEYS,
+    Request,
+    beam_refusal,
+    keeps_past_key_values,
+    loop_refusal,
+)
 from hf_cpu_accel.generate.decode import NotCovered, decode
 from hf_cpu_accel.generate.override import Override
 from hf_cpu_accel.plan import PlanItem
@@ -21,7 +29,7 @@ from hf_cpu_accel.rewrite.attention_interface import NAME
 from hf_cpu_accel.rewrite.changes import Journal, add_attribute
 
 _CACHE = "keys and values"
-_LOOP = "greedy search and sampling"
+_LOOP, _BEAMS = "greedy search and sampling", "beam search"
 _BATCHING = "continuous batching"
 
 
@@ -65,8 +73,10 @@ class Generate(Override):
         before = _placing.set(_Placing(self.cache_dtype) if request.gets_cache() else None)
         try:
             if self.loops and request.gets_loop(self.model):
-                streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
-                loop = functools.partial(decode, streamer=streamer, mask_length=mask_length)
+                loop: Any = functools.partial(beam_search, mask_length=request.mask_length())
+                if request.mode in MODES:
+                    streamer = request.arguments.get("streamer")
+                    loop = functools.partial(decode, streamer=streamer, mask_length=request.mask_length())
                 with contextlib.suppress(NotCovered):
                     return stock(**{**request.arguments, **request.keywords, "custom_generate": loop})
             return stock(*args, **kwargs)
@@ -136,10 +146,14 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
     reason = loop_refusal(model)
     if reason is not None:
         return [PlanItem.left(path, _LOOP, f"transformers' own loop: {reason}")]
-    others = "transformers' own loop runs them, with the cache above"
+    others, refused = "transformers' own loop, with the cache above", beam_refusal(model)
+    beams = PlanItem(path, _BEAMS, "beam_search", "float32", packed_bytes=0, reason=None)
+    if refused is not None:
+        beams = PlanItem.left(path, _BEAMS, f"{others}: {refused}")
     return [
         PlanItem(path, _LOOP, "decode", "float32", packed_bytes=0, reason=None),
-        PlanItem.left(path, "beam search, assisted and other decoding", others),
+        beams,
+        PlanItem.left(path, "assisted and other decoding", others),
         _batching_item(model, path),
     ]
 

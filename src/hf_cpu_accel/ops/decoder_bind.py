@@ -29,7 +29,7 @@ NORMS = (*LAYER_NORMS, "query_norm", "key_norm")
 LAYOUT = (
     *(f"{name}{part}" for name in PROJECTIONS for part in ("", "_scale", "_bias")),
     *(f"{name}{part}" for name in NORMS for part in ("_kind", "_weight", "_bias")),
-    *("query_norm_scope", "key_norm_scope", "sinks", "alibi"),
+    *("query_norm_scope", "key_norm_scope", "sinks", "alibi", "relative", "relative_count"),
     *("heads", "kv_heads", "head_dim", "value_dim"),
     *(f"{name}_{part}" for name in ("query", "key", "value") for part in ("first", "stride")),
     *("cross_heads", "cross_kv_heads", "cross_head_dim", "cross_value_dim"),
@@ -126,6 +126,8 @@ class _Builder:
             },
             "sinks": self._vector(attention.sinks),
             "alibi": self._vector(attention.alibi),
+            "relative": self._vector(None if attention.relative is None else attention.relative.flip(1)),
+            "relative_count": 0 if attention.relative is None else attention.relative.shape[1],
             "window": attention.window or 0,
             "rotary": attention.rotary,
             "rotary_dim": attention.rotary_dim,

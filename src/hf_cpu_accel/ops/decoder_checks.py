@@ -49,6 +49,11 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
         vector = getattr(attention, name)
         if vector is not None and vector.shape != (heads,):
             raise ValueError(f"{name} of shape {tuple(vector.shape)}: must be ({heads},), one per head")
+    relative = attention.relative
+    if relative is not None and (relative.dim() != 2 or relative.shape[0] != heads or not relative.shape[1]):
+        raise ValueError(
+            f"relative of shape {tuple(relative.shape)}: must be ({heads}, at least one distance)"
+        )
     for name, count in (("query_norm", heads), ("key_norm", kv_heads)):
         shapes = [(head_dim,), (count, head_dim), (count * head_dim,)]
         _check_norm(name, getattr(attention, name), shapes)

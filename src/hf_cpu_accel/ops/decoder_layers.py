@@ -52,6 +52,7 @@ def decoder_layers(
     cross_keys: Sequence[Tensor] = (),
     cross_values: Sequence[Tensor] = (),
     cross_padding: Tensor | None = None,
+    cross_rows: Tensor | None = None,
 ) -> Tensor:
     """Run the layers one after another, and write the new tokens' keys and values into the cache.
 
@@ -72,9 +73,11 @@ def decoder_layers(
         rows: int32 [B, at least past], in which row of keys and values position t of sequence b lies: beams share what they have
             in common. New tokens of sequence b are written to row b.
         mask: bool (True = attend) or floating (added), [B or 1, heads or 1, q_len or 1, past + q_len], in addition to all that.
-        cross_keys, cross_values: of layers with cross-attention, per layer [B, kv_heads, length, head_dim] and
-            [B, kv_heads, length, value_dim], made of the encoder's output.
+        cross_keys, cross_values: of layers with cross-attention, per layer [texts, kv_heads, length, head_dim] and
+            [texts, kv_heads, length, value_dim], made of the encoder's output.
         cross_padding: bool [B, length], True where the encoder's output is a token's; None if all are.
+        cross_rows: int32 [B], which of the texts each sequence looks at; None: sequence b at text b. Beams of one text that follow
+            one another share the reading of its keys.
 
     Returns:
         [B, q_len, C] contiguous, dtype of the input. In between, hidden states are float32.
@@ -112,6 +115,7 @@ def decoder_layers(
         cross_keys,
         cross_values,
         cross_padding,
+        cross_rows,
     )
 
 
@@ -139,7 +143,7 @@ def _fake(hidden_states: Tensor, *_: object) -> Tensor:
 declare(
     "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, "
     "Tensor(b!)[] values, int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, "
-    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding) -> Tensor",
+    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, Tensor? cross_rows) -> Tensor",
     fake=_fake,
     reference=decoder_layers_reference,
 )

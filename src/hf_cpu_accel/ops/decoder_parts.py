@@ -55,6 +55,8 @@ class SelfAttention:
         softcap: scores become softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118); None for no cap.
         sinks: [heads], a further score per head that takes part in the softmax and has no value (gpt-oss); or None.
         alibi: [heads], what a score loses per token of distance (Press et al. 2022, arXiv:2108.12409); or None.
+        relative: [heads, distances], what a score gains if the key is so many tokens before the query; beyond the last of them it
+            stays the same (T5, Raffel et al. 2020, arXiv:1910.10683, section 2.1); or None.
         rotary_dim: how many features of a head are rotated, from the first on; 0 for none. Su et al. 2021, arXiv:2104.09864.
         rotary_interleaved: pairs are features (2i, 2i + 1), as in GPT-J; otherwise (i, i + rotary_dim / 2), as in Llama.
         rotary: which of the call's tables.
@@ -77,6 +79,7 @@ class SelfAttention:
     softcap: float | None = None
     sinks: Tensor | None = None
     alibi: Tensor | None = None
+    relative: Tensor | None = None
     rotary_dim: int = 0
     rotary_interleaved: bool = False
     rotary: int = 0

@@ -25,6 +25,7 @@ class _Step:
     mask: Tensor | None
     longest: int
     cross_padding: Tensor | None
+    cross_rows: Tensor | None
 
 
 class _Layer:
@@ -163,6 +164,13 @@ class _Layer:
         if alibi is not None:
             distance = torch.arange(past, past + q_len)[:, None] - torch.arange(kv_len)
             scores = scores - alibi[:, None, None] * distance
+        relative = self.vector("relative", query.shape[1] * self.integer("relative_count"))
+        if relative is not None:
+            distance = torch.arange(past, past + q_len)[:, None] - torch.arange(kv_len)
+            nearest_last = relative.view(query.shape[1], -1)
+            scores = (
+                scores + nearest_last[:, (nearest_last.shape[1] - 1 - distance.clamp_min(0)).clamp_min(0)]
+            )
         if step.mask is not None:
             mask = step.mask[..., step.longest - past :]
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -173,6 +181,8 @@ class _Layer:
         heads, head_dim = self.integer("cross_heads"), self.integer("cross_head_dim")
         query = self.project("cross_query", x, heads * head_dim).unflatten(-1, (heads, head_dim))
         scale = self.floats["cross_scale"]
+        if step.cross_rows is not None:
+            keys, values = (cache[step.cross_rows.long()] for cache in (keys, values))
         context = attention_reference(query.transpose(1, 2), keys, values, step.cross_padding, False, scale)
         return self.project("cross_output", context.flatten(-2), x.shape[-1])
 
@@ -233,9 +243,10 @@ def decoder_layers_reference(
     cross_keys: list[Tensor],
     cross_values: list[Tensor],
     cross_padding: Tensor | None,
+    cross_rows: Tensor | None,
 ) -> Tensor:
     """The op in plain torch."""
-    step = _Step(rotary, start, rows, mask, max(past), cross_padding)
+    step = _Step(rotary, start, rows, mask, max(past), cross_padding, cross_rows)
     x = hidden_states.float()
     padding = torch.zeros(x.shape[:2], dtype=torch.bool)
     if start is not None:

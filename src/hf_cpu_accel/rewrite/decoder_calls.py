@@ -15,8 +15,13 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
 _CACHES = ("past_key_values", "layer_past", "past_key_value")
+_ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
 # Few enough rows that nobody measures who multiplies them fastest.
 _PROMPT, PADDING = 4, 2
+_ENCODED, _ENCODED_PADDING = (
+    5,
+    2,
+)  # tokens of the encoder's output, and how many of them are padding in the second sequence
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class LayerCall:
         cache: name of the argument that is the cache of keys and values.
         mask: the name of the attention mask.
         rotary: the name of the (cos, sin) tables, or None if the layer gets none.
+        encoder, encoder_mask: the names of an encoder's output that the layer attends to, and of its mask; None if it gets none.
         hidden_states: what is passed first, and by position.
     """
 
@@ -37,6 +43,8 @@ class LayerCall:
     cache: str
     mask: str
     rotary: str | None
+    encoder: str | None
+    encoder_mask: str | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Stack:
 
     Attributes:
         layers: (path below the root, module), in the order of the calls.
-        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens.
+        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. What an encoder gave for the
+            second sequence is padded on the right.
         returned: whether what the last layer gives is what the owner returns, with nothing done to it.
     """
 
@@ -106,7 +115,16 @@ def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
 
 def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | None:
     """The calls of a prompt's forward, or None if `owner` does not take one or does not call each layer once."""
-    from transformers import DynamicCache
+    takes = inspect.signature(owner.forward).parameters
+    crosses = _ENCODER in takes and all(_ENCODER in parameter_names(layer) for _, layer in layers)
+    # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
+    return (_run_prompt(owner, layers, crosses=True) if crosses else None) or _run_prompt(
+        owner, layers, crosses=False
+    )
+
+
+def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: bool) -> Stack | None:
+    from transformers import DynamicCache, EncoderDecoderCache
 
     seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -124,9 +142,15 @@ def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | None:
         ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
         padding = torch.ones(2, _PROMPT, dtype=torch.long)
         padding[0, :PADDING] = 0
+        cache: Any = DynamicCache(config=owner.config)
+        encoded: dict[str, Tensor] = {}
+        if crosses:
+            cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
+            encoded = _encoded(owner)
         with torch.no_grad(), members_apart():
-            cache = DynamicCache(config=owner.config)
-            outputs = owner(input_ids=ids, attention_mask=padding, past_key_values=cache, use_cache=True)
+            outputs = owner(
+                input_ids=ids, attention_mask=padding, past_key_values=cache, use_cache=True, **encoded
+            )
     except Exception:  # unknown code: whatever it raises, it does not take a prompt
         return None
     finally:
@@ -138,6 +162,17 @@ def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | None:
     made = tuple(call for call in calls if call is not None)
     returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in outputs.values())
     return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
+
+
+def _encoded(owner: Any) -> dict[str, Tensor]:
+    """What an encoder could have given, by the names of the owner's arguments."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(2, _ENCODED, owner.config.hidden_size, generator=generator).to(owner.dtype)
+    if _ENCODER_MASK not in inspect.signature(owner.forward).parameters:
+        return {_ENCODER: states}
+    padding = torch.ones(2, _ENCODED, dtype=torch.long)
+    padding[1, -_ENCODED_PADDING:] = 0
+    return {_ENCODER: states, _ENCODER_MASK: padding}
 
 
 def _share(one: Tensor, other: Tensor) -> bool:
@@ -155,7 +190,11 @@ def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     if len(tables) > 1:
         return None
     rotary = tables[0] if tables else None
-    return LayerCall(hidden_states, tuple(names), arguments, cache, "attention_mask", rotary)
+    encoder = _ENCODER if isinstance(arguments.get(_ENCODER), Tensor) else None
+    encoder_mask = None if encoder is None or _ENCODER_MASK not in names else _ENCODER_MASK
+    return LayerCall(
+        hidden_states, tuple(names), arguments, cache, "attention_mask", rotary, encoder, encoder_mask
+    )
 
 
 def _is_table_pair(value: Any) -> bool:

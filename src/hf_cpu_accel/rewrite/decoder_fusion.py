@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.causal_mask import CausalMask
@@ -19,6 +21,7 @@ from hf_cpu_accel.rewrite.decoder_reading import read
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, trace, twin_of
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
+from hf_cpu_accel.rewrite.position_bias import PositionBias, RelativeBias, read_relative_bias
 from hf_cpu_accel.rewrite.rotary_source import RotaryGroups, Rotation, rotations
 
 STRUCTURE = "decoder layer"
@@ -69,6 +72,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.groups = RotaryGroups()
+        self.tables: list[Tensor] = []  # of the position biases that layers so far have of their own
         self.usual: dict[
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
@@ -78,33 +82,57 @@ class _Reader:
             try:
                 twin = twin_of(layer)
                 seen = trace(twin, call)
+                biases = self._biases(twin, call, seen)
             except Exception:  # unknown code: whatever it raises, it does not take what its host passes
                 return None
-            parts = read(twin, seen)
-            if parts is None:
+            parts = None if biases is None else read(twin, seen, biases.own)
+            if parts is None or biases is None:
                 return None
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
-            role = self._turning(dataclasses.replace(parts, window=window), layer, twin, call, seen)
+            role = _role(dataclasses.replace(parts, window=window), call, seen, biases)
+            role = None if role is None else self._turning(role, layer, twin, call, biases)
             if role is None:
                 return None
-            proof = Proof(layer, call, seen.layer_index, None)
+            proof = Proof(layer, call, role.cache_index, None, biases.handed)
             return role if proof.error(role) <= proof.tolerance else None
 
+    def _biases(self, twin: nn.Module, call: LayerCall, seen: DecoderTrace) -> _Biases | None:
+        """The position biases of a trace, if their tables are known."""
+        used = [attention.bias for attention in seen.attention]
+        names = [_name_of(call, bias) for bias in used]
+        handed: dict[str, Tensor | None] = {}
+        own = None
+        for number, (bias, name) in enumerate(zip(used, names, strict=True)):
+            if bias is None:
+                continue
+            if name is not None:
+                known = [None, *self.tables]
+                table = next((t for t in known if torch.equal(_bias_of(t, bias), bias)), bias)
+                if table is bias or name in handed:
+                    return None
+                handed[name] = table
+            elif bias.any():
+                own = read_relative_bias(twin, call) if number == 0 else None
+                if own is None:
+                    return None
+                self.tables.append(own.table(twin))
+        return _Biases(own, handed, tuple(names))
+
     def _turning(
-        self, parts: DecoderParts, layer: nn.Module, twin: nn.Module, call: LayerCall, seen: DecoderTrace
+        self, role: Role, layer: nn.Module, twin: nn.Module, call: LayerCall, biases: _Biases
     ) -> Role | None:
         """The role with the use of the tables that makes `twin` right, if one does."""
-        proof = Proof(twin, call, seen.layer_index, torch.float32)
-        choices = [*rotations(layer, call, parts.head_dim, self.groups), None]
+        proof = Proof(twin, call, role.cache_index, torch.float32, biases.handed)
+        choices = [*rotations(layer, call, role.parts.head_dim, self.groups), None]
         choices.sort(key=lambda rotation: rotation not in self.usual)
         best, best_error, best_rotation = None, proof.tolerance, None
         for rotation in choices:
-            role = _with_rotation(parts, rotation, call, seen)
-            error = proof.error(role)
+            candidate = _with_rotation(role, rotation)
+            error = proof.error(candidate)
             if error <= best_error:
-                best, best_error, best_rotation = role, error, rotation
+                best, best_error, best_rotation = candidate, error, rotation
             if error <= max(_EXACT, 4 * self.usual.get(rotation, 0.0)):
                 break
         if best is None:
@@ -114,28 +142,75 @@ class _Reader:
         return dataclasses.replace(best, causal=causal)
 
 
-def _with_rotation(
-    parts: DecoderParts, rotation: Rotation | None, call: LayerCall, seen: DecoderTrace
-) -> Role:
+@dataclass(frozen=True)
+class _Biases:
+    """The position biases of a layer.
+
+    Attributes:
+        own: where that of its self-attention comes from, if it is the layer's own.
+        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
+        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
+    """
+
+    own: RelativeBias | None
+    handed: dict[str, Tensor | None]
+    names: tuple[str | None, ...]
+
+
+def _name_of(call: LayerCall, value: Tensor | None) -> str | None:
+    """The argument that is `value`."""
+    return next((name for name, other in call.arguments.items() if other is value is not None), None)
+
+
+def _bias_of(table: Tensor | None, like: Tensor) -> Tensor:
+    _, heads, q_len, kv_len = like.shape
+    return PositionBias.of(table, heads, q_len, kv_len, like.dtype).tensor
+
+
+def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
     """The role with one way to use the tables, None being not to (SmolLM3's NoPE layers)."""
-    source = None if rotation is None else rotation.source
-    if rotation is not None:
-        parts = dataclasses.replace(
-            parts, rotary_dim=rotation.rotary_dim, rotary_interleaved=rotation.interleaved
-        )
-    known = (call.cache, call.mask, None if source is None else source.argument)
+    if rotation is None:
+        return role
+    parts = dataclasses.replace(
+        role.parts, rotary_dim=rotation.rotary_dim, rotary_interleaved=rotation.interleaved
+    )
+    ignored = role.ignored - {rotation.source.argument}
+    return dataclasses.replace(role, parts=parts, rotary=rotation.source, ignored=ignored)
+
+
+def _role(parts: DecoderParts, call: LayerCall, seen: DecoderTrace, biases: _Biases) -> Role | None:
+    """The role without rotary tables; None if the layer returns what only itself can make."""
+    bias, cross_bias = (*biases.names, None)[:2]
+    used = [attention.bias for attention in seen.attention]
+    rest: list[Literal["bias", "cross_bias"] | None] = []
+    for value in seen.rest or ():
+        kind = next((number for number, other in enumerate(used) if value is other is not None), None)
+        if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
+            return None
+        rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias)
     return Role(
         parts=parts,
         names=call.names,
         cache=call.cache,
         mask=call.mask,
         causal=False,
-        rotary=source,
+        rotary=None,
+        encoder=call.encoder,
+        encoder_mask=call.encoder_mask,
+        bias=bias,
+        cross_bias=cross_bias,
         ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
-        cache_index=seen.layer_index,
-        outputs=seen.outputs,
+        cache_index=seen.stored[0].layer_index,
+        rest=None if seen.rest is None else tuple(rest),
         is_returned=False,
     )
+
+
+def _are_probabilities(value: Tensor) -> bool:
+    """Whether it is attention weights, which GPT-J's layers return unasked and nobody looks at."""
+    sums = value.float().sum(dim=-1)
+    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
 def _is_set(call: LayerCall, name: str) -> bool:

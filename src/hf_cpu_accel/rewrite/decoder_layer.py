@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,16 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, read_mask
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
+from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
 from hf_cpu_accel.rewrite.packed_linear import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
+from hf_cpu_accel.rewrite.position_bias import PositionBias
 from hf_cpu_accel.rewrite.rotary_source import RotarySource
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer
+    from hf_cpu_accel.generate.cache import CPUCache
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Role:
         cache, mask: the names of these arguments.
         causal: whether it attends to no later token where it gets no mask.
         rotary: where it has its tables from, or None if it turns nothing.
+        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
+        bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
         ignored: names of arguments that its host passes and that change nothing.
         cache_index: of its layer in the cache.
-        outputs: how many values it returns in a tuple, of which all but the first are None here; None for a tensor.
+        rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
+            tuple.
         is_returned: whether its output leaves the model as it is.
     """
 
@@ -51,18 +56,22 @@ class Role:
     mask: str
     causal: bool
     rotary: RotarySource | None
+    encoder: str | None
+    encoder_mask: str | None
+    bias: str | None
+    cross_bias: str | None
     ignored: frozenset[str]
     cache_index: int
-    outputs: int | None
+    rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
     is_returned: bool
 
 
 class FusedDecoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own,
-    cross-attention) takes the class's own forward, over the same packed linears. So does one while somebody watches the modules
-    inside, and one with so many tokens that other providers make the linears faster than fusing them does.
+    A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own) takes the
+    class's own forward, over the same packed linears. So does one while somebody watches the modules inside, and one with so many
+    tokens that other providers make the linears faster than fusing them does.
     """
 
     role: Role
@@ -76,10 +85,10 @@ class FusedDecoderLayer(Mixed):
         if call is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
+        rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
         pending = PendingHiddenStates.after(hidden_states, call)
         output = pending.tensor if self.role.is_returned or self._is_watched() else pending
-        outputs = self.role.outputs
-        return output if outputs is None else (output, *(None,) * (outputs - 1))
+        return output if self.role.rest is None else (output, *rest)
 
     @property
     def weights(self) -> DecoderLayer:
@@ -101,7 +110,7 @@ class FusedDecoderLayer(Mixed):
         if hidden_states.dim() != 3 or torch.compiler.is_compiling():
             return None
         arguments = kwargs if not args else dict(zip(role.names, args, strict=False)) | kwargs
-        cache = mask = rotary = None
+        cache = mask = rotary = encoder = encoder_mask = bias = cross_bias = None
         for name, value in arguments.items():
             if value is None or value is False or name in role.ignored:
                 continue
@@ -111,6 +120,14 @@ class FusedDecoderLayer(Mixed):
                 mask = value
             elif role.rotary is not None and name == role.rotary.argument:
                 rotary = value
+            elif name == role.encoder:
+                encoder = value
+            elif name == role.encoder_mask:
+                encoder_mask = value
+            elif name == role.bias:
+                bias = value
+            elif name == role.cross_bias:
+                cross_bias = value
             else:
                 return None
         q_len = hidden_states.shape[1]
@@ -118,6 +135,14 @@ class FusedDecoderLayer(Mixed):
             return None
         if mask is None and q_len > 1 and not role.causal:
             return None
+        if (bias is None) != (role.bias is None) or (cross_bias is None) != (role.cross_bias is None):
+            return None
+        memory = None
+        if role.encoder is not None:
+            memory = self._read_memory(encoder, encoder_mask, cache, hidden_states)
+            if memory is None:
+                return None
+            cache = None if cache is None else cache.self_attention_cache
         if cache is not None and not self._is_ours(cache):
             return None
         if mask is not None:
@@ -129,7 +154,45 @@ class FusedDecoderLayer(Mixed):
         rows = hidden_states.shape[0] * q_len
         if rows >= FEWEST_ROWS and not own_everywhere(role.parts.linears(self), rows):
             return None
-        return Call(self, cache, mask, rotary)
+        past = 0 if cache is None else cache.get_seq_length(role.cache_index)
+        if bias is not None and not _says(bias, q_len, past + q_len, zeros=False):
+            return None
+        if cross_bias is not None and (
+            memory is None or not _says(cross_bias, q_len, memory.states.shape[1], zeros=True)
+        ):
+            return None
+        relative = self.weights.attention.relative if bias is None else bias.table
+        return Call(self, cache, mask, rotary, relative, memory)
+
+    def _read_memory(self, states: Any, mask: Any, cache: Any, hidden_states: Tensor) -> EncoderMemory | None:
+        """What the layer looks at in an encoder's output; None if the op cannot."""
+        if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != hidden_states.shape[0]:
+            return None
+        if mask is not None and (not isinstance(mask, Tensor) or padding_of(mask, len(states)) is None):
+            return None
+        if cache is not None:
+            _, _, both, cross_layer = _cache_classes()
+            if type(cache) is not both or self.role.cache_index >= len(cache.cross_attention_cache.layers):
+                return None
+            held = cache.cross_attention_cache.layers[self.role.cache_index]
+            if not isinstance(held, cross_layer):
+                return None
+        return EncoderMemory(states, mask, cache)
+
+    def _bias(
+        self, kind: Literal["bias", "cross_bias"] | None, call: Call, hidden_states: Tensor
+    ) -> PositionBias | None:
+        """A position bias that the original returns."""
+        if kind is None:
+            return None
+        q_len, parts = hidden_states.shape[1], self.role.parts
+        if kind == "bias":
+            past = 0 if call.cache is None else call.cache.get_seq_length(self.role.cache_index)
+            return PositionBias.of(call.relative, parts.heads, q_len, past + q_len, hidden_states.dtype)
+        assert parts.cross is not None
+        assert call.memory is not None
+        length = call.memory.states.shape[1]
+        return PositionBias.of(None, parts.cross.heads, q_len, length, hidden_states.dtype)
 
     def _read_mask(self, mask: Any, hidden_states: Tensor, cache: CPUCache | None) -> CausalMask | None:
         """The mask as causality, this layer's window, and padding; None if it is not that."""
@@ -151,7 +214,7 @@ class FusedDecoderLayer(Mixed):
 
     def _is_ours(self, cache: Any) -> bool:
         """Whether the op can write to `cache`."""
-        cpu_cache, cpu_layer = _cache_classes()
+        cpu_cache, cpu_layer, *_ = _cache_classes()
         if not isinstance(cache, cpu_cache) or self.role.cache_index >= len(cache.layers):
             return False
         layer = cache.layers[self.role.cache_index]
@@ -196,8 +259,20 @@ def fuse(layer: nn.Module, role: Role) -> FusedDecoderLayer:
     return fused
 
 
-@cache
-def _cache_classes() -> tuple[type[CPUCache], type[CPUCacheLayer]]:
-    from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer  # imports transformers
+def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
+    """Whether `bias` is one of ours for so many queries and keys, and whether it is nothing but zeros or may be more."""
+    return (
+        isinstance(bias, PositionBias)
+        and bias.shape[2:] == (q_len, kv_len)
+        and (bias.table is None or not zeros)
+    )
 
-    return CPUCache, CPUCacheLayer
+
+@cache
+def _cache_classes() -> tuple[type[Any], ...]:
+    """Ours for all layers and for one, transformers' for decoders with an encoder, ours for a layer of what the encoder gave."""
+    from transformers import EncoderDecoderCache
+
+    from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCacheLayer
+
+    return CPUCache, CPUCacheLayer, EncoderDecoderCache, CPUCrossCacheLayer

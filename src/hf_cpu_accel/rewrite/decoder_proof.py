@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from hf_cpu_accel.rewrite.causal_mask import CausalMask
 from hf_cpu_accel.rewrite.decoder_calls import PADDING, LayerCall
 from hf_cpu_accel.rewrite.decoder_layer import Role, fuse
 from hf_cpu_accel.rewrite.pending import PendingHiddenStates
+from hf_cpu_accel.rewrite.position_bias import PositionBias
 from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.verify import row_error
 
@@ -27,15 +29,22 @@ class Proof:
     Args:
         layer: left as it is.
         dtype: of the activations; None: that in which the model called the layer.
+        biases: the tables of the position biases that are handed to it, by the names of the arguments; None for zeros.
     """
 
     def __init__(
-        self, layer: nn.Module, call: LayerCall, cache_index: int, dtype: torch.dtype | None
+        self,
+        layer: nn.Module,
+        call: LayerCall,
+        cache_index: int,
+        dtype: torch.dtype | None,
+        biases: Mapping[str, Tensor | None],
     ) -> None:
         self.layer = layer
         self.call = call
         self.cache_index = cache_index
         self.dtype = dtype or call.hidden_states.dtype
+        self.biases = biases
         batch, prompt, features = call.hidden_states.shape
         generator = torch.Generator().manual_seed(3)
         self.hidden_states = torch.randn(batch, prompt + 1, features, generator=generator).to(self.dtype)
@@ -74,7 +83,7 @@ class Proof:
 
     def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
         call, prompt = self.call, self.call.hidden_states.shape[1]
-        cache = _cache(self.cache_index) if masked else None
+        cache = _cache(self.cache_index, crosses=call.encoder is not None) if masked else None
         steps = [(slice(0, prompt), slice(None))]
         if masked:
             steps.append((slice(prompt, None), slice(-1, None)))
@@ -85,6 +94,8 @@ class Proof:
                 arguments = {
                     name: _at(value, self.dtype, positions) for name, value in call.arguments.items()
                 }
+                arguments |= self._of_encoder(states.shape[1], masked=masked)
+                arguments |= self._biases(states.shape[1], shown.shape[1])
                 batch, q_len, _ = states.shape
                 mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
                 arguments[call.mask] = _like(mask, call.arguments[call.mask]) if masked else None
@@ -95,6 +106,30 @@ class Proof:
                     output.tensor  # noqa: B018 (the next step needs its keys in the cache)
                 outputs.append(output)
         return outputs
+
+    def _of_encoder(self, q_len: int, *, masked: bool) -> dict[str, Any]:
+        call = self.call
+        if call.encoder is None:
+            return {}
+        arguments: dict[str, Any] = {call.encoder: call.arguments[call.encoder].to(self.dtype)}
+        if call.encoder_mask is not None:
+            mask = call.arguments[call.encoder_mask]
+            if mask is not None:
+                mask = mask[:, :, :1].expand(-1, -1, q_len, -1) if masked else None
+            arguments[call.encoder_mask] = mask
+        return arguments
+
+    def _biases(self, q_len: int, kv_len: int) -> dict[str, Any]:
+        return {
+            name: PositionBias.of(
+                table,
+                self.call.arguments[name].shape[1],
+                q_len,
+                self.call.arguments[name].shape[3] if table is None else kv_len,
+                self.dtype,
+            )
+            for name, table in self.biases.items()
+        }
 
 
 def _like(mask: CausalMask, other: Any) -> Tensor:
@@ -116,12 +151,12 @@ def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:
     return value
 
 
-def _cache(cache_index: int) -> Any:
+def _cache(cache_index: int, *, crosses: bool) -> Any:
     """A cache of ours with room for the layer."""
-    from transformers import PreTrainedConfig
+    from transformers import EncoderDecoderCache, PreTrainedConfig
 
-    from hf_cpu_accel.generate.cache import CPUCache
+    from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache
 
     config = PreTrainedConfig()
     config.num_hidden_layers = cache_index + 1
-    return CPUCache(config)
+    return EncoderDecoderCache(CPUCache(config), CPUCrossCache(config)) if crosses else CPUCache(config)

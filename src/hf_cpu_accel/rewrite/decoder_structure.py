@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder_layers import (
+    CrossAttention,
     DecoderLayer,
     FeedForward,
     Heads,
@@ -16,6 +17,7 @@ from hf_cpu_accel.ops.decoder_layers import (
 )
 from hf_cpu_accel.rewrite.norm import NormSpec
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.position_bias import RelativeBias
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,45 @@ class NormPart:
 
 
 @dataclass(frozen=True)
+class CrossParts:
+    """Attention to an encoder's output; see `ops.decoder_layers.CrossAttention` for the fields.
+
+    Attributes:
+        key, value: paths of the linears that make keys and values of the encoder's output, head after head.
+        query, output: linears.
+    """
+
+    query: LinearRun
+    key: str
+    value: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    output: LinearRun
+
+    def of(self, layer: nn.Module) -> CrossAttention:
+        """With the present weights of `layer`."""
+        query, output = self.query.projection(layer), self.output.projection(layer)
+        return CrossAttention(
+            query, self.heads, self.kv_heads, self.head_dim, self.value_dim, self.scale, output
+        )
+
+    def encode(self, layer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [B, kv_heads, length, head_dim] and values [B, kv_heads, length, value_dim] of states [B, length, C]."""
+        shape = (*states.shape[:2], self.kv_heads, -1)
+        key, value = (_linear(layer, path)(states).view(shape) for path in (self.key, self.value))
+        return key.transpose(1, 2), value.transpose(1, 2)
+
+
+@dataclass(frozen=True)
 class DecoderParts:
     """A layer as paths and numbers, from which `of` makes what the op takes; see `ops.decoder_layers` for the fields.
 
     Attributes:
         sinks: path of the parameter, if there is one.
+        relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output, up, down: linears; up is gate and up if `gated`.
     """
 
@@ -83,6 +119,10 @@ class DecoderParts:
     ffn_out_norm: NormPart | None = None
     parallel: bool = False
     residual_scale: float = 1.0
+    relative: RelativeBias | None = None
+    cross: CrossParts | None = None
+    cross_norm: NormPart | None = None
+    cross_out_norm: NormPart | None = None
 
     def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
         """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
@@ -104,6 +144,7 @@ class DecoderParts:
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else _parameter(layer, self.sinks),
+            relative=None if self.relative is None else self.relative.table(layer),
             rotary_dim=self.rotary_dim,
             rotary_interleaved=self.rotary_interleaved,
             rotary=rotary,
@@ -122,11 +163,15 @@ class DecoderParts:
             ffn_out_norm=norm(self.ffn_out_norm),
             parallel=self.parallel,
             residual_scale=self.residual_scale,
+            cross=None if self.cross is None else self.cross.of(layer),
+            cross_norm=norm(self.cross_norm),
+            cross_out_norm=norm(self.cross_out_norm),
         )
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
-        """In the order in which they are called."""
-        runs = (self.qkv, self.output, self.up, self.down)
+        """What a call multiplies with, in this order."""
+        crossing = () if self.cross is None else (self.cross.query, self.cross.output)
+        runs = (self.qkv, self.output, *crossing, self.up, self.down)
         return tuple(_linear(layer, path) for run in runs for path in run.paths)
 
 

@@ -57,14 +57,25 @@ class AttentionCall:
     Attributes:
         query: [B, heads, L, D].
         scale: factor of the scores, None for 1 / sqrt(D).
+        bias: [1, heads, L, keys], added to the scores, or None.
         window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
     """
 
     query: Tensor
     scale: float | None
+    bias: Tensor | None = None
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What went into the cache as layer `layer_index`: key and value [B, kv_heads, L, D]."""
+
+    key: Tensor
+    value: Tensor
+    layer_index: int
 
 
 @dataclass
@@ -73,36 +84,42 @@ class DecoderTrace:
 
     Attributes:
         input, output: of the layer, [B, L, C].
-        outputs: how many values the layer returns in a tuple, None for a tensor.
-        before, after: the calls of packed linears before and after key and value went into the cache.
-        key, value: what went into the cache, [B, kv_heads, L, D]; None if it did not happen once.
-        layer_index: of the cache.
+        encoder: what it attends to besides, [B, encoder length, C], or None.
+        rest: what the layer returns after its output, None if it does not return a tuple.
+        stages: the calls of packed linears before anything went into the cache, after the first keys and after the second.
+        stored: what went into the cache, in order.
         attention: the attention calls.
     """
 
     input: Tensor
+    encoder: Tensor | None
     output: Tensor | None = None
-    outputs: int | None = None
-    before: list[LinearCall | FFNCall] = field(default_factory=list)
-    after: list[LinearCall | FFNCall] = field(default_factory=list)
-    key: Tensor | None = None
-    value: Tensor | None = None
-    layer_index: int = -1
-    updates: int = 0
+    rest: tuple[Any, ...] | None = None
+    stages: tuple[list[LinearCall | FFNCall], ...] = field(default_factory=lambda: ([], [], []))
+    stored: list[Stored] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
 
 
-def trace(layer: nn.Module, call: LayerCall) -> DecoderTrace:
+def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     """A forward of `layer`, a twin, on random hidden states and with `call`'s other arguments.
+
+    Args:
+        past: how many tokens the cache pretends to hold.
 
     Raises:
         Exception: whatever the layer's code raises.
     """
     features = call.hidden_states.shape[-1]
     generator = torch.Generator().manual_seed(0)
-    seen = DecoderTrace(torch.randn(_BATCH, _TOKENS, features, generator=generator))
+    seen = DecoderTrace(torch.randn(_BATCH, _TOKENS, features, generator=generator), None)
     arguments = {name: _unrotated(value) for name, value in call.arguments.items()}
-    arguments |= {call.mask: None, call.cache: _recording_cache(seen)}
+    if call.encoder is not None:
+        given = call.arguments[call.encoder]
+        seen.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
+        arguments[call.encoder] = seen.encoder
+    if call.encoder_mask is not None:
+        arguments[call.encoder_mask] = None
+    arguments |= {call.mask: None, call.cache: _recording_cache(seen, past)}
     with (
         torch.no_grad(),
         members_apart(),
@@ -111,8 +128,8 @@ def trace(layer: nn.Module, call: LayerCall) -> DecoderTrace:
         _OpCalls(layer, seen),
     ):
         output = layer(seen.input, **arguments)
-    seen.outputs = len(output) if isinstance(output, tuple) else None
-    seen.output = output[0] if isinstance(output, tuple) else output
+    seen.output, *rest = output if isinstance(output, tuple) else (output,)
+    seen.rest = tuple(rest) if isinstance(output, tuple) else None
     return seen
 
 
@@ -151,18 +168,30 @@ def _unrotated(value: Any) -> Any:
     return value
 
 
-def _recording_cache(seen: DecoderTrace) -> Any:
-    from transformers import DynamicCache
+def _recording_cache(seen: DecoderTrace, past: int) -> Any:
+    from transformers import DynamicCache, EncoderDecoderCache
 
     class Recording(DynamicCache):
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
-            seen.key, seen.value, seen.layer_index = key_states, value_states, layer_idx
-            seen.updates += 1
+            seen.stored.append(Stored(key_states, value_states, layer_idx))
             return key_states, value_states
 
-    return Recording()
+    class Filled(Recording):
+        def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            key, value = super().update(*args, **kwargs)
+            return (key, value) if not past else (_longer(key, past), _longer(value, past))
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return past
+
+    return Filled() if seen.encoder is None else EncoderDecoderCache(Filled(), Recording())
+
+
+def _longer(states: Tensor, past: int) -> Tensor:
+    """[B, heads, past + L, D] of any values, at no cost."""
+    return states[:, :, :1].expand(-1, -1, past + states.shape[2], -1)
 
 
 @contextmanager
@@ -177,6 +206,7 @@ def _observed(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
             AttentionCall(
                 query,
                 kwargs.get("scaling"),
+                kwargs.get("position_bias"),
                 kwargs.get("sliding_window"),
                 kwargs.get("softcap"),
                 kwargs.get("s_aux"),
@@ -184,7 +214,7 @@ def _observed(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
         )
         # Values of its own: whoever is given them next comes after attention.
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        return torch.randn(shape, generator=torch.Generator().manual_seed(2)), None
+        return torch.randn(shape, generator=torch.Generator().manual_seed(1 + len(seen.attention))), None
 
     name = f"hf_cpu_accel_probe_{id(seen)}"  # two models may be traced at the same time
     configs = [vars(config) for config in _configs(twin)]
@@ -223,14 +253,10 @@ class _FunctionCalls(TorchFunctionMode):
 
     def _scores(self, query: Tensor, key: Tensor) -> bool:
         """Whether that is query times the key that went into the cache."""
-        stored = self.seen.key
-        return (
-            stored is not None
-            and not self.seen.attention
-            and query.dim() == key.dim() == 4
-            and key.shape == stored.mT.shape
-            and torch.equal(key, stored.mT.to(key.dtype))
-        )
+        if not self.seen.stored or self.seen.attention or not query.dim() == key.dim() == 4:
+            return False
+        stored = self.seen.stored[0].key.mT
+        return key.shape == stored.shape and torch.equal(key, stored.to(key.dtype))
 
 
 class _OpCalls(TorchDispatchMode):
@@ -251,8 +277,8 @@ class _OpCalls(TorchDispatchMode):
         return output
 
     def _note(self, call: LinearCall | FFNCall) -> None:
-        (self.seen.after if self.seen.updates else self.seen.before).append(call)
+        self.seen.stages[min(len(self.seen.stored), 2)].append(call)
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().view(_BATCH, _TOKENS, -1)
+    return tensor.detach().clone().view(_BATCH, -1, tensor.shape[-1])

@@ -16,6 +16,7 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
+_TIMES, _COPY = torch.ops.aten.mul.Tensor, torch.ops.aten.clone.default
 _LAYER_NORMS = (_OPS.layer_norm.default, torch.ops.aten.native_layer_norm.default)
 
 
@@ -55,7 +56,7 @@ class LayerTrace(TorchDispatchMode):
         }
         norms = [module for module in self.layer.modules() if _is_layer_norm(module)]
         self._norms = {norm.get_parameter("weight").data_ptr(): norm for norm in norms}
-        self._made_by: dict[int, PackedLinear] = {}
+        self._made_by: dict[int, tuple[PackedLinear, float]] = {}  # a linear's output, times a factor
         self._alive: list[
             Any
         ] = []  # freed memory would be given to another tensor, and addresses could not be told apart
@@ -88,6 +89,8 @@ class LayerTrace(TorchDispatchMode):
             self.attention.append(self._attention_call(*args))
         elif func in _LAYER_NORMS:
             self._norm(args)
+        elif func in (_TIMES, _COPY) and isinstance(args[0], Tensor):
+            self._pass_on(args[0], args[1] if func is _TIMES else 1.0, output)
         return output
 
     def _linear(self, weight: Tensor, output: Tensor | None) -> None:
@@ -95,7 +98,13 @@ class LayerTrace(TorchDispatchMode):
         if packed is not None:
             self.linears.append(packed)
             if output is not None:
-                self._made_by[output.untyped_storage().data_ptr()] = packed
+                self._made_by[_storage(output)] = packed, 1.0
+
+    def _pass_on(self, input: Tensor, factor: Any, output: Tensor) -> None:
+        """Whisper multiplies its queries by the scale of attention, and copies them and its keys."""
+        maker = self._made_by.get(_storage(input))
+        if maker is not None and isinstance(factor, float):
+            self._made_by[_storage(output)] = maker[0], maker[1] * factor
 
     def _norm(self, args: tuple[Any, ...]) -> None:
         weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
@@ -112,12 +121,21 @@ class LayerTrace(TorchDispatchMode):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> AttentionCall | None:
-        makers = [self._made_by.get(tensor.untyped_storage().data_ptr()) for tensor in (query, key, value)]
+        makers = [self._made_by.get(_storage(tensor)) for tensor in (query, key, value)]
         made_query, made_key, made_value = makers
         if made_query is None or made_key is None or made_value is None or is_causal or mask is not None:
             return None
+        if made_key[1] != 1.0 or made_value[1] != 1.0:
+            return None
         heads, head_size = query.shape[1], query.shape[3]
-        return AttentionCall(made_query, made_key, made_value, heads, key.shape[1], head_size, scale)
+        if made_query[1] != 1.0:
+            scale = made_query[1] * (head_size**-0.5 if scale is None else scale)
+        linears = (made_query[0], made_key[0], made_value[0])
+        return AttentionCall(*linears, heads, key.shape[1], head_size, scale)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_layer_norm(module: nn.Module) -> bool:

@@ -14,23 +14,33 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.decoder_layers import BoundLayers, DecoderLayer, bind
 from hf_cpu_accel.rewrite.causal_mask import CausalMask
+from hf_cpu_accel.rewrite.encoder_memory import CrossArguments, EncoderMemory, cross_arguments
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.cache import CPUCache
     from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
 
+_NO_CROSS = CrossArguments([], [], None, None)
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
 
 
 @dataclass(frozen=True)
 class Call:
-    """A layer and what it was called with, `rotary` being what its tables come from; None for what it was not given."""
+    """A layer and what it was called with; None for what it was not given.
+
+    Attributes:
+        rotary: what its tables come from.
+        relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
+        memory: what it looks at in an encoder's output.
+    """
 
     layer: FusedDecoderLayer
     cache: CPUCache | None
     mask: CausalMask | None
     rotary: Any
+    relative: Tensor | None = None
+    memory: EncoderMemory | None = None
 
     @property
     def rotary_group(self) -> int | None:
@@ -95,19 +105,25 @@ class Runs:
     """The bound arguments of the runs of layers that end with one layer, by their length."""
 
     def __init__(self) -> None:
-        self._runs: dict[int, tuple[list[DecoderLayer], BoundLayers]] = {}
+        self._runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = {}
 
-    def of(self, layers: Sequence[FusedDecoderLayer]) -> BoundLayers:
-        """Those of `layers`, bound at first use and whenever weights were exchanged."""
-        weights = [layer.weights for layer in layers]
-        known = self._runs.get(len(layers))
-        if known is not None and all(map(operator.is_, known[0], weights)):
+    def of(self, calls: Sequence[Call]) -> BoundLayers:
+        """Those of the layers of `calls`, bound at first use and whenever weights were exchanged."""
+        weights = [call.layer.weights for call in calls]
+        parts = [*weights, *(call.relative for call in calls)]
+        known = self._runs.get(len(calls))
+        if known is not None and all(map(operator.is_, known[0], parts)):
             return known[1]
-        sources = [layer.role.rotary for layer in layers]
-        groups = list(dict.fromkeys(source.group for source in sources if source is not None))
-        tables = [0 if source is None else groups.index(source.group) for source in sources]
-        bound = bind([_with_table(part, table) for part, table in zip(weights, tables, strict=True)])
-        self._runs[len(layers)] = (weights, bound)
+        found = [call.rotary_group for call in calls]
+        groups = list(dict.fromkeys(group for group in found if group is not None))
+        tables = [0 if group is None else groups.index(group) for group in found]
+        bound = bind(
+            [
+                _with_tables(layer, table, call.relative)
+                for layer, table, call in zip(weights, tables, calls, strict=True)
+            ]
+        )
+        self._runs[len(calls)] = (parts, bound)
         return bound
 
 
@@ -121,12 +137,13 @@ def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
 
 
 def _together(calls: Sequence[Call]) -> int:
-    """How many of the calls, from the first on, agree on the cache, on the padding and on the rotary tables of their group."""
+    """How many of the calls, from the first on, agree on the cache, on the padding, on the rotary tables of their group, and on
+    what they look at in an encoder's output."""
     first = calls[0]
     positions: dict[int, Any] = {}
     alike = first.mask
     for number, call in enumerate(calls):
-        if call.cache is not first.cache:
+        if call.cache is not first.cache or not _same_memory(call.memory, first.memory):
             return number
         group = call.rotary_group
         if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
@@ -139,7 +156,7 @@ def _together(calls: Sequence[Call]) -> int:
 
 def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     layers = [call.layer for call in calls]
-    bound = layers[-1].runs.of(layers)
+    bound = layers[-1].runs.of(calls)
     batch, q_len, _ = hidden_states.shape
     cache = calls[0].cache
     keys, values, past = [], [], []
@@ -171,9 +188,11 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
         if group is not None and group not in tables:
             tables[group] = call.tables()
     rotary = [table for pair in tables.values() for table in pair]
+    memory = calls[0].memory
+    cross = _NO_CROSS if memory is None else cross_arguments(layers, memory)
     output = _DECODER_LAYERS(
         hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars, keys, values, past, rotary, start, rows, mask,
-        (), (), None,  # no cross-attention
+        cross.cross_keys, cross.cross_values, cross.cross_padding, cross.cross_rows,
     )  # fmt: skip
     for store in stores:
         store.advance(q_len)
@@ -216,5 +235,10 @@ def _same_padding(one: CausalMask | None, other: CausalMask | None) -> bool:
     return torch.equal(first, second)
 
 
-def _with_table(layer: DecoderLayer, table: int) -> DecoderLayer:
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rotary=table))
+def _same_memory(one: EncoderMemory | None, other: EncoderMemory | None) -> bool:
+    return one is other or (one is not None and other is not None and one.is_same(other))
+
+
+def _with_tables(layer: DecoderLayer, rotary: int, relative: Tensor | None) -> DecoderLayer:
+    attention = dataclasses.replace(layer.attention, rotary=rotary, relative=relative)
+    return dataclasses.replace(layer, attention=attention)

@@ -50,6 +50,8 @@ struct Attention {
   float scale = 1.0f;
   float softcap = 0.0f;                      // scores become softcap * tanh(score / softcap); 0: they stay
   const float* alibi = nullptr;              // [query head], what a score loses per position between query and key
+  const float* relative = nullptr;           // [query head][relative_count], what a score gains for a key behind the query: the last entry for the
+  int64_t relative_count = 0;                // query's own position, the first for all that are so far behind, or farther
   const float* sinks = nullptr;              // [query head], a score that counts in the sum and has no value
   const int32_t* rows = nullptr;             // the "batch" in which each of the first row_keys keys lies; the others lie in their own
   int64_t row_keys = 0;

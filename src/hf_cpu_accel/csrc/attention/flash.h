@@ -50,7 +50,7 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t origin = task.batch * a.mask_batch_stride + at.offset(a.mask_head_stride, a.mask_query_stride) + begin;
     float* scores = s.scores + i * chunk;
-    if (a.softcap > 0.0f || a.alibi) vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
+    if (a.softcap > 0.0f || a.alibi || a.relative) vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
     const int64_t hidden = a.first_visible(at.position) - begin;
     if (hidden > 0) hide_scores(scores, distance, hidden < visible[i] ? hidden : visible[i]);
     maximum[i] = mask_and_maximum(scores, distance, visible[i], mask_row(a, origin, visible[i], s.mask));

@@ -61,6 +61,17 @@ inline float mask_and_maximum(float* scores, int64_t distance, int64_t visible, 
   return Simd::reduce_max(largest);
 }
 
+// What `relative` (see attention.h) says for the `width` keys of which the first is `distance` positions before the query.
+inline Float relative_bias(const hfca::Attention& a, int64_t head, int64_t distance) {
+  const float* table = a.relative + head * a.relative_count;
+  const int64_t last = a.relative_count - 1, at = last - distance;
+  if (at >= 0 && at + Simd::width <= a.relative_count) return Simd::load(table + at);
+  if (at + Simd::width <= 1) return Simd::set1(table[0]);
+  alignas(64) float bias[Simd::width];
+  for (int64_t i = 0; i < Simd::width; ++i) bias[i] = table[at + i < 0 ? 0 : at + i < last ? at + i : last];
+  return Simd::load(bias);
+}
+
 // The decoders' variants of the first `visible` scores of a row, which come before its mask. Key j is `distance_to_first` - j positions
 // before the query.
 inline void vary_scores(const hfca::Attention& a, int64_t head, float* scores, int64_t distance, int64_t visible, int64_t distance_to_first) {
@@ -72,6 +83,7 @@ inline void vary_scores(const hfca::Attention& a, int64_t head, float* scores, i
     Float x = Simd::load(p);
     if (a.softcap > 0.0f) x = Simd::mul(cap, tanh(Simd::div(x, cap)));
     if (a.alibi) x = Simd::fnma(slope, Simd::sub(Simd::set1(static_cast<float>(distance_to_first - j)), ramp), x);
+    if (a.relative) x = Simd::add(x, relative_bias(a, head, distance_to_first - j));
     Simd::store(p, x);
   }
 }

@@ -1,0 +1,76 @@
+"""What a decoder looks at in its encoder's output: keys and values that are written once, and alike for all beams of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
+from hf_cpu_accel.ops.kv_cache import to_storage
+
+
+class CPUCrossCacheLayer(CPUCacheLayer):
+    """Keys and values of a layer, one set per text.
+
+    Beams that change places, and sequences that are repeated or dropped, change `texts` only: no key is ever copied.
+
+    Attributes:
+        key_storage, value_storage: [texts, kv_heads, length, features].
+        texts: int32 [batch], the row of the storage that each sequence looks at; None: sequence b at row b. Layers that
+            agree share one tensor.
+    """
+
+    texts: Tensor | None = None
+
+    def store(self, keys: Tensor, values: Tensor, texts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hold these keys and values [texts, kv_heads, length, features] instead of what was there; returned as they are held."""
+        with torch.inference_mode(False):  # for calls inside and outside of it
+            self.key_storage, self.value_storage = (
+                to_storage(states, self.storage_dtype or states.dtype).contiguous()
+                for states in (keys, values)
+            )
+        self.dtype, self.texts, self.length = keys.dtype, texts, keys.shape[2]
+        return self.key_storage, self.value_storage
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append [batch, kv_heads, length, features]; see `CPUCacheLayer.update`."""
+        keys, values = self.keys, self.values
+        if self.length and keys is not None and values is not None:
+            key_states = torch.cat([keys, key_states], dim=2)
+            value_states = torch.cat([values, value_states], dim=2)
+        self.store(key_states, value_states, None)
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        super().reset()
+        self.texts = None
+
+    def select(self, change: Callable[[Tensor], Tensor], known: dict[int, Tensor]) -> None:
+        """The batch becomes `change` of it; `known`: what that made of the `texts` of layers before."""
+        if not self.length:
+            return
+        assert self.key_storage is not None
+        key = id(self.texts)
+        if key not in known:
+            texts = self.texts
+            if texts is None:
+                texts = torch.arange(self.key_storage.shape[0], dtype=torch.int32)
+            known[key] = change(texts)
+        self.texts = known[key]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.select(lambda texts: texts.repeat_interleave(repeats), {})
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.select(lambda texts: texts[indices], {})
+
+    def _stored(self, storage: Tensor, first: int) -> Tensor:
+        states = storage[:, :, first : self.length]
+        return states if self.texts is None else states[self.texts.long()]
