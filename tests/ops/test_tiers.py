@@ -20,6 +20,7 @@ CHECKS = {
     "test_decoder_layers": "check_decoder_layers",
     "test_embedding": "check_embedding",
     "test_quantize": "check_quantize",
+    "test_sparse": "check_sparse",
 }
 
 best = extension.status().tier

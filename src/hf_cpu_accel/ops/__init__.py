@@ -9,9 +9,12 @@ from hf_cpu_accel.ops import (
     embedding,
     encoder_layer,
     ffn,
+    graph_attention,
     linear,
     norm,
     quantize,
+    sparse,
+    sparse_gradients,
 )
 
 __all__ = [
@@ -20,7 +23,10 @@ __all__ = [
     "embedding",
     "encoder_layer",
     "ffn",
+    "graph_attention",
     "linear",
     "norm",
     "quantize",
+    "sparse",
+    "sparse_gradients",
 ]
