@@ -73,7 +73,7 @@ def accelerate_for_cpu(
         try:
             for root in roots:
                 plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
-                acceleration = rewrite.apply(root.module, plan)
+                acceleration = rewrite.apply(root.module, plan, trains=root.trains)
                 done.append(root.module)
                 acceleration.journal.changes.insert(0, changed)
         except BaseException:

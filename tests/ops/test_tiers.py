@@ -21,6 +21,7 @@ CHECKS = {
     "test_embedding": "check_embedding",
     "test_paged_attention": "check_paged_attention",
     "test_quantize": "check_quantize",
+    "test_sparse": "check_sparse",
 }
 
 best = extension.status().tier

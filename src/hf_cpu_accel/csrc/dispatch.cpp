@@ -81,6 +81,7 @@ Dispatch choose() {
              kernels.attention,
              kernels.norm,
              kernels.heads,
+             kernels.sparse,
              kernels.embedding_norm,
              kernels.quantize_int4,
              kernels.multiply_adds,

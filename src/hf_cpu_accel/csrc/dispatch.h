@@ -12,6 +12,7 @@ struct Dispatch {
   AttentionKernels attention;
   NormKernels norm;
   HeadKernels heads;
+  SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
   QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t);

@@ -6,6 +6,7 @@
 #include "gemm/gemm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
+#include "sparse/sparse.h"
 
 namespace hfca {
 
@@ -14,6 +15,7 @@ struct Kernels {
   AttentionKernels attention;
   NormKernels norm;
   HeadKernels heads;
+  SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
   QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done

@@ -10,6 +10,7 @@
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
 #include "quantize/int4_search.h"
+#include "sparse/edge_rows.h"
 
 #define HFCA_CONCAT_(a, b) a##b
 #define HFCA_CONCAT(a, b) HFCA_CONCAT_(a, b)
@@ -32,6 +33,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
       HFCA_TIER::head_kernels(),
+      HFCA_TIER::sparse_kernels(),
       &HFCA_TIER::embedding_norm,
       &HFCA_TIER::quantize_int4,
       &HFCA_TIER::multiply_adds,

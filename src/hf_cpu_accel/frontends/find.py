@@ -15,7 +15,7 @@ class Root:
 
     Attributes:
         module: the model.
-        host: the library that it comes from, `"transformers"`, `"sentence_transformers"` or `"torch"`.
+        host: the library that it comes from, `"transformers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
         deciding: the modules whose `training` flags tell whether the model is in training mode.
     """
 
@@ -23,12 +23,18 @@ class Root:
     host: str
     deciding: tuple[nn.Module, ...]
 
+    @property
+    def trains(self) -> bool:
+        """Whether the model is to be trained while it is accelerated: then nothing is packed or frozen."""
+        return not self.deciding and self.module.training
+
 
 # Host library -> our file for it. A file is imported only if its library has been: a target cannot come from any other.
 _HOSTS = {
     "hf_cpu_accel.frontends.optimum": "hf_cpu_accel.frontends.optimum",
     "sentence_transformers": "hf_cpu_accel.frontends.sentence_transformers",
     "transformers": "hf_cpu_accel.frontends.transformers",
+    "torch_geometric": "hf_cpu_accel.frontends.pyg",
 }
 ACCEPTED = "a transformers Pipeline or PreTrainedModel, a SentenceTransformer, or any torch.nn.Module"
 

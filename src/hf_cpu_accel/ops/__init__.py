@@ -9,10 +9,13 @@ from hf_cpu_accel.ops import (
     embedding,
     encoder_layer,
     ffn,
+    graph_attention,
     linear,
     norm,
     paged_attention,
     quantize,
+    sparse,
+    sparse_gradients,
 )
 
 __all__ = [
@@ -21,8 +24,11 @@ __all__ = [
     "embedding",
     "encoder_layer",
     "ffn",
+    "graph_attention",
     "linear",
     "norm",
     "paged_attention",
     "quantize",
+    "sparse",
+    "sparse_gradients",
 ]

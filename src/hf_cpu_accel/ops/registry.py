@@ -14,7 +14,7 @@ import torch
 from .. import extension
 
 NAMESPACE = "hf_cpu_accel"
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., Any]) -> None:
@@ -28,6 +28,6 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
     name = schema[: schema.index("(")]
     extension.status()
     if not hasattr(getattr(torch.ops, NAMESPACE), name):
-        _library.define(schema)
-        _library.impl(name, reference, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        library.define(schema)
+        library.impl(name, reference, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)

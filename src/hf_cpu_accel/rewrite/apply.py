@@ -15,6 +15,7 @@ from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
+from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
@@ -68,8 +69,12 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     return any(isinstance(module, PackedLinear) for module in root.modules())
 
 
-def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceleration:
+def apply(
+    root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES, *, trains: bool = False
+) -> Acceleration:
     """Rewrite `root` in place as `plan` says; the returned plan has the items.
+
+    With `trains` only what has gradients is put in place: weights stay as they are.
 
     Any exception, from wherever, leaves `root` as it was.
     """
@@ -81,13 +86,16 @@ def apply(root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES) -> Acceler
     added = _AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
-        freeze_parameters(journal, root)
-        items = _rewrite(context, rules)
-        items.extend(fuse_encoder_layers(context))
-        items.extend(fuse_decoder_layers(context))
-        items.extend(accelerate_generation(context))
+        items = accelerate_message_passing(context)
+        if not trains:
+            freeze_parameters(journal, root)
+            items.extend(_rewrite(context, rules))
+            items.extend(fuse_encoder_layers(context))
+            items.extend(fuse_decoder_layers(context))
+            items.extend(accelerate_generation(context))
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
-        added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
+        if not trains:
+            added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
         setattr(root, _ATTRIBUTE, acceleration)
         context.store.commit()
     except BaseException:

@@ -39,6 +39,7 @@ struct Simd {
   static Float min(Float bound, Float x) { return bound < x ? bound : x; }
   static Float fma(Float a, Float b, Float c) { return a * b + c; }
   static Float fnma(Float a, Float b, Float c) { return c - a * b; }
+  static Float where_equal(Float a, Float b, Float x, Float y) { return a == b ? x : y; }
   static Float abs(Float x) { return as_float(bits(x) & 0x7FFFFFFF); }
   static Float copysign(Float magnitude, Float sign) { return as_float((bits(magnitude) & 0x7FFFFFFF) | (bits(sign) & INT32_MIN)); }
   // To nearest even: adding 1.5 * 2^23 leaves no fraction bits. Larger numbers are integral already (and NaN stays).

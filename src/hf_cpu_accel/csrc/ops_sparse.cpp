@@ -1,0 +1,328 @@
+// The ops on graphs in compressed sparse rows: schema, checks, call. See ops/sparse.py for what they compute.
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "sparse/coo_to_csr.h"
+#include "sparse/units.h"
+#include "tensors.h"
+
+namespace hfca {
+namespace {
+
+constexpr int64_t most_edges = std::numeric_limits<int32_t>::max() / 2;
+
+Tensor empty_int32(int64_t count) { return empty_of({count}, ScalarType::Int, 4); }
+Tensor empty_float32(const std::vector<int64_t>& sizes) { return empty_of(sizes, ScalarType::Float, 4); }
+
+const int32_t* indices(const Tensor& t, const char* op, const char* name) {
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Int && t.dim() == 1 && t.is_contiguous(), "hf_cpu_accel::", op, ": ", name,
+                  " must be a contiguous vector of int32 on the CPU");
+  return static_cast<const int32_t*>(t.data_ptr());
+}
+
+Csr csr_of(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, int64_t edges, int64_t sources) {
+  Csr graph;
+  graph.rowptr = indices(rowptr, op, "rowptr");
+  graph.rows = rowptr.size(0) - 1;
+  STD_TORCH_CHECK(graph.rows >= 0, "hf_cpu_accel::", op, ": rowptr must have at least one element");
+  if (col) graph.col = indices(*col, op, "col");
+  graph.edges = col ? col->size(0) : edges;
+  graph.sources = sources;
+  STD_TORCH_CHECK(graph.edges <= 2 * most_edges, "hf_cpu_accel::", op, ": more than 2^31 edges");
+  return graph;
+}
+
+// Throws away what an op that found a bad graph has computed.
+void check_graph(bool valid, const char* op) {
+  STD_TORCH_CHECK(valid, "hf_cpu_accel::", op, ": rowptr must not decrease or go beyond col, and col must be rows that exist");
+}
+
+const float* floats(const Tensor& t, const char* op, const char* name, const std::vector<int64_t>& sizes) {
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous() && sizes_of(t) == sizes, "hf_cpu_accel::", op, ": ", name,
+                  " must be contiguous float32 of the graph's shape");
+  return static_cast<const float*>(t.data_ptr());
+}
+
+Matrix rows_like(const Tensor& t, const Tensor& x, int64_t rows, int64_t features, const char* op, const char* name, Tensor& keep) {
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == x.scalar_type() && t.dim() == 2 && t.size(0) == rows && t.size(1) == features, "hf_cpu_accel::", op,
+                  ": ", name, " must be [", rows, ", ", features, "] in the dtype of x");
+  return as_rows(t, keep);
+}
+
+Matrix dense(const Tensor& t) { return {t.mutable_data_ptr(), t.size(1), is_bf16(t)}; }
+
+void check_features(const Tensor& x, const char* op) {
+  check_floating(x, op, "x");
+  STD_TORCH_CHECK(x.dim() == 2, "hf_cpu_accel::", op, ": x must have two dimensions");
+}
+
+Reduce reduce_of(const std::string& name, const char* op) {
+  if (name == "sum") return Reduce::sum;
+  if (name == "mean") return Reduce::mean;
+  if (name == "min") return Reduce::min;
+  STD_TORCH_CHECK(name == "max", "hf_cpu_accel::", op, ": reduce must be sum, mean, min or max");
+  return Reduce::max;
+}
+
+// The values [edges] or [edges, heads] of `s`.
+void set_values(Spmm& s, const std::optional<Tensor>& value, const char* op) {
+  if (!value) return;
+  s.heads = value->dim() == 2 ? value->size(1) : 1;
+  STD_TORCH_CHECK(s.heads > 0 && s.features % s.heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ", s.heads, " heads");
+  std::vector<int64_t> sizes{s.graph.edges};
+  if (value->dim() == 2) sizes.push_back(s.heads);
+  s.value = floats(*value, op, "value", sizes);
+  s.value_edge = s.heads, s.value_head = 1;
+}
+
+std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value,
+                                const Tensor& x, const std::string& reduce, const std::optional<Tensor>& addend, double addend_scale,
+                                const std::optional<Tensor>& bias, bool with_ties) {
+  check_features(x, op);
+  Spmm s;
+  s.graph = csr_of(op, rowptr, col, x.size(0), x.size(0));
+  s.features = x.size(1);
+  s.reduce = reduce_of(reduce, op);
+  set_values(s, value, op);
+  Tensor output = empty_of(x, {s.graph.rows, s.features});
+  Tensor ties = empty_float32({with_ties ? s.graph.rows : 0, s.features});
+  if (s.graph.rows == 0 || s.features == 0) return {output, ties};
+  Tensor keep_x = x, keep_addend = x;
+  s.x = as_rows(x, keep_x);
+  if (addend) s.addend = rows_like(*addend, x, s.graph.rows, s.features, op, "addend", keep_addend);
+  s.addend_scale = static_cast<float>(addend_scale);
+  if (bias) s.bias = floats(*bias, op, "bias", {s.features});
+  s.output = dense(output);
+  if (with_ties) s.ties = static_cast<float*>(ties.mutable_data_ptr());
+  check_graph(run_spmm(s), op);
+  return {output, ties};
+}
+
+Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x, const std::string& reduce,
+                   const std::optional<Tensor>& addend, double addend_scale, const std::optional<Tensor>& bias,
+                   const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+  return std::get<0>(spmm("spmm_reduce", rowptr, col, value, x, reduce, addend, addend_scale, bias, false));
+}
+
+std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x,
+                                        const std::string& reduce, const std::optional<Tensor>& /*t_rowptr*/,
+                                        const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+  STD_TORCH_CHECK(reduce == "min" || reduce == "max", "hf_cpu_accel::spmm_extreme: reduce must be min or max");
+  return spmm("spmm_extreme", rowptr, col, value, x, reduce, std::nullopt, 1.0, std::nullopt, true);
+}
+
+Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const std::optional<Tensor>& t_value, const Tensor& x, const Tensor& output,
+                             const Tensor& grad) {
+  const char* op = "spmm_extreme_backward";
+  check_features(x, op);
+  ExtremeBackward b;
+  b.graph = csr_of(op, t_rowptr, t_col, 0, output.size(0));
+  b.features = x.size(1);
+  Tensor grad_x = empty_of(x, {b.graph.rows, b.features});
+  if (grad_x.numel() == 0) return grad_x;
+  Tensor keep_x = x, keep_output = x, keep_grad = x;
+  b.x = rows_like(x, x, b.graph.rows, b.features, op, "x", keep_x);
+  b.output = rows_like(output, x, b.graph.sources, b.features, op, "output", keep_output);
+  b.grad = rows_like(grad, x, b.graph.sources, b.features, op, "grad", keep_grad);
+  b.grad_x = dense(grad_x);
+  if (t_value) b.value = floats(*t_value, op, "value", {b.graph.edges});
+  check_graph(each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().sparse.extreme_backward_rows(b, begin, end); }), op);
+  return grad_x;
+}
+
+// Edges that rowptr leaves out get 0.
+void clear_rest(const Csr& graph, int64_t heads, float* out) {
+  for (int64_t i = std::max<int64_t>(graph.rowptr[graph.rows], 0) * heads; i < graph.edges * heads; ++i) out[i] = 0.0f;
+}
+
+Tensor sddmm(const Tensor& rowptr, const std::optional<Tensor>& col, const Tensor& a, const Tensor& b, int64_t heads) {
+  check_features(b, "sddmm");
+  Sddmm s;
+  s.graph = csr_of("sddmm", rowptr, col, b.size(0), b.size(0));
+  s.features = b.size(1), s.heads = heads;
+  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::sddmm: ", s.features, " features do not divide among ", heads, " heads");
+  Tensor dot = empty_float32({s.graph.edges, heads}), keep_a = a, keep_b = b;
+  s.a = rows_like(a, b, s.graph.rows, s.features, "sddmm", "a", keep_a);
+  s.b = as_rows(b, keep_b);
+  s.dot = static_cast<float*>(dot.mutable_data_ptr());
+  check_graph(each_rows(s.graph, s.features, [&](int64_t begin, int64_t end) { dispatch().sparse.sddmm_rows(s, begin, end); }), "sddmm");
+  clear_rest(s.graph, heads, s.dot);
+  return dot;
+}
+
+Tensor run_softmax(const char* op, const Tensor& rowptr, const Tensor& scores, const Tensor* grad) {
+  STD_TORCH_CHECK(scores.dim() == 2, "hf_cpu_accel::", op, ": scores must be [edges, heads]");
+  SegmentSoftmax s;
+  s.graph = csr_of(op, rowptr, std::nullopt, scores.size(0), scores.size(0));
+  s.heads = scores.size(1);
+  s.scores = floats(scores, op, "scores", sizes_of(scores));
+  if (grad) s.grad = floats(*grad, op, "grad", sizes_of(scores));
+  Tensor output = empty_float32(sizes_of(scores));
+  s.output = static_cast<float*>(output.mutable_data_ptr());
+  const bool valid = each_rows(s.graph, 4 * s.heads, [&](int64_t begin, int64_t end) {
+    Workspace workspace(Workspace::size_of<float>(longest_row(s.graph, begin, end)));
+    dispatch().sparse.segment_softmax_rows(s, begin, end, workspace.take<float>(0));
+  });
+  check_graph(valid, op);
+  clear_rest(s.graph, s.heads, s.output);
+  return output;
+}
+
+Tensor segment_softmax(const Tensor& rowptr, const Tensor& scores) { return run_softmax("segment_softmax", rowptr, scores, nullptr); }
+Tensor segment_softmax_backward(const Tensor& rowptr, const Tensor& softmax, const Tensor& grad) {
+  return run_softmax("segment_softmax_backward", rowptr, softmax, &grad);
+}
+
+Tensor run_attention(const char* op, GraphAttention& g, const Tensor& rowptr, const Tensor& col, const Tensor& x, int64_t heads) {
+  check_features(x, op);
+  Spmm& s = g.spmm;
+  s.graph = csr_of(op, rowptr, col, 0, x.size(0));
+  s.features = x.size(1), s.heads = heads;
+  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ", heads, " heads");
+  Tensor output = empty_of(x, {s.graph.rows, s.features}), keep = x;
+  s.x = as_rows(x, keep);
+  s.output = dense(output);
+  if (output.numel() == 0) return output;
+  const bool valid = each_rows(s.graph, 2 * s.features, [&](int64_t begin, int64_t end) {
+    Workspace workspace(Workspace::size_of<float>(heads * longest_row(s.graph, begin, end)));
+    dispatch().sparse.attention_rows(g, begin, end, workspace.take<float>(0));
+  });
+  check_graph(valid, op);
+  return output;
+}
+
+Tensor gat(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Tensor& source_score, const std::optional<Tensor>& target_score,
+           double slope) {
+  STD_TORCH_CHECK(source_score.dim() == 2, "hf_cpu_accel::gat: source_score must be [sources, heads]");
+  GraphAttention g;
+  const int64_t heads = source_score.size(1);
+  g.source_score = floats(source_score, "gat", "source_score", {x.size(0), heads});
+  if (target_score) g.target_score = floats(*target_score, "gat", "target_score", {rowptr.size(0) - 1, heads});
+  g.slope = static_cast<float>(slope);
+  return run_attention("gat", g, rowptr, col, x, heads);
+}
+
+Tensor gatv2(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Tensor& target, const Tensor& weight, double slope) {
+  STD_TORCH_CHECK(weight.dim() == 2, "hf_cpu_accel::gatv2: weight must be [heads, features of a head]");
+  check_features(x, "gatv2");
+  GraphAttention g;
+  Tensor keep = target;
+  g.score = Score::mlp;
+  g.target = rows_like(target, x, rowptr.size(0) - 1, x.size(1), "gatv2", "target", keep);
+  g.weight = floats(weight, "gatv2", "weight", sizes_of(weight));
+  STD_TORCH_CHECK(weight.size(0) * weight.size(1) == x.size(1), "hf_cpu_accel::gatv2: weight must have as many elements as x has features");
+  g.slope = static_cast<float>(slope);
+  return run_attention("gatv2", g, rowptr, col, x, weight.size(0));
+}
+
+Tensor dot_attention(const Tensor& rowptr, const Tensor& col, const Tensor& query, const Tensor& key, const Tensor& value, int64_t heads, double scale) {
+  check_features(value, "dot_attention");
+  GraphAttention g;
+  Tensor keep_query = query, keep_key = key;
+  g.score = Score::dot;
+  g.target = rows_like(query, value, rowptr.size(0) - 1, value.size(1), "dot_attention", "query", keep_query);
+  g.key = rows_like(key, value, value.size(0), value.size(1), "dot_attention", "key", keep_key);
+  g.scale = static_cast<float>(scale);
+  return run_attention("dot_attention", g, rowptr, col, value, heads);
+}
+
+template <class Index>
+struct Strided {
+  const Index* data;
+  int64_t stride;
+  int64_t operator()(int64_t i) const { return static_cast<int64_t>(data[i * stride]); }
+};
+
+// f(a, b) with the two index vectors as functions of the edge.
+template <class F>
+void with_indices(const Tensor& a, const Tensor& b, const F& f) {
+  const bool wide = a.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(a.dim() == 1 && b.dim() == 1 && a.size(0) == b.size(0) && a.is_cpu() && b.is_cpu() && a.scalar_type() == b.scalar_type() &&
+                      (wide || a.scalar_type() == ScalarType::Int),
+                  "hf_cpu_accel::coo_to_csr: row and col must be vectors of one length, both int64 or int32, on the CPU");
+  if (wide) f(Strided<int64_t>{static_cast<const int64_t*>(a.data_ptr()), a.stride(0)}, Strided<int64_t>{static_cast<const int64_t*>(b.data_ptr()), b.stride(0)});
+  else f(Strided<int32_t>{static_cast<const int32_t*>(a.data_ptr()), a.stride(0)}, Strided<int32_t>{static_cast<const int32_t*>(b.data_ptr()), b.stride(0)});
+}
+
+template <class Row, class Col, class Skip>
+std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_t rows, int64_t cols, int64_t loops, bool order, const Row& row,
+                                          const Col& col, const Skip& skip, bool& inside) {
+  Tensor rowptr = empty_int32(rows + 1), sources = empty_int32(entries + loops), orders = empty_int32(order ? entries + loops : 0);
+  const CsrOutput out{static_cast<int32_t*>(rowptr.mutable_data_ptr()), static_cast<int32_t*>(sources.mutable_data_ptr()),
+                      order ? static_cast<int32_t*>(orders.mutable_data_ptr()) : nullptr, entries + loops};
+  const int64_t threads = team_size(4.0 * static_cast<double>(edges + rows)), pieces = sort_pieces(threads, edges, rows);
+  Workspace workspace(Workspace::size_of<int32_t>(pieces * rows));
+  int32_t* counts = workspace.take<int32_t>(pieces * rows);
+  std::atomic<bool> valid{true};
+  run_team(pieces == 1 ? 1 : threads, [&](Team& team) { counting_sort(team, pieces, edges, rows, cols, loops, row, col, skip, counts, valid, out); });
+  inside = valid.load();
+  return {rowptr, sources, orders};
+}
+
+std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row, const Tensor& col, int64_t rows, int64_t cols, int64_t loops, bool order) {
+  STD_TORCH_CHECK(rows >= 0 && cols >= 0 && loops <= std::min(rows, cols) && rows <= most_edges && cols <= most_edges && row.numel() <= most_edges,
+                  "hf_cpu_accel::coo_to_csr: rows, cols and edges must be from 0 to 2^30, and loops at most the smaller of rows and cols");
+  std::tuple<Tensor, Tensor, Tensor> result;
+  bool inside = true;
+  with_indices(row, col, [&](auto row_of_edge, auto col_of_edge) {
+    const int64_t edges = row.size(0);
+    if (loops < 0) result = sorted(edges, edges, rows, cols, 0, order, row_of_edge, col_of_edge, [](int64_t, int64_t) { return false; }, inside);
+    else result = sorted(edges, edges, rows, cols, loops, order, row_of_edge, col_of_edge, [](int64_t r, int64_t c) { return r == c; }, inside);
+  });
+  STD_TORCH_CHECK(inside, "hf_cpu_accel::coo_to_csr: an index is negative or out of range: row must be below ", rows, " and col below ", cols);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor> csr_transpose(const Tensor& rowptr, const Tensor& col, int64_t cols) {
+  const Csr graph = csr_of("csr_transpose", rowptr, col, 0, cols);
+  bool valid = true;
+  for (int64_t r = 0; r < graph.rows; ++r) valid &= graph.rowptr[r] <= graph.rowptr[r + 1];
+  check_graph(valid && graph.rowptr[0] == 0 && graph.rowptr[graph.rows] <= graph.edges, "csr_transpose");
+  const int64_t edges = graph.rowptr[graph.rows];
+  Workspace workspace(Workspace::size_of<int32_t>(edges));
+  int32_t* target = workspace.take<int32_t>(edges);
+  for (int64_t r = 0; r < graph.rows; ++r)
+    for (int64_t e = graph.rowptr[r]; e < graph.rowptr[r + 1]; ++e) target[e] = static_cast<int32_t>(r);
+  bool inside = true;
+  auto result = sorted(
+      edges, graph.edges, cols, graph.rows, 0, true, [&](int64_t e) { return static_cast<int64_t>(graph.col[e]); },
+      [&](int64_t e) { return static_cast<int64_t>(target[e]); }, [](int64_t, int64_t) { return false; }, inside);
+  check_graph(inside, "csr_transpose");
+  return result;
+}
+
+}  // namespace
+}  // namespace hfca
+
+STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
+  m.def("coo_to_csr(Tensor row, Tensor col, SymInt rows, SymInt cols, SymInt loops, bool order) -> (Tensor, Tensor, Tensor)");
+  m.def("csr_transpose(Tensor rowptr, Tensor col, SymInt cols) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "spmm_reduce(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? addend, float addend_scale, Tensor? bias, "
+      "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor");
+  m.def(
+      "spmm_extreme(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) "
+      "-> (Tensor, Tensor)");
+  m.def("spmm_extreme_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_value, Tensor x, Tensor output, Tensor grad) -> Tensor");
+  m.def("sddmm(Tensor rowptr, Tensor? col, Tensor a, Tensor b, SymInt heads) -> Tensor");
+  m.def("segment_softmax(Tensor rowptr, Tensor scores) -> Tensor");
+  m.def("segment_softmax_backward(Tensor rowptr, Tensor softmax, Tensor grad) -> Tensor");
+  m.def("gat(Tensor rowptr, Tensor col, Tensor x, Tensor source_score, Tensor? target_score, float slope) -> Tensor");
+  m.def("gatv2(Tensor rowptr, Tensor col, Tensor x, Tensor target, Tensor weight, float slope) -> Tensor");
+  m.def("dot_attention(Tensor rowptr, Tensor col, Tensor query, Tensor key, Tensor value, SymInt heads, float scale) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
+  m.impl("coo_to_csr", TORCH_BOX(&hfca::coo_to_csr));
+  m.impl("csr_transpose", TORCH_BOX(&hfca::csr_transpose));
+  m.impl("spmm_reduce", TORCH_BOX(&hfca::spmm_reduce));
+  m.impl("spmm_extreme", TORCH_BOX(&hfca::spmm_extreme));
+  m.impl("spmm_extreme_backward", TORCH_BOX(&hfca::spmm_extreme_backward));
+  m.impl("sddmm", TORCH_BOX(&hfca::sddmm));
+  m.impl("segment_softmax", TORCH_BOX(&hfca::segment_softmax));
+  m.impl("segment_softmax_backward", TORCH_BOX(&hfca::segment_softmax_backward));
+  m.impl("gat", TORCH_BOX(&hfca::gat));
+  m.impl("gatv2", TORCH_BOX(&hfca::gatv2));
+  m.impl("dot_attention", TORCH_BOX(&hfca::dot_attention));
+}

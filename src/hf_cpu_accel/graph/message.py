@@ -1,0 +1,114 @@
+"""What a layer computes in `message`, found by watching it: the features of the source node, as they are or times a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_EDGES, _HEADS, _FEATURES = 3, 2, 4
+_RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default)
+
+
+@dataclass(frozen=True)
+class Message:
+    """message(x_j, weight) = x_j, times weight per edge (and head) if there is one.
+
+    Attributes:
+        features: the argument of `propagate` whose rows of the source nodes are the message.
+        weight: the argument that they are multiplied by, or None.
+        copies: whether the message is x_j itself where the weight is None.
+        heads: whether features are [nodes, heads, features of a head] and weights [edges, heads].
+    """
+
+    features: str
+    weight: str | None
+    copies: bool
+    heads: bool
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, output))
+        return output
+
+
+def read_message(conv: nn.Module, names: list[str]) -> Message | None:
+    """What `conv.message`, which takes arguments of these names, computes; None if it is something else.
+
+    The function is watched, not tested by its values: a factor that happens to be 1 now would not be found. It must do the
+    same in training mode and out of it.
+    """
+    sources = [name for name in names if name.endswith("_j")]
+    others = [name for name in names if name not in sources]
+    if len(sources) != 1 or len(others) > 1 or any(name.endswith("_i") for name in others):
+        return None
+    readings = [_read_in_mode(conv, mode, sources[0], others) for mode in (False, True)]
+    return readings[0] if readings[0] == readings[1] else None
+
+
+def _read_in_mode(conv: nn.Module, training: bool, source: str, others: list[str]) -> Message | None:
+    modes = {module: module.training for module in conv.modules()}
+    try:
+        conv.train(training)
+        return _read(conv, source, others)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _read(conv: nn.Module, source: str, others: list[str]) -> Message | None:
+    message: Callable[..., Any] = conv.message  # type: ignore[assignment]
+    plain, by_head = torch.randn(_EDGES, _FEATURES), torch.randn(_EDGES, _HEADS, _FEATURES)
+    copies = _is_copy(message, {source: plain, **dict.fromkeys(others)}, plain)
+    if not others:
+        return Message(source[:-2], None, True, False) if copies else None
+    if _is_product(message, plain, source, torch.randn(_EDGES), others[0]):
+        return Message(source[:-2], others[0], copies, False)
+    if _is_product(message, by_head, source, torch.randn(_EDGES, _HEADS), others[0]):
+        return Message(source[:-2], others[0], False, True)
+    return None
+
+
+def _watch(message: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, _Calls] | None:
+    try:
+        with torch.no_grad(), _Calls() as watched:
+            return message(**arguments), watched
+    except Exception:  # unknown code: whatever it raises, it is not the message that was looked for
+        return None
+
+
+def _is_copy(message: Callable[..., Any], arguments: dict[str, Any], features: Tensor) -> bool:
+    seen = _watch(message, arguments)
+    return seen is not None and seen[0] is features and not seen[1].calls
+
+
+def _is_product(
+    message: Callable[..., Any], features: Tensor, source: str, weight: Tensor, name: str
+) -> bool:
+    """Whether exactly one multiplication happens, of the features with the weight in another shape."""
+    seen = _watch(message, {source: features, name: weight})
+    if seen is None or not seen[1].calls:
+        return False
+    output, (*reshapes, product) = seen[0], seen[1].calls
+    if any(function not in _RESHAPES for function, _, _ in reshapes):
+        return False
+    function, factors, result = product
+    if function is not torch.ops.aten.mul.Tensor or result is not output:
+        return False
+    first, second = factors[:2]
+    scale = second if first is features else first if second is features else None
+    if not isinstance(scale, Tensor) or scale.data_ptr() != weight.data_ptr():
+        return False
+    return scale.shape == (*weight.shape, 1) and output.shape == features.shape

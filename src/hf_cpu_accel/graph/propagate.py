@@ -1,0 +1,175 @@
+"""`FastPropagate`: what stands in front of a layer's `propagate`.
+
+Messages that are rows of the source nodes, weighted or not, are never written down: they are summed as they are read (spmm_reduce).
+Other messages are made by the layer's own `message`, and only their reduction is ours. Whatever else a layer was asked for (hooks,
+explanations, sparse inputs, other devices) goes to its own `propagate`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.graph.message import Message
+from hf_cpu_accel.ops.sparse import spmm_reduce
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+
+def takes(conv: MessagePassing, edge_index: object) -> bool:
+    """Whether this call of a layer is one that we serve: plain edges on the CPU, and nobody who looks on."""
+    return (
+        isinstance(edge_index, Tensor)
+        and edge_index.layout is torch.strided
+        and edge_index.dtype in _INDEX_DTYPES
+        and edge_index.dim() == 2
+        and edge_index.shape[0] == 2
+        and edge_index.device.type == "cpu"
+        and not conv.explain
+        and conv.decomposed_layers == 1
+        and not torch.jit.is_tracing()
+        and not any(getattr(conv, hooks) for hooks in _HOOKS)
+    )
+
+
+def adjacency_of(
+    conv: MessagePassing, edge_index: Tensor, targets: int, sources: int, loops: int = -1
+) -> Adjacency | None:
+    """The edges by target, or None if they refer to nodes that are not there: the layer's own path then says so."""
+    try:
+        return adjacencies.get(edge_index, conv.flow, targets, sources, loops)
+    except RuntimeError:
+        return None
+
+
+def aggregate(
+    adjacency: Adjacency, x: Tensor, reduce: str, value: Tensor | None = None, **epilogue: Any
+) -> Tensor:
+    """`spmm_reduce` of x [N, ...] over the graph; the transposed graph is there if a gradient will be asked for."""
+    needs = torch.is_grad_enabled() and x.requires_grad
+    transposed = adjacency.transposed() if needs else None
+    flat = x if x.dim() == 2 else x.flatten(1)
+    output = spmm_reduce(
+        adjacency.rowptr, adjacency.col, value, flat, reduce, transposed=transposed, **epilogue
+    )
+    return output if x.dim() == 2 else output.unflatten(1, x.shape[1:])
+
+
+class FastPropagate:
+    """Called in place of `conv.propagate`, which stays on the class.
+
+    Attributes:
+        message: what the layer's messages are, None if only its own `message` knows.
+        reduce: how they are reduced.
+        served: how many calls were ours.
+    """
+
+    def __init__(self, conv: MessagePassing, message: Message | None, reduce: str) -> None:
+        self.conv, self.message, self.reduce = conv, message, reduce
+        self.served = 0
+
+    def __call__(self, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
+        conv = self.conv
+        if args or not takes(conv, edge_index):
+            return self._stock(edge_index, *args, size=size, **kwargs)
+        output = None
+        if self.message is not None:
+            output = self._sum_rows(self.message, edge_index, size, kwargs)
+        if output is None:
+            output = self._reduce_messages(edge_index, size, kwargs)
+        if output is None:
+            return self._stock(edge_index, size=size, **kwargs)
+        self.served += 1
+        return output
+
+    def _stock(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        return type(self.conv).propagate(self.conv, edge_index, *args, **kwargs)
+
+    def _sizes(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[int, int] | None:
+        """(targets, sources) as `propagate` infers them, None where it would have to look at the edges."""
+        conv = self.conv
+        sizes = conv._check_input(edge_index, size)
+        for name in conv._user_args:
+            if name[-2:] in ("_i", "_j"):
+                data = kwargs.get(name[:-2])
+                if isinstance(data, tuple | list):
+                    for side, part in enumerate(data):
+                        if isinstance(part, Tensor):
+                            conv._set_size(sizes, side, part)
+                elif isinstance(data, Tensor):
+                    conv._set_size(sizes, self._side(name), data)
+        target, source = (1, 0) if conv.flow == "source_to_target" else (0, 1)
+        targets = sizes[target] if sizes[target] is not None else sizes[source]
+        sources = sizes[source] if sizes[source] is not None else sizes[target]
+        return None if targets is None or sources is None else (targets, sources)
+
+    def _side(self, name: str) -> int:
+        return int((name[-2:] == "_i") == (self.conv.flow == "source_to_target"))
+
+    def _sum_rows(
+        self, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        x = kwargs.get(message.features)
+        if isinstance(x, tuple | list):
+            x = x[self._side("_j")]
+        weight = None if message.weight is None else kwargs.get(message.weight)
+        if not isinstance(x, Tensor) or x.dim() != (3 if message.heads else 2):
+            return None
+        if self.conv.node_dim not in (0, -x.dim()):
+            return None
+        if weight is None and not message.copies:
+            return None
+        sizes = self._sizes(edge_index, size, kwargs)
+        if sizes is None or sizes[1] != x.shape[0]:
+            return None
+        if weight is not None and tuple(weight.shape) != (edge_index.shape[1], *x.shape[1:-1]):
+            return None
+        adjacency = adjacency_of(self.conv, edge_index, *sizes)
+        if adjacency is None:
+            return None
+        value = None if weight is None else adjacency.sort(weight)
+        return self._update(aggregate(adjacency, x, self.reduce, value), kwargs)
+
+    def _reduce_messages(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        conv = self.conv
+        if conv.node_dim not in (0, -2):
+            return None
+        collected = conv._collect(conv._user_args, edge_index, conv._check_input(edge_index, size), kwargs)
+        messages = conv.message(**conv.inspector.collect_param_data("message", collected))
+        flat = messages if messages.dim() == 2 else messages.flatten(1) if messages.dim() > 2 else None
+        targets = collected["dim_size"]
+        at_front = conv.node_dim in (0, -messages.dim())
+        adjacency = None
+        if flat is not None and at_front and targets is not None and flat.shape[0] == edge_index.shape[1]:
+            # Indices of sources are not looked up again: `message` has them, or does not need them.
+            adjacency = adjacency_of(conv, edge_index, targets, max(targets, collected["size_j"] or 0))
+        if adjacency is None or flat is None:
+            arguments = conv.inspector.collect_param_data("aggregate", collected)
+            output = conv.aggregate(messages, **arguments)
+        else:
+            needs = torch.is_grad_enabled() and messages.requires_grad
+            transposed = adjacency.as_segments() if needs else None
+            output = spmm_reduce(
+                adjacency.rowptr, adjacency.order, None, flat, self.reduce, transposed=transposed
+            )
+            output = output.unflatten(1, messages.shape[1:]) if messages.dim() > 2 else output
+        return conv.update(output, **conv.inspector.collect_param_data("update", collected))
+
+    def _update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        names = self.conv.inspector.get_param_names("update")
+        return self.conv.update(output, **{name: kwargs[name] for name in names})

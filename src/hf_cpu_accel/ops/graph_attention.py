@@ -1,0 +1,107 @@
+"""Attention over the edges of a graph in one pass: scores, softmax over the edges of each row, and the weighted sum.
+
+The graph is a CSR as in ops/sparse.py. Nothing as large as the edges is stored: the scores of a row's edges live in scratch memory.
+These ops have no gradient; for training, the same is composed of `sddmm`, `segment_softmax` and `spmm_reduce`.
+
+    gat:           leaky_relu(source_score[j] + target_score[i])     Velickovic et al. 2018, arXiv:1710.10903
+    gatv2:         <weight, leaky_relu(x[j] + target[i])>            Brody et al. 2022, arXiv:2105.14491
+    dot_attention: <query[i], key[j]> * scale                        Shi et al. 2021, arXiv:2009.03509
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .registry import declare
+from .sparse_reference import row_of_edge, segment_softmax_reference, spmm_reduce_reference
+
+
+def gat(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    source_score: Tensor,
+    target_score: Tensor | None,
+    negative_slope: float,
+) -> Tensor:
+    """[M, H * C]: x [N, H * C] weighted by the softmax of scores [N, H] and [M, H] (float32)."""
+    target = None if target_score is None else target_score.float().contiguous()
+    return torch.ops.hf_cpu_accel.gat(
+        rowptr, col, x, source_score.float().contiguous(), target, negative_slope
+    )
+
+
+def gatv2(
+    rowptr: Tensor, col: Tensor, x: Tensor, target: Tensor, weight: Tensor, negative_slope: float
+) -> Tensor:
+    """[M, H * C]: x [N, H * C] weighted by the softmax of scores from x, target [M, H * C] and weight [H, C]."""
+    return torch.ops.hf_cpu_accel.gatv2(rowptr, col, x, target, weight.float().contiguous(), negative_slope)
+
+
+def dot_attention(
+    rowptr: Tensor, col: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+) -> Tensor:
+    """[M, H * C]: value [N, H * C] weighted by the softmax of <query[i], key[j]> * scale, query [M, H * C], key [N, H * C]."""
+    return torch.ops.hf_cpu_accel.dot_attention(rowptr, col, query, key, value, heads, scale)
+
+
+def _weighted(rowptr: Tensor, col: Tensor, scores: Tensor, x: Tensor) -> Tensor:
+    return spmm_reduce_reference(
+        rowptr, col[: len(scores)], segment_softmax_reference(rowptr, scores), x, "sum"
+    )
+
+
+def gat_reference(
+    rowptr: Tensor, col: Tensor, x: Tensor, source_score: Tensor, target_score: Tensor | None, slope: float
+) -> Tensor:
+    """The op in plain torch."""
+    edges = int(rowptr[-1])
+    scores = source_score.index_select(0, col[:edges])
+    if target_score is not None:
+        scores = scores + target_score.index_select(0, row_of_edge(rowptr, edges))
+    return _weighted(rowptr, col, F.leaky_relu(scores, slope), x)
+
+
+def gatv2_reference(
+    rowptr: Tensor, col: Tensor, x: Tensor, target: Tensor, weight: Tensor, slope: float
+) -> Tensor:
+    """The op in plain torch."""
+    edges = int(rowptr[-1])
+    both = x.float().index_select(0, col[:edges])
+    both = both + target.float().index_select(0, row_of_edge(rowptr, edges))
+    scores = (F.leaky_relu(both, slope).view(edges, *weight.shape) * weight).sum(-1)
+    return _weighted(rowptr, col, scores, x)
+
+
+def dot_attention_reference(
+    rowptr: Tensor, col: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+) -> Tensor:
+    """The op in plain torch."""
+    edges = int(rowptr[-1])
+    left = query.float().index_select(0, row_of_edge(rowptr, edges))
+    products = left * key.float().index_select(0, col[:edges])
+    scores = products.view(edges, heads, value.shape[1] // heads).sum(-1) * scale
+    return _weighted(rowptr, col, scores, value)
+
+
+def _features_fake(rowptr: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+declare(
+    "gat(Tensor rowptr, Tensor col, Tensor x, Tensor source_score, Tensor? target_score, float slope) -> Tensor",
+    fake=lambda rowptr, col, x, *_: _features_fake(rowptr, x),
+    reference=gat_reference,
+)
+declare(
+    "gatv2(Tensor rowptr, Tensor col, Tensor x, Tensor target, Tensor weight, float slope) -> Tensor",
+    fake=lambda rowptr, col, x, *_: _features_fake(rowptr, x),
+    reference=gatv2_reference,
+)
+declare(
+    "dot_attention(Tensor rowptr, Tensor col, Tensor query, Tensor key, Tensor value, SymInt heads, float scale) -> Tensor",
+    fake=lambda rowptr, col, query, key, value, *_: _features_fake(rowptr, value),
+    reference=dot_attention_reference,
+)

@@ -1,0 +1,229 @@
+"""Ops on graphs in compressed sparse rows (CSR): coordinates to CSR, sparse-dense products with any reduction, products per edge.
+
+Row i of a CSR is a target node, its entries e in [rowptr[i], rowptr[i + 1]) are the edges that point to it, col[e] is the source
+of edge e. rowptr and col are int32. col may be longer than rowptr[-1]: what is beyond belongs to no row (`coo_to_csr` cannot know
+beforehand how many self-loops it drops, and outputs must have shapes that can be traced).
+
+Features are float32 or bfloat16, sums and edge values are float32. Results do not depend on the number of threads. All but
+graph attention (ops/graph_attention.py) are differentiable; extremes share their gradient among ties, as scatter_reduce does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .registry import declare
+from .sparse_reference import (
+    coo_to_csr_reference,
+    csr_transpose_reference,
+    sddmm_reference,
+    segment_softmax_backward_reference,
+    segment_softmax_reference,
+    spmm_extreme_backward_reference,
+    spmm_extreme_reference,
+    spmm_reduce_reference,
+)
+
+REDUCTIONS = ("sum", "mean", "min", "max")
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+Transposed = tuple[Tensor, Tensor, Tensor]
+
+
+def coo_to_csr(
+    row: Tensor, col: Tensor, rows: int, cols: int, *, loops: int = -1, order: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort edges by their row, in parallel and stably: O(edges + rows).
+
+    Args:
+        row, col: [E] int64 or int32, targets below `rows` and sources below `cols`.
+        loops: -1 keeps the edges as they are. Otherwise all self-loops are dropped, and one loop (i, i) for each i < loops is
+            appended to its row.
+        order: whether the caller needs to know where each entry came from.
+
+    Returns:
+        rowptr [rows + 1], col [E + max(loops, 0)], and order of the same length as col: entry e was edge order[e], the loop of row
+        i is E + i. Empty if not wanted. All int32.
+
+    Raises:
+        RuntimeError: an index is negative or out of range.
+    """
+    return torch.ops.hf_cpu_accel.coo_to_csr(row, col, rows, cols, loops, order)
+
+
+def csr_transpose(rowptr: Tensor, col: Tensor, cols: int) -> Transposed:
+    """The CSR of the transposed matrix: t_rowptr [cols + 1], t_col [E] (rows), t_order [E] (entry e was entry t_order[e])."""
+    return torch.ops.hf_cpu_accel.csr_transpose(rowptr, col, cols)
+
+
+def spmm_reduce(
+    rowptr: Tensor,
+    col: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    reduce: str = "sum",
+    *,
+    addend: Tensor | None = None,
+    addend_scale: float = 1.0,
+    bias: Tensor | None = None,
+    transposed: Transposed | None = None,
+) -> Tensor:
+    """output[i] = reduce over e in row i of value[e] * x[col[e]], + addend_scale * addend[i] + bias.
+
+    Args:
+        rowptr: [M + 1] int32.
+        col: [E] int32 below N; None where edge e reduces row e of x (a segment reduction).
+        value: [E], or [E, H] for H heads that divide the features into as many groups, or None for ones.
+        x: [N, K], any strides. float64 and float16 are computed by plain torch.
+        reduce: "sum", "mean" (divides by the number of edges), "min" or "max"; rows without edges give 0.
+        addend: [M, K] in the dtype of x; added as it comes, after the reduction.
+        bias: [K].
+        transposed: what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
+
+    Returns:
+        [M, K] contiguous, dtype of x.
+
+    Raises:
+        ValueError: shapes that do not fit, or an unknown reduction.
+        RuntimeError: rowptr or col that refer to what is not there.
+    """
+    _check(rowptr, col, value, x, reduce, addend, bias)
+    if x.dtype not in KERNEL_DTYPES:
+        return spmm_reduce_reference(rowptr, col, value, x, reduce, addend, addend_scale, bias)
+    value = None if value is None else value.float().contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    turned = transposed or (None, None, None)
+    if reduce in ("min", "max"):
+        if value is not None and (x.dtype is not torch.float32 or value.dim() == 2):
+            # Rare: products of bfloat16 would be rounded before ties are looked for, and heads would need ties of their own.
+            output = _extreme_of_messages(rowptr, col, value, x, reduce)
+            return _add(output, addend, addend_scale, bias)
+        if torch.is_grad_enabled() and (x.requires_grad or (value is not None and value.requires_grad)):
+            output = torch.ops.hf_cpu_accel.spmm_extreme(rowptr, col, value, x, reduce, *turned)[0]
+            return _add(output, addend, addend_scale, bias)
+    return torch.ops.hf_cpu_accel.spmm_reduce(
+        rowptr, col, value, x, reduce, addend, addend_scale, bias, *turned
+    )
+
+
+def sddmm(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
+    """[E, H] float32: <a[i], b[col[e]]> for each edge e of row i and head, a [M, K] and b [N, K]. Edges of no row give 0."""
+    return torch.ops.hf_cpu_accel.sddmm(rowptr, col, a, b, heads)
+
+
+def segment_softmax(rowptr: Tensor, scores: Tensor) -> Tensor:
+    """Softmax of scores [E, H] float32 over the edges of each row; 1e-16 is added to the sums, as in PyTorch Geometric."""
+    return torch.ops.hf_cpu_accel.segment_softmax(rowptr, scores.contiguous())
+
+
+def _check(
+    rowptr: Tensor,
+    col: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    reduce: str,
+    addend: Tensor | None,
+    bias: Tensor | None,
+) -> None:
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce={reduce!r}: accepted are {', '.join(REDUCTIONS)}")
+    if x.dim() != 2:
+        raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, features]")
+    edges, features, rows = (x if col is None else col).shape[0], x.shape[1], rowptr.shape[0] - 1
+    if value is not None and (
+        value.dim() not in (1, 2)
+        or value.shape[0] != edges
+        or (value.dim() == 2 and (value.shape[1] == 0 or features % value.shape[1] != 0))
+    ):
+        raise ValueError(
+            f"value of shape {tuple(value.shape)}: expected [{edges}], or [{edges}, heads] with heads that divide {features}"
+        )
+    if addend is not None and addend.shape != (rows, features):
+        raise ValueError(f"addend of shape {tuple(addend.shape)}: expected {(rows, features)}")
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"bias of shape {tuple(bias.shape)}: expected ({features},)")
+
+
+def _add(output: Tensor, addend: Tensor | None, addend_scale: float, bias: Tensor | None) -> Tensor:
+    if addend is not None:
+        output = output + addend_scale * addend
+    return output if bias is None else output + bias.to(output.dtype)
+
+
+def _extreme_of_messages(rowptr: Tensor, col: Tensor | None, value: Tensor, x: Tensor, reduce: str) -> Tensor:
+    sources = x if col is None else x.index_select(0, col)
+    heads = 1 if value.dim() == 1 else value.shape[1]
+    messages = (sources.float().view(len(sources), heads, -1) * value.view(len(sources), heads, 1)).flatten(1)
+    return spmm_reduce(rowptr, None, None, messages, reduce).to(x.dtype)
+
+
+def _csr_fake(
+    row: Tensor, col: Tensor, rows: int, cols: int, loops: int, order: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    entries = row.shape[0] + max(loops, 0)
+    sizes = (rows + 1, entries, entries if order else 0)
+    rowptr, sources, orders = (row.new_empty(size, dtype=torch.int32) for size in sizes)
+    return rowptr, sources, orders
+
+
+def _transpose_fake(rowptr: Tensor, col: Tensor, cols: int) -> Transposed:
+    return rowptr.new_empty(cols + 1), torch.empty_like(col), torch.empty_like(col)
+
+
+def _rows_fake(rowptr: Tensor, col: Tensor | None, value: Tensor | None, x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
+
+
+def _extreme_fake(
+    rowptr: Tensor, col: Tensor | None, value: Tensor | None, x: Tensor, *_: object
+) -> tuple[Tensor, Tensor]:
+    shape = rowptr.shape[0] - 1, x.shape[1]
+    return x.new_empty(shape), x.new_empty(shape, dtype=torch.float32)
+
+
+def _sddmm_fake(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, heads: int) -> Tensor:
+    return b.new_empty((b if col is None else col).shape[0], heads, dtype=torch.float32)
+
+
+declare(
+    "coo_to_csr(Tensor row, Tensor col, SymInt rows, SymInt cols, SymInt loops, bool order) -> (Tensor, Tensor, Tensor)",
+    fake=_csr_fake,
+    reference=coo_to_csr_reference,
+)
+declare(
+    "csr_transpose(Tensor rowptr, Tensor col, SymInt cols) -> (Tensor, Tensor, Tensor)",
+    fake=_transpose_fake,
+    reference=csr_transpose_reference,
+)
+declare(
+    "spmm_reduce(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? addend, float addend_scale, "
+    "Tensor? bias, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor",
+    fake=_rows_fake,
+    reference=spmm_reduce_reference,
+)
+declare(
+    "spmm_extreme(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? t_rowptr, Tensor? t_col, "
+    "Tensor? t_order) -> (Tensor, Tensor)",
+    fake=_extreme_fake,
+    reference=spmm_extreme_reference,
+)
+declare(
+    "spmm_extreme_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_value, Tensor x, Tensor output, Tensor grad) -> Tensor",
+    fake=lambda t_rowptr, t_col, t_value, x, output, grad: x.new_empty(x.shape),
+    reference=spmm_extreme_backward_reference,
+)
+declare(
+    "sddmm(Tensor rowptr, Tensor? col, Tensor a, Tensor b, SymInt heads) -> Tensor",
+    fake=_sddmm_fake,
+    reference=sddmm_reference,
+)
+declare(
+    "segment_softmax(Tensor rowptr, Tensor scores) -> Tensor",
+    fake=lambda rowptr, scores: scores.new_empty(scores.shape),
+    reference=segment_softmax_reference,
+)
+declare(
+    "segment_softmax_backward(Tensor rowptr, Tensor softmax, Tensor grad) -> Tensor",
+    fake=lambda rowptr, softmax, grad: softmax.new_empty(softmax.shape),
+    reference=segment_softmax_backward_reference,
+)

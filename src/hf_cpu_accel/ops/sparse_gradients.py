@@ -1,0 +1,132 @@
+"""Gradients of the ops of ops/sparse.py, by the same ops: a sum over the transposed graph, a product per edge.
+
+Arguments that are neither features nor values (the graph itself) have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import NAMESPACE, library
+from .sparse import Transposed, csr_transpose, sddmm, spmm_reduce
+from .sparse_reference import row_of_edge
+
+
+def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:
+    given = ctx.transposed
+    return given if given[0] is not None else csr_transpose(rowptr, col, sources)
+
+
+def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    rowptr, col, value, x, ctx.reduce, _, ctx.addend_scale, _, *transposed = inputs
+    ctx.transposed = tuple(transposed)
+    ctx.sources, ctx.heads = x.shape[0], None if value is None or value.dim() == 1 else value.shape[1]
+    needs_x = value is not None and value.requires_grad
+    ctx.save_for_backward(rowptr, col, value, x if needs_x else None)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    rowptr, col, value, x = ctx.saved_tensors
+    if ctx.reduce not in ("sum", "mean"):
+        raise RuntimeError(
+            "hf_cpu_accel::spmm_reduce with min or max has no gradient of its own: call ops.sparse.spmm_reduce"
+        )
+    _, _, needs_value, needs_x, _, needs_addend, _, needs_bias, *_ = ctx.needs_input_grad
+    scaled = grad
+    if ctx.reduce == "mean":
+        scaled = (grad / rowptr.diff().clamp(min=1).unsqueeze(1)).to(grad.dtype)
+    grad_x = grad_value = None
+    if needs_x and col is None:
+        grad_x = _spread(scaled, rowptr, value, ctx.sources)
+    elif needs_x:
+        t_rowptr, t_col, t_order = _turned(ctx, rowptr, col, ctx.sources)
+        t_value = None if value is None else value.index_select(0, t_order)
+        grad_x = spmm_reduce(t_rowptr, t_col, t_value, scaled, "sum")
+    if needs_value:
+        grad_value = sddmm(rowptr, col, scaled.contiguous(), x, ctx.heads or 1)
+        grad_value = grad_value if ctx.heads else grad_value.squeeze(1)
+    grad_addend = ctx.addend_scale * grad if needs_addend else None
+    grad_bias = grad.float().sum(0) if needs_bias else None
+    return None, None, grad_value, grad_x, None, grad_addend, None, grad_bias, None, None, None
+
+
+def _spread(grad: Tensor, rowptr: Tensor, value: Tensor | None, edges: int) -> Tensor:
+    """The gradient of a segment sum: each edge has that of its row."""
+    used = rowptr[-1]
+    messages = grad.index_select(0, row_of_edge(rowptr, edges))
+    if value is not None:
+        heads = 1 if value.dim() == 1 else value.shape[1]
+        messages = messages.view(edges, heads, -1) * value.view(edges, heads, 1).to(grad.dtype)
+        messages = messages.flatten(1)
+    beyond = torch.arange(edges) >= used
+    return messages.masked_fill(beyond.unsqueeze(1), 0)
+
+
+def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    rowptr, col, value, x, _, *transposed = inputs
+    ctx.transposed = tuple(transposed)
+    ctx.save_for_backward(rowptr, col, value, x, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    rowptr, col, value, x, output, ties = ctx.saved_tensors
+    shared = (grad / ties.clamp(min=1)).to(x.dtype)
+    grad_x = grad_value = None
+    if ctx.needs_input_grad[3] and col is None:
+        row = row_of_edge(rowptr, x.shape[0])
+        weight = 1.0 if value is None else value.unsqueeze(1)
+        reached = (x * weight == output.index_select(0, row)) & (torch.arange(len(x)) < rowptr[-1]).unsqueeze(
+            1
+        )
+        grad_x = torch.where(reached, shared.index_select(0, row), 0.0) * weight
+    elif ctx.needs_input_grad[3]:
+        t_rowptr, t_col, t_order = _turned(ctx, rowptr, col, x.shape[0])
+        t_value = None if value is None else value.index_select(0, t_order)
+        grad_x = torch.ops.hf_cpu_accel.spmm_extreme_backward(t_rowptr, t_col, t_value, x, output, shared)
+    if ctx.needs_input_grad[2]:
+        edges = value.shape[0]
+        row, sources = row_of_edge(rowptr, edges), x if col is None else x.index_select(0, col)
+        reached = sources * value.unsqueeze(1) == output.index_select(0, row)
+        parts = torch.where(reached, shared.index_select(0, row), 0.0) * sources
+        grad_value = parts.sum(1) * (torch.arange(edges) < rowptr[-1])
+    return None, None, grad_value, grad_x, None, None, None, None
+
+
+def _save_sddmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.heads = inputs[4]
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    rowptr, col, a, b = ctx.saved_tensors
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[2]:
+        grad_a = spmm_reduce(rowptr, col, grad, b)
+    if ctx.needs_input_grad[3] and col is None:
+        grad_b = _spread(a, rowptr, grad, b.shape[0])
+    elif ctx.needs_input_grad[3]:
+        t_rowptr, t_col, t_order = csr_transpose(rowptr, col, b.shape[0])
+        grad_b = spmm_reduce(t_rowptr, t_col, grad.index_select(0, t_order), a)
+    return None, None, grad_a, grad_b, None
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    rowptr, softmax = ctx.saved_tensors
+    return None, torch.ops.hf_cpu_accel.segment_softmax_backward(rowptr, softmax, grad.contiguous())
+
+
+for _name, _backward, _setup in (
+    ("spmm_reduce", _spmm_backward, _save_spmm),
+    ("spmm_extreme", _extreme_backward, _save_extreme),
+    ("sddmm", _sddmm_backward, _save_sddmm),
+    ("segment_softmax", _softmax_backward, _save_softmax),
+):
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_setup, lib=library)

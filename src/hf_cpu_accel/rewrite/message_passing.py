@@ -1,0 +1,98 @@
+"""Layers of PyTorch Geometric keep their class and parameters; calls of `propagate` and `forward` pass through ours first."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import add_attribute
+from hf_cpu_accel.rewrite.context import Context
+
+if TYPE_CHECKING:
+    from torch_geometric.nn.conv import MessagePassing
+
+    from hf_cpu_accel.graph.message import Message
+
+_METHODS = ("forward", "message", "aggregate", "message_and_aggregate", "update", "edge_update")
+_DENSE = "torch's BLAS serves it: with a row per node, packing the weight gains nothing"
+
+
+def accelerate_message_passing(context: Context) -> list[PlanItem]:
+    """Put `FastPropagate`, and where there is one the forward of its class, in front of each layer. They serve training as well."""
+    if "torch_geometric" not in sys.modules:
+        return []
+    from torch_geometric.nn.conv import MessagePassing
+    from torch_geometric.nn.dense import Linear
+
+    items: list[PlanItem] = []
+    for path, module in context.root.named_modules():
+        if isinstance(module, MessagePassing):
+            items.append(_accelerate(module, path, context))
+        elif isinstance(module, Linear):
+            items.append(PlanItem.left(path, "linear", _DENSE))
+        else:
+            continue
+        context.handled.add(id(module))
+    return items
+
+
+def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
+    from hf_cpu_accel.graph.convolutions import FORWARDS, FastForward
+    from hf_cpu_accel.graph.message import read_message
+    from hf_cpu_accel.graph.propagate import FastPropagate
+
+    name = type(conv).__name__
+    reduce = _reduction(conv)
+    refusal = "skip_modules" if context.skipped(path) else _refusal(conv, reduce)
+    if refusal is not None or reduce is None:
+        return PlanItem.left(path, name, refusal or "")
+    message = read_message(conv, conv.inspector.get_param_names("message"))
+    if message is not None and _update_gathers(conv):
+        message = None
+    propagate = FastPropagate(conv, message, reduce)
+    add_attribute(context.journal, conv, "propagate", propagate)
+    op = "spmm_reduce" if message is not None else "own message, spmm_reduce"
+    for cls, compute in FORWARDS.items():
+        same = all(getattr(type(conv), method) is getattr(cls, method) for method in _METHODS)
+        if isinstance(conv, cls) and same:
+            add_attribute(context.journal, conv, "forward", FastForward(conv, propagate, compute))
+            op = f"{compute.__name__}, {op}"
+    return PlanItem(path, f"{_describe(message)}, {reduce}", op, "float32", packed_bytes=0, reason=None)
+
+
+def _reduction(conv: MessagePassing) -> str | None:
+    from torch_geometric.nn import aggr
+
+    reductions = {
+        aggr.SumAggregation: "sum",
+        aggr.MeanAggregation: "mean",
+        aggr.MinAggregation: "min",
+        aggr.MaxAggregation: "max",
+    }
+    return reductions.get(type(conv.aggr_module))
+
+
+def _refusal(conv: MessagePassing, reduce: str | None) -> str | None:
+    from torch_geometric.nn.conv import MessagePassing
+
+    if reduce is None or type(conv).aggregate is not MessagePassing.aggregate:
+        return "it reduces its messages in a way of its own: sum, mean, min and max are served"
+    if "propagate" in vars(conv) or "forward" in vars(conv):
+        return "its propagate or forward was replaced already"
+    if getattr(type(conv), "_jinja_propagate", None) is not type(conv).propagate:
+        return "it has a propagate of its own"
+    return None
+
+
+def _update_gathers(conv: MessagePassing) -> bool:
+    """Whether `update` wants more than arguments that `propagate` was given as they are."""
+    names = conv.inspector.get_param_names("update", exclude=[])
+    special = {*conv.special_args, "edge_index"}
+    return any(name in special or name.endswith(("_i", "_j")) for name in names)
+
+
+def _describe(message: Message | None) -> str:
+    if message is None:
+        return "messages of its own"
+    return "source rows" if message.weight is None else "source rows x weight"
