@@ -82,6 +82,7 @@ Dispatch choose() {
              kernels.norm,
              kernels.heads,
              kernels.embedding_norm,
+             kernels.combine,
              kernels.quantize_int4,
              kernels.multiply_adds,
              kernels.read_stream};

@@ -13,6 +13,7 @@ struct Dispatch {
   NormKernels norm;
   HeadKernels heads;
   EmbeddingNormKernel embedding_norm;
+  CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t);
   float (*read_stream)(const float*, int64_t);
