@@ -1,5 +1,7 @@
 // The two steps of a GEMM, input packing and multiplication, spread over the threads of a team.
 #pragma once
+#include <algorithm>
+
 #include "../cache.h"
 #include "../dispatch.h"
 #include "../team.h"
@@ -33,49 +35,80 @@ inline int64_t input_words(const Gemm& g) { return kernels_of(g).input_words(g);
 inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k); }
 
 // The shape of the work: rows in tiles of nearly equal height (no short last tile), tiles in blocks whose packed input stays in L2
-// while the weight panels pass by.
+// while the weight panels pass by. Where k is long, blocks of some height are had by multiplying a part of k at a time.
 struct GemmGrid {
   int64_t m, tiles, panels, blocks;  // gated: a panel of the gate and the one that it is multiplied by count as one
+  int64_t part_words, parts;
 
   GemmGrid(const Gemm& g, const GemmKernels& kernels)
       : m(g.m), tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows), panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
-    const int64_t tile_bytes = 4 * (g.input_words * kernels.tile_rows + 1), in_block = level2_bytes() * 5 / 16 / tile_bytes;
-    blocks = in_block > 1 ? (tiles + in_block - 1) / in_block : tiles;
+    // Every block reads all weights. With fewer rows than these, memory would be the limit.
+    constexpr int64_t least_tiles = 3, wanted_rows = 128, line = 16;  // parts are whole lines of packed input
+    const int64_t room = level2_bytes() * 5 / 16 / 4;
+    const auto in_block = [&](int64_t words) { return std::max(room / (words * kernels.tile_rows + 1), int64_t{1}); };
+    const bool divided = kernels.word_bytes > 0 && in_block(g.input_words) < std::min(tiles, least_tiles);
+    parts = divided ? (g.input_words * std::min(m, wanted_rows) + room - 1) / room : 1;
+    part_words = ((g.input_words + parts - 1) / parts + line - 1) / line * line;
+    blocks = (tiles + in_block(part_words) - 1) / in_block(part_words);
   }
 
   int64_t tile_row(int64_t tile) const { return tile * m / tiles; }
   int tile_height(int64_t tile) const { return static_cast<int>(tile_row(tile + 1) - tile_row(tile)); }
   int64_t block_tile(int64_t block) const { return block * tiles / blocks; }
+  int64_t block_rows(int64_t block) const { return tile_row(block_tile(block + 1)) - tile_row(block_tile(block)); }
+
+  // Sums that a thread with so many units keeps between parts: those of all panels that it meets in a block.
+  int64_t most_sums(int64_t units, int64_t sides) const {
+    int64_t most = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t met = std::min(units / (block_tile(block + 1) - block_tile(block)) + 2, panels);
+      most = std::max(most, met * sides * block_rows(block) * panel_columns);
+    }
+    return most;
+  }
 };
 
-// Work units [begin, end) of the order (block, panel, tile). While one panel is multiplied by the tiles of a block, each tile asks
-// for its share of the next panel: weights come from memory at the arithmetic's pace instead of stopping it at each new panel.
-// unpacked: memory for one panel where kernels unpack them, else null.
-inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end, void* unpacked) {
-  constexpr int64_t near_bytes = 8192;
-  const int64_t panel_bytes = kernels.panel_bytes(g), words = (unpacked ? kernels.unpacked_bytes(g) : panel_bytes) / (4 * panel_columns);
-  int64_t unit = begin;
-  for (int64_t block = 0; block < grid.blocks && unit < end; ++block) {
-    const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, base = first * grid.panels;
-    const int64_t share = (panel_bytes / height + 63) / 64 * 64;
-    const int64_t step = words > 0 ? (share + words - 1) / words : 0;
-    while (unit < end && unit < base + height * grid.panels) {
-      const int64_t panel = (unit - base) / height, next = base + (panel + 1) * height, stop = next < end ? next : end;
-      const bool more = panel + 1 < grid.panels && next < end;
-      for (int64_t p = panel; p < (g.gated ? 2 : 1) * grid.panels; p += grid.panels) {
-        const char* const mine = static_cast<const char*>(g.weight) + p * panel_bytes;
-        if (unpacked) kernels.unpack(g, mine, unpacked);
-        for (int64_t u = unit; u < stop; ++u) {
-          const int64_t tile = u - base - panel * height, t = first + tile;
-          // A single tile reads its weights once, at the memory's pace: ask for those a few KB ahead, panels lie in a row.
-          const Ahead ahead = height == 1 && !unpacked ? Ahead{mine + near_bytes, 4 * panel_columns}
-                              : more                   ? Ahead{mine + panel_bytes + tile * share, step}
-                                                       : Ahead{mine, 0};
-          kernels.compute(g, grid.tile_row(t), grid.tile_height(t), p, unpacked ? unpacked : mine, ahead);
+// Memory of one thread for its units: what takes sums from one part of k to the next, or an unpacked panel.
+struct UnitMemory {
+  float* sums = nullptr;
+  void* unpacked = nullptr;
+};
+
+// Work units [begin, end) of the order (block, panel, tile), part of k by part. While one panel is multiplied by the tiles of a block, each
+// tile asks for its share of the next panel: weights come from memory at the arithmetic's pace instead of stopping it at each new panel.
+inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end, const UnitMemory& memory) {
+  const int64_t panel_bytes = kernels.panel_bytes(g), sides = g.gated ? 2 : 1;
+  for (int64_t block = 0, base = 0; block < grid.blocks; ++block) {
+    const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, units = height * grid.panels;
+    const int64_t from = std::max(begin - base, int64_t{0}), to = std::min(end - base, units);  // of this block
+    for (int64_t k = 0; from < to && k < grid.parts; ++k) {
+      const bool last = k + 1 == grid.parts;
+      const int64_t offset = k * grid.part_words * kernels.word_bytes, bytes = last ? panel_bytes - offset : grid.part_words * kernels.word_bytes;
+      const int64_t words = (memory.unpacked ? kernels.unpacked_bytes(g) : bytes) / (4 * panel_columns);
+      const int64_t share = (bytes / height + 63) / 64 * 64, step = words > 0 ? (share + words - 1) / words : 0;
+      for (int64_t unit = from; unit < to;) {
+        const int64_t panel = unit / height, stop = std::min((panel + 1) * height, to);
+        const bool more = panel + 1 < grid.panels && stop < to;
+        for (int64_t side = 0; side < sides; ++side) {
+          const int64_t p = panel + side * grid.panels;
+          const char* const mine = static_cast<const char*>(g.weight) + p * panel_bytes + offset;
+          const int64_t kept = ((panel - from / height) * sides + side) * grid.block_rows(block) - grid.tile_row(first);  // rows before
+          if (memory.unpacked) kernels.unpack(g, mine, memory.unpacked);
+          for (int64_t u = unit; u < stop; ++u) {
+            const int64_t tile = u - panel * height, t = first + tile, row = grid.tile_row(t);
+            // A single tile reads its weights once, at the memory's pace: ask for those further on, panels lie in a row.
+            const Ahead ahead = height == 1 && !memory.unpacked ? Ahead{mine + far_bytes, 4 * panel_columns}
+                                : more                          ? Ahead{mine + panel_bytes + tile * share, step}
+                                                                : Ahead{mine, 0};
+            float* const sums = memory.sums ? memory.sums + (kept + row) * panel_columns : nullptr;
+            kernels.compute(g, row, grid.tile_height(t), p, memory.unpacked ? memory.unpacked : mine, ahead,
+                            {k * grid.part_words, (k + 1) * grid.part_words, sums, last});
+          }
         }
+        unit = stop;
       }
-      unit = stop;
     }
+    base += units;
   }
 }
 
@@ -101,9 +134,10 @@ void run_gemm(const Team& team, const Gemm& problem, const GemmMemory& memory, c
   };
   memory.own ? pack(0, grid.tiles) : team.each(grid.tiles, pack);
   team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) {
-    if (!kernels.unpack) return run_units(kernels, g, grid, begin, end, nullptr);
-    Workspace workspace(Workspace::size_of<char>(kernels.unpacked_bytes(g)));
-    run_units(kernels, g, grid, begin, end, workspace.take<char>(kernels.unpacked_bytes(g)));
+    if (!kernels.unpack && grid.parts == 1) return run_units(kernels, g, grid, begin, end, {});
+    const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0, unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
+    Workspace workspace(Workspace::size_of<float>(sums) + Workspace::size_of<char>(unpacked));
+    run_units(kernels, g, grid, begin, end, {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
   });
 }
 

@@ -107,9 +107,15 @@ struct Int4Gemm {
   static int64_t panel_bytes(const Gemm& g) { return groups(g) * hfca::panel_columns * (1 + g.group / 2); }
   static int64_t unpacked_bytes(const Gemm& g) { return groups(g) * g.group * hfca::panel_columns; }
 
-  // sums[rows][panel_columns] = input @ one panel; the panel is asked for `ahead` bytes before it is needed.
+  // See far_bytes.
+  HFCA_INLINE static void ask(const uint8_t* p) {
+    __builtin_prefetch(p + hfca::far_bytes, 0, 2);
+    __builtin_prefetch(p + hfca::near_bytes, 0, 3);
+  }
+
+  // sums[rows][panel_columns] = input @ one panel
   template <int rows>
-  static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, float* __restrict sums, int64_t ahead) {
+  static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, float* __restrict sums) {
     constexpr int chains = rows <= 2 ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
     constexpr int together = 2, sums_together = together * rows;  // columns, in vectors, that share a broadcast
     Simd::Int total[vectors * rows];
@@ -117,7 +123,7 @@ struct Int4Gemm {
     int64_t to_next = block_words;  // in this line of the input, then in the row's next one
     for (int64_t group = groups(g); group > 0; --group) {
       const uint8_t* levels = weight + hfca::panel_columns;
-      __builtin_prefetch(weight + ahead, 0, 3);
+      ask(weight);
       for (int64_t left = g.group; left > 0; left -= block) {
         unroll<0, vectors / together>([&](auto part) HFCA_INLINE {
           Simd::Int sum[chains][sums_together];
@@ -126,7 +132,7 @@ struct Int4Gemm {
             Levels words[together];
             unroll<0, together>([&](auto v) HFCA_INLINE {
               const uint8_t* at = levels + pair * pair_bytes + (part * together + v) * Simd::width * 4;
-              __builtin_prefetch(at + ahead, 0, 3);
+              ask(at);
               words[v] = load_levels(at);
             });
             unroll<0, rows>([&](auto i) HFCA_INLINE {
@@ -158,20 +164,19 @@ struct Int4Gemm {
   }
 
   template <int rows>
-  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint8_t* weight, int64_t ahead) {
+  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint8_t* weight) {
     alignas(64) float sums[rows * hfca::panel_columns];
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
-    multiply<rows>(g, g.words + row * g.input_words, weight, sums, ahead);
+    multiply<rows>(g, g.words + row * g.input_words, weight, sums);
     finish<true>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
-  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead) {
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead, hfca::Part) {
     const auto* bytes = static_cast<const uint8_t*>(weight);
-    const int64_t distance = ahead.weight - static_cast<const char*>(weight);
     switch (rows) {
 #define HFCA_ROWS(R) \
   case R:            \
-    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, bytes, distance); else return;
+    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, bytes); else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7) HFCA_ROWS(8)
 #undef HFCA_ROWS
     }
@@ -194,9 +199,9 @@ struct Int4Gemm {
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {tile_rows, &input_words, &panel_bytes, &DotInt8::Words::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() { return {tile_rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &compute}; }
   static constexpr hfca::GemmKernels unpacked_kernels() {
-    return {DotInt8::rows, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpacked_bytes, &unpack};
+    return {DotInt8::rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpacked_bytes, &unpack};
   }
 
  private:

@@ -56,7 +56,7 @@ struct Int8WeightGemm {
     finish<true>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
-  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead) {
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part) {
     const auto* words = static_cast<const uint32_t*>(weight);
     switch (rows) {
 #define HFCA_ROWS(R) \
@@ -67,7 +67,7 @@ struct Int8WeightGemm {
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {tile_rows, &input_words, &panel_bytes, &WideBytes::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() { return {tile_rows, 0, &input_words, &panel_bytes, &WideBytes::pack, &compute}; }
 };
 
 }  // namespace HFCA_TIER

@@ -30,9 +30,13 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
     const uint32_t *a = input, *b = weight + column;
     const uint32_t* soon = nullptr;  // a line of the input's next block, one after another: all of them are needed at once
     const auto step = [&](auto chain) HFCA_INLINE {
-      // Harmless where it points nowhere. A stream asks L1: what L2 holds already would cost a second trip there, half of the rate.
-      __builtin_prefetch(ahead.weight, 0, streaming ? 3 : 2);
-      if (streaming || along) __builtin_prefetch(ahead.weight + 64, 0, streaming ? 3 : 2);
+      // Harmless where it points nowhere.
+      __builtin_prefetch(ahead.weight, 0, 2);
+      if (streaming || along) {
+        __builtin_prefetch(ahead.weight + 64, 0, 2);
+        __builtin_prefetch(ahead.weight + hfca::near_bytes - hfca::far_bytes, 0, 3);
+        __builtin_prefetch(ahead.weight + hfca::near_bytes - hfca::far_bytes + 64, 0, 3);
+      }
       ahead.weight += ahead.step;
       typename Dot::Weight packed[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { packed[v] = Dot::load(b + v * Simd::width); });
@@ -73,26 +77,38 @@ struct TierGemm {
   static int64_t panel_bytes(const Gemm& g) { return weight_words(g) * hfca::panel_columns * 4; }
 
   template <int rows>
-  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead) {
+  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead, const hfca::Part& part) {
     alignas(64) float sums[rows * hfca::panel_columns];
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
-    multiply<Dot, rows>(g.words + row * g.input_words, weight, weight_words(g), sums, ahead);
+    const int64_t end = part.last ? weight_words(g) : part.end / Dot::substeps;
+    multiply<Dot, rows>(g.words + row * g.input_words + part.begin * rows, weight, end - part.begin / Dot::substeps, sums, ahead);
+    if (part.begin > 0) add(sums, part.sums, rows, sums);
+    if (!part.last) return add(sums, nullptr, rows, part.sums);
     finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
-  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead) {
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part part) {
     const auto* words = static_cast<const uint32_t*>(weight);
     switch (rows) {
 #define HFCA_ROWS(R) \
   case R:            \
-    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, words, ahead); else return;
+    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, words, ahead, part); else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
       HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
 #undef HFCA_ROWS
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {Dot::rows, &input_words, &panel_bytes, &Dot::Words::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() {
+    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute};
+  }
+
+ private:
+  // to = a + b, or a where there is no b.
+  static void add(const float* a, const float* b, int rows, float* to) {
+    for (int i = 0; i < rows * hfca::panel_columns; i += Simd::width)
+      Simd::store(to + i, b ? Simd::add(Simd::load(a + i), Simd::load(b + i)) : Simd::load(a + i));
+  }
 };
 
 }  // namespace HFCA_TIER
