@@ -16,7 +16,7 @@ another. Padding is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,32 +106,36 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
     return PackedWeight(data, scale, in_features, out_features, dtype)
 
 
-def pack_stack(weights: Sequence[Tensor], dtype: str, *, int4_group: int = 32) -> PackedWeight:
+def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
     """The weights of several linear layers as one, the output features of each behind those of the one before.
 
     They are packed one by one: besides the result, memory is needed for one of them.
 
     Args:
-        weights: at least one, all [N, K] with N a multiple of 32.
+        weights: `count` of them, at least one, all [N, K] with N a multiple of 32.
         dtype, int4_group: as for `pack_linear`.
 
     Raises:
         ValueError: as `pack_linear`, or N is not a multiple of 32.
     """
-    rows = weights[0].shape[0]
-    if rows % PANEL_FEATURES or not rows:
-        raise ValueError(
-            f"weights of {rows} output features: must be a multiple of {PANEL_FEATURES} to be stacked"
-        )
-    first = pack_linear(weights[0], dtype, int4_group=int4_group)
-    data = allocate((len(weights) * first.data.shape[0], *first.data.shape[1:]), first.data.dtype)
-    scale = None if first.scale is None else torch.empty(2, len(weights) * rows)
+    whole: PackedWeight | None = None
     for number, weight in enumerate(weights):
-        packed = pack_linear(weight, dtype, int4_group=int4_group) if number else first
-        data[number * len(packed.data) :][: len(packed.data)] = packed.data
-        if scale is not None and packed.scale is not None:
-            scale[:, number * rows : (number + 1) * rows] = packed.scale
-    return replace(first, data=data, scale=scale, out_features=len(weights) * rows)
+        packed = pack_linear(weight, dtype, int4_group=int4_group)
+        rows, panels = packed.out_features, len(packed.data)
+        if rows % PANEL_FEATURES or not rows:
+            raise ValueError(
+                f"weights of {rows} output features: must be a multiple of {PANEL_FEATURES} to be stacked"
+            )
+        if whole is None:
+            data = allocate((count * panels, *packed.data.shape[1:]), packed.data.dtype)
+            scale = None if packed.scale is None else torch.empty(2, count * rows)
+            whole = replace(packed, data=data, scale=scale, out_features=count * rows)
+        whole.data[number * panels : (number + 1) * panels] = packed.data
+        if whole.scale is not None and packed.scale is not None:
+            whole.scale[:, number * rows : (number + 1) * rows] = packed.scale
+    if whole is None:
+        raise ValueError("weights: at least one")
+    return whole
 
 
 def dtype_of(data: Tensor) -> str:

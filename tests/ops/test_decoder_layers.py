@@ -6,13 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoder_cases import CROSSES, HEAD_NORMS, MASKS, NORMS, Case, call_of, layers_of
+from decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of, layers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.decoder_layers import Heads, Norm, Projection, bind, decoder_layers
+from hf_cpu_accel.ops.decoder_layers import (
+    DecoderLayer,
+    Heads,
+    MixtureOfExperts,
+    Norm,
+    Projection,
+    bind,
+    decoder_layers,
+)
 from hf_cpu_accel.packing import pack_linear
 
 # Largest difference over the largest value of the reference; see test_encoder_layer.py.
@@ -63,6 +71,13 @@ VARIANTS = [
         for kind in ("int8", "int8-weight", "int4")
     ),
     *(Case(cross=cross, norms=norms) for cross in CROSSES[1:] for norms in ("before", "out")),  # T5, BART
+    *(Case(experts=experts, layers=3) for experts in EXPERTS[1:]),
+    Case(experts="gated shared", norms="post", start=True),
+    Case(experts="shared", norms="none", start=True, dtype=torch.bfloat16),
+    Case(experts="shared", norms="none", start=True, parallel=True),
+    Case(experts="softmax", parallel=True, residual_scale=0.3, biases=True),
+    Case(experts="renormalised", norms="out", gated=False),
+    *(Case(experts="gated shared", weights=kind) for kind in ("bfloat16", "int8", "int8-weight", "int4")),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
 ]
 CASES = [
@@ -144,7 +159,7 @@ def test_cases(case: Case) -> None:
         batch=st.integers(1, 4),
         q_len=st.sampled_from([1, 1, 2, 9, 40]),
         past=st.integers(0, 200),
-        features=st.integers(8, 80),
+        features=st.integers(8, 80) | st.sampled_from([32, 64, 96]),
         head_dim=st.sampled_from([16, 17, 64, 80]),
         value_dim=st.sampled_from([16, 33, 64]),
         intermediate=st.sampled_from([32, 96]),
@@ -162,11 +177,12 @@ def test_cases(case: Case) -> None:
         rows=st.booleans(),
         mask=st.sampled_from(MASKS),
         cross=st.sampled_from(CROSSES),
+        experts=st.sampled_from(EXPERTS),
     )
 )
 def test_random_shapes(case: Case) -> None:
     torch.manual_seed(1)
-    check(case)
+    check(replace(case, experts=case.experts if case.features % 32 == 0 else "none"))
 
 
 def test_not_contiguous() -> None:
@@ -289,6 +305,21 @@ def test_bad_arguments() -> None:
         replace(call, rows=torch.zeros(2, 5, dtype=torch.int32)).run()
 
 
+def wrong_mixtures() -> dict[str, DecoderLayer]:
+    layer = layers_of(Case(experts="gated shared"))[0]
+    mixture = layer.ffn
+    assert isinstance(mixture, MixtureOfExperts)
+    wrong = {
+        "top_k=8": replace(mixture, top_k=8),
+        "scoring='linear'": replace(mixture, scoring="linear"),
+        "choice_bias of shape": replace(mixture, choice_bias=torch.zeros(3)),
+        "shared_gate=True": replace(mixture, shared=None),
+        "router is 8 x 64": replace(mixture, shared_gate=False),
+        "up has 448 output features": replace(mixture, experts=replace(mixture.experts, experts=6)),
+    }
+    return {message: replace(layer, ffn=part) for message, part in wrong.items()}
+
+
 def test_parts_that_do_not_fit() -> None:
     layer = layers_of(Case())[0]
     attention, ffn = layer.attention, layer.ffn
@@ -309,6 +340,7 @@ def test_parts_that_do_not_fit() -> None:
         "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),
         "an rms_norm with a bias": replace(layer, ffn_norm=Norm("rms_norm", None, torch.ones(64), 1e-5)),
         "cross=None": replace(layer, cross_norm=layer.ffn_norm),
+        **wrong_mixtures(),
         "parallel=True": replace(layer, parallel=True, ffn_out_norm=layer.ffn_norm),
     }
     for message, part in wrong.items():

@@ -37,8 +37,8 @@ def experts_of(
     limit: float = 0.0,
 ) -> ExpertWeights:
     width = (1 + gated) * intermediate
-    up = pack_stack(list(torch.randn(count, width, features) / features**0.5), dtype)
-    down = pack_stack(list(torch.randn(count, features, intermediate) / intermediate**0.5), dtype)
+    up = pack_stack(torch.randn(count, width, features) / features**0.5, count, dtype)
+    down = pack_stack(torch.randn(count, features, intermediate) / intermediate**0.5, count, dtype)
     up_bias, down_bias = (0.3 * torch.randn(count * size) if biases else None for size in (width, features))
     return ExpertWeights(count, up, up_bias, down, down_bias, activation, gated, limit)
 
@@ -194,4 +194,4 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"limit=2\.0"):
         experts_ffn(x, index, weights, replace(experts_of(4, 32, 64, gated=False), limit=2.0))
     with pytest.raises(ValueError, match="must be a multiple of 32 to be stacked"):
-        pack_stack([torch.randn(40, 64)], "float32")
+        pack_stack([torch.randn(40, 64)], 1, "float32")

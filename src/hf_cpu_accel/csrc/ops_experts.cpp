@@ -43,13 +43,12 @@ Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, cons
                                intermediate_features, features, activation_of(activation, op), gated, limit);
   Tensor output = empty_of(hidden_states, {tokens, features});
   if (tokens == 0) return output;
-  BlockSize block;
-  block.cover(m, tokens);
-  const int64_t threads = team_size(multiply_adds(m, tokens));
-  Workspace workspace(MixtureMemory::size_of(m, tokens) + static_cast<size_t>(threads) * GemmMemory::size_of(block.rows, block.words));
-  const MixtureMemory memory(workspace, m, tokens);
+  const int64_t threads = team_size(multiply_adds(m, tokens)), rows = std::min(tokens, most_block_rows), words = input_words(m);
+  const int64_t shared = MixtureMemory(m, tokens, nullptr).bytes;
+  Workspace workspace(Workspace::size_of<char>(shared) + static_cast<size_t>(threads) * GemmMemory::size_of(rows, words));
+  const MixtureMemory memory(m, tokens, workspace.take<char>(shared));
   std::vector<GemmMemory> packed;
-  for (int64_t i = 0; i < threads; ++i) packed.emplace_back(workspace, block.rows, block.words);
+  for (int64_t i = 0; i < threads; ++i) packed.emplace_back(workspace, rows, words);
   read_choice(memory.assignment, expert_index, expert_weights);
   sort_by_expert(memory.assignment, nullptr);
   Tensor keep = hidden_states;

@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.causal_mask import CausalMask, read_mask
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
+from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.packed_linear import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
 from hf_cpu_accel.rewrite.rotary_source import RotarySource
@@ -43,6 +44,7 @@ class Role:
         cache_index: of its layer in the cache.
         outputs: how many values it returns in a tuple, of which all but the first are None here; None for a tensor.
         is_returned: whether its output leaves the model as it is.
+        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
     """
 
     parts: DecoderParts
@@ -55,6 +57,7 @@ class Role:
     cache_index: int
     outputs: int | None
     is_returned: bool
+    skips_padding: bool = True
 
 
 class FusedDecoderLayer(Mixed):
@@ -122,8 +125,10 @@ class FusedDecoderLayer(Mixed):
             return None
         if mask is not None:
             mask = self._read_mask(mask, hidden_states, cache)
-            if mask is None:
+            if mask is None or not (role.skips_padding or _all_tokens(mask)):
                 return None
+        if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
+            return None
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
         rows = hidden_states.shape[0] * q_len
@@ -194,6 +199,11 @@ def fuse(layer: nn.Module, role: Role) -> FusedDecoderLayer:
         _runs=Runs(),
     )
     return fused
+
+
+def _all_tokens(mask: CausalMask) -> bool:
+    """Whether every query of `mask` stands at a token."""
+    return mask.padding is None or bool(mask.padding[:, -mask.shape[2] :].all())
 
 
 @cache

@@ -15,9 +15,14 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads
-from hf_cpu_accel.rewrite.decoder_structure import DecoderParts, LinearRun, NormPart
-from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, FFNCall, LinearCall
+from hf_cpu_accel.rewrite.decoder_structure import DecoderParts, NormPart
+from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, ExpertsCall, FFNCall, LinearCall, OpCall
+from hf_cpu_accel.rewrite.head_norms import find_head_norms
+from hf_cpu_accel.rewrite.linear_run import LinearRun
+from hf_cpu_accel.rewrite.mixture_reading import read_router
+from hf_cpu_accel.rewrite.mixture_structure import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.verify import row_error
 
@@ -34,12 +39,9 @@ def read(layer: nn.Module, seen: DecoderTrace) -> DecoderParts | None:
 
 @dataclass(frozen=True)
 class _FeedForward:
-    """The calls of the FFN, and what went in and came out."""
+    """What the FFN is made of, and what went in and came out."""
 
-    up: LinearRun
-    gated: bool
-    activation: str
-    down: LinearRun
+    parts: FeedForwardParts | MixtureParts
     input: Tensor
     output: Tensor
 
@@ -63,6 +65,7 @@ class _Reading:
         self.seen = seen
         self.paths = {id(module): path for path, module in layer.named_modules()}
         self.norms: list[tuple[NormPart, nn.Module]] = []
+        self.head_norms = list(find_head_norms(layer))
         for path, module in layer.named_modules():
             spec = identify_norm(module)
             if spec is not None:
@@ -82,12 +85,12 @@ class _Reading:
         entering = self._norms_between(seen.input, projections[0].input)
         if not entering or any(_differ(c.input, projections[0].input) for c in projections):
             return None
-        ffn = self._feed_forward(rest)
         heads = self._heads(projections)
-        if ffn is None or heads is None or not isinstance(seen.output, Tensor):
+        if heads is None or not isinstance(seen.output, Tensor):
             return None
-        residuals = next(self._residuals(output.output, ffn), None)
-        if residuals is None:
+        ways = ((ffn, way) for ffn in self._halves(rest) for way in self._residuals(output.output, ffn))
+        ffn, residuals = next(ways, (None, None))
+        if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
         call = seen.attention[0]
@@ -106,10 +109,7 @@ class _Reading:
             softcap=call.softcap,
             sinks=self._path_of(call.sinks),
             output=LinearRun((self.paths[id(output.linear)],)),
-            up=ffn.up,
-            gated=ffn.gated,
-            activation=ffn.activation,
-            down=ffn.down,
+            ffn=ffn.parts,
             query_norm=query.norm,
             key_norm=key.norm,
             attention_norm=entering[0],
@@ -123,19 +123,29 @@ class _Reading:
         )
 
     def _covers_all(self) -> bool:
-        """Whether every packed linear was called once, and every parameter belongs to one of them, a norm or the sinks."""
-        called = [
-            linear
-            for call in (*self.seen.before, *self.seen.after)
-            for linear in ((call.linear,) if isinstance(call, LinearCall) else (call.up, call.down))
-        ]
-        linears = [module for module in self.layer.modules() if isinstance(module, PackedLinear)]
-        if sorted(map(id, called)) != sorted(map(id, linears)):
-            return False
-        known = [module for _, module in self.norms] + linears
+        """Whether every packed linear was called once, and so were experts."""
+        called: list[nn.Module] = []
+        for call in (*self.seen.before, *self.seen.after):
+            if isinstance(call, LinearCall):
+                called.append(call.linear)
+            else:
+                called.extend([call.up, call.down] if isinstance(call, FFNCall) else [call.experts])
+        packed = [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
+        return sorted(map(id, called)) == sorted(map(id, packed))
+
+    def _knows_all(self, ffn: FeedForwardParts | MixtureParts) -> bool:
+        """Whether every parameter belongs to a packed module or a norm, or is one of the sinks or of the mixture."""
+        theirs = {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
+        of_mixture = ffn.parameters() if isinstance(ffn, MixtureParts) else set()
+        return all(id(p) in theirs or path in of_mixture for path, p in self._unknown().items())
+
+    def _unknown(self) -> dict[str, Tensor]:
+        """The parameters that belong to neither a packed module nor a norm, by their paths."""
+        known = [module for _, module in self.norms]
+        known += [module for part in self.head_norms for module in part.modules(self.layer)]
+        known += [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
         theirs = {id(p) for module in known for p in module.parameters(recurse=False)}
-        theirs |= {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
-        return all(id(p) in theirs for p in self.layer.parameters())
+        return {path: p for path, p in self.layer.named_parameters() if id(p) not in theirs}
 
     def _path_of(self, parameter: Tensor | None) -> str | None:
         return next((path for path, p in self.layer.named_parameters() if p is parameter), None)
@@ -165,18 +175,43 @@ class _Reading:
         assert seen.value is not None
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         kv_heads = seen.key.shape[1]
-        query = find_heads(seen.attention[0].query, raw, kv_heads, self.norms)
-        key = find_heads(seen.key, raw, kv_heads, self.norms)
-        value = find_heads(seen.value, raw, kv_heads, ())
+        norms = [part for part, _ in self.norms]
+        query = find_heads(seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
+        key = find_heads(seen.key, raw, kv_heads, self.layer, norms, self.head_norms)
+        value = find_heads(seen.value, raw, kv_heads, self.layer, (), ())
         if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
             return None
         return query, key, value
+
+    def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:
+        """What the calls after attention may be: an FFN, or experts beside one that all tokens go to."""
+        mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
+        others = [call for call in calls if not isinstance(call, ExpertsCall)]
+        dense = self._feed_forward(others)
+        if not mixtures and dense is not None:
+            yield dense
+        if len(mixtures) != 1 or (others and (dense is None or _differ(dense.input, mixtures[0].input))):
+            return
+        call, loose = mixtures[0], self._unknown()
+        router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
+        if router is None:
+            return
+        path = self.paths[id(call.experts)]
+        if dense is None:
+            yield _FeedForward(MixtureParts(path, router, None, None), call.input, call.output)
+            return
+        assert isinstance(dense.parts, FeedForwardParts)
+        gates = {gate: p for gate, p in loose.items() if p.shape == (1, call.input.shape[-1])}
+        for gate in (None, *gates):
+            shared = dense.output if gate is None else dense.output * (call.input @ gates[gate].T).sigmoid()
+            parts = MixtureParts(path, router, dense.parts, gate)
+            yield _FeedForward(parts, call.input, call.output + shared)
 
     def _feed_forward(self, calls: Sequence[LinearCall | FFNCall]) -> _FeedForward | None:
         if len(calls) == 1 and isinstance(calls[0], FFNCall):
             call = calls[0]
             up, down = (LinearRun((self.paths[id(linear)],)) for linear in (call.up, call.down))
-            return _FeedForward(up, False, call.activation, down, call.input, call.output)
+            return _FeedForward(FeedForwardParts(up, False, call.activation, down), call.input, call.output)
         linears = [call for call in calls if isinstance(call, LinearCall)]
         if len(linears) != len(calls) or len(linears) not in (2, 3):
             return None
@@ -194,7 +229,7 @@ class _Reading:
         if kind is None:
             return None
         down = LinearRun((self.paths[id(down_call.linear)],))
-        return _FeedForward(run, *kind, down, ups[0].input, down_call.output)
+        return _FeedForward(FeedForwardParts(run, *kind, down), ups[0].input, down_call.output)
 
     def _residuals(self, attention: Tensor, ffn: _FeedForward) -> Iterator[_Residuals]:
         """The ways from the layer's input and the outputs of attention and FFN to the FFN's input and the layer's output."""

@@ -5,9 +5,11 @@
 //   combine   a token's rows by their weights
 //
 // Each product is one step of the team, whatever experts it takes: their panels are dealt out by what they cost. A thread packs the
-// rows of the experts that it multiplies for itself, as many as stay in L2: no meeting between packing and product, and of the weights
-// only those of experts with tokens are read, once, in the order in which they lie.
+// rows of the experts that it multiplies for itself, some at a time: no meeting between packing and product, little memory, and of the
+// weights only those of experts with tokens are read.
 #pragma once
+#include <type_traits>
+
 #include "../gemm/driver.h"
 #include "router.h"
 
@@ -27,21 +29,26 @@ struct MixtureMemory {
   Matrix hidden, shared_hidden;    // [places, intermediate], [tokens, that of the shared expert]
   Matrix outputs, shared_outputs;  // [places, features], [tokens, features]
 
-  static size_t size_of(const Mixture& m, int64_t tokens) {
+  // Carved from `memory`, of which it takes `bytes`; with null, only to know how many.
+  MixtureMemory(const Mixture& m, int64_t tokens, char* memory) {
     const int64_t places = tokens * m.top_k, features = m.down.n / m.experts;
-    return 3 * Workspace::size_of<int32_t>(places) + Workspace::size_of<int32_t>(m.experts + 1) + Workspace::size_of<float>(places) +
-           Workspace::size_of<float>(places * m.intermediate) + Workspace::size_of<float>(tokens * m.shared_down.k) +
-           Workspace::size_of<float>(places * features) + Workspace::size_of<float>(m.has_shared() ? tokens * features : 0);
+    const auto take = [&](auto& to, int64_t count) {
+      using T = std::remove_pointer_t<std::remove_reference_t<decltype(to)>>;
+      if (memory) to = reinterpret_cast<T*>(memory + bytes);
+      bytes += Workspace::size_of<T>(count);
+    };
+    const auto rows = [&](Matrix& to, int64_t count, int64_t columns) {
+      float* data = nullptr;
+      take(data, count * columns);
+      to = {data, columns};
+    };
+    assignment.tokens = tokens, assignment.top_k = m.top_k, assignment.experts = m.experts;
+    take(assignment.expert, places), take(assignment.weight, places), take(assignment.place, places), take(assignment.source, places);
+    take(assignment.begin, m.experts + 1);
+    rows(hidden, places, m.intermediate), rows(outputs, places, features);
+    if (m.has_shared()) rows(shared_hidden, tokens, m.shared_down.k), rows(shared_outputs, tokens, features);
   }
-  MixtureMemory(Workspace& workspace, const Mixture& m, int64_t tokens) {
-    const int64_t places = tokens * m.top_k, features = m.down.n / m.experts;
-    assignment = {tokens, m.top_k, m.experts, workspace.take<int32_t>(places), workspace.take<float>(places), workspace.take<int32_t>(places),
-                  workspace.take<int32_t>(places), workspace.take<int32_t>(m.experts + 1)};
-    hidden = {workspace.take<float>(places * m.intermediate), m.intermediate};
-    shared_hidden = {workspace.take<float>(tokens * m.shared_down.k), m.shared_down.k};
-    outputs = {workspace.take<float>(places * features), features};
-    shared_outputs = {workspace.take<float>(m.has_shared() ? tokens * features : 0), features};
-  }
+  int64_t bytes = 0;
 };
 
 // One of the two products of a mixture. input: rows by place (with an index, gathered), shared_input: by token.
@@ -56,16 +63,13 @@ inline Matrix from_row(Matrix m, int64_t row) {
   return m;
 }
 
-// Rows of an expert whose packed input stays in L2 while the panels pass by. The expert after the last is the shared one.
+// Rows of an expert that a thread packs and multiplies together. The expert after the last is the shared one.
 struct ExpertBlock {
   int64_t expert, first, rows, panels, tiles;
   int64_t unit_cost;  // of a panel by a tile
 };
 
-inline int64_t block_rows(const GemmKernels& kernels, int64_t words) {
-  const int64_t tiles = level2_bytes() * 5 / 16 / (4 * (words * kernels.tile_rows + 1));
-  return kernels.tile_rows * (tiles > 1 ? tiles : 1);
-}
+constexpr int64_t most_block_rows = 256;
 
 // f(block, what all blocks before it cost); the cost of all.
 template <class F>
@@ -73,9 +77,7 @@ int64_t each_block(const ExpertProduct& p, const Assignment& a, const F& f) {
   constexpr int64_t fetch = 6;  // a panel's way from memory takes as long as its product with so many rows
   int64_t cost = 0;
   const auto cut = [&](const Gemm& side, int64_t n, int64_t expert, int64_t first, int64_t count) {
-    const GemmKernels& kernels = kernels_of(side.kind, count);
-    const int64_t most = block_rows(kernels, kernels.input_words(side)), blocks = (count + most - 1) / most;
-    const int64_t panels = (n + panel_columns - 1) / panel_columns / (side.gated ? 2 : 1);
+    const int64_t blocks = (count + most_block_rows - 1) / most_block_rows, panels = (n + panel_columns - 1) / panel_columns / (side.gated ? 2 : 1);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t begin = b * count / blocks, rows = (b + 1) * count / blocks - begin;
       const int64_t tile_rows = kernels_of(side.kind, rows).tile_rows, tiles = (rows + tile_rows - 1) / tile_rows;
@@ -109,20 +111,13 @@ inline Gemm gemm_of_block(const ExpertProduct& p, const Assignment& a, const Exp
   return g;
 }
 
-// How many rows, and words of each, a thread packs at once at most.
-struct BlockSize {
-  int64_t rows = 0, words = 0;
-
-  void cover(const Gemm& side, int64_t tokens) {
-    if (side.n == 0) return;
-    const int64_t row_words = input_words(side);
-    words = std::max(words, row_words);
-    for (const int64_t count : {int64_t{1}, tokens}) rows = std::max(rows, std::min(tokens, block_rows(kernels_of(side.kind, count), row_words)));
-  }
-  void cover(const Mixture& m, int64_t tokens) {
-    for (const Gemm* side : {&m.up, &m.down, &m.shared_up, &m.shared_down}) cover(*side, tokens);
-  }
-};
+// Words of a packed row at most.
+inline int64_t input_words(const Mixture& m) {
+  int64_t words = 0;
+  for (const Gemm* side : {&m.up, &m.down, &m.shared_up, &m.shared_down})
+    if (side->n > 0) words = std::max(words, input_words(*side));
+  return words;
+}
 
 inline void run_product(const Team& team, const ExpertProduct& p, const Assignment& a, const GemmMemory& mine) {
   const int64_t cost = each_block(p, a, [](const ExpertBlock&, int64_t) {});
@@ -141,9 +136,7 @@ inline void run_product(const Team& team, const ExpertProduct& p, const Assignme
       const GemmKernels kernels = kernels_of(g);
       const GemmGrid grid(g, kernels);
       for (int64_t t = 0; t < grid.tiles; ++t) kernels.pack_rows(g, grid.tile_row(t), grid.tile_height(t));
-      if (!kernels.unpack) return run_units(kernels, g, grid, begin, end, nullptr);
-      Workspace workspace(Workspace::size_of<char>(kernels.unpacked_bytes(g)));
-      run_units(kernels, g, grid, begin, end, workspace.take<char>(kernels.unpacked_bytes(g)));
+      run_units(kernels, g, grid, begin, end);
     });
   });
 }

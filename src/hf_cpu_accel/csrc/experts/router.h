@@ -22,7 +22,8 @@ struct Router {
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// The `top_k` experts with the highest scores and their weights, of one token's logits, which are overwritten.
+// The `top_k` experts with the highest scores and their weights, of one token's logits. These are overwritten, by the gate of the shared
+// expert where its logit was.
 inline void choose_experts(const Router& router, float* logits, int64_t experts, int64_t top_k, int32_t* expert, float* weight) {
   float* const score = logits;
   if (router.scoring == Scoring::softmax) {
@@ -47,6 +48,7 @@ inline void choose_experts(const Router& router, float* logits, int64_t experts,
   for (int64_t j = 0; j < top_k; ++j) sum += weight[j] = score[expert[j]];
   const float factor = router.renormalise ? router.scale / sum : router.scale;
   for (int64_t j = 0; j < top_k; ++j) weight[j] *= factor;
+  if (router.gates_shared) logits[experts] = sigmoid(logits[experts]);
 }
 
 // Which experts the tokens go to, and the places [tokens * top_k] at which they stand when they are sorted by expert.
