@@ -45,8 +45,8 @@ class CPUAccelConfig:
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
             serves; or `"own"`: our kernels always, and nothing is measured.
 
-        padding: `"skip"`: fused layers compute the tokens of a padded batch only (decoders: one padded on the left), and what stands
-            at the padding comes out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
+        padding: `"skip"`: fused layers compute the tokens of a padded batch only (decoders: one padded on the left), and what
+            stands at the padding comes out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
 
     Raises:
         ValueError: a value outside of the accepted ones.

@@ -74,10 +74,10 @@ def _variants(
             for first in range(windows.shape[1] - count + 1):
                 yield part, _normed_together(part, module, windows, first, count)
     for own in head_norms:
-        weight, bias = (own.stacked(layer, name) for name in ("weight", "bias"))
-        if weight is not None and weight.shape == (count, width):
-            weight, bias = (None if part is None else part[:, None, None] for part in (weight, bias))
-            yield own, normalised(own.spec, windows.expand(count, *windows.shape), weight, bias)
+        stacked = [own.stacked(layer, name) for name in ("weight", "bias")]
+        if stacked[0] is not None and stacked[0].shape == (count, width):
+            scale, shift = (None if part is None else part[:, None, None] for part in stacked)
+            yield own, normalised(own.spec, windows.expand(count, *windows.shape), scale, shift)
 
 
 def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:

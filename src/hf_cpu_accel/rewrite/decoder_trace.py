@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.attention import dispatches
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall
 from hf_cpu_accel.rewrite.norm import FusedNorm
@@ -135,7 +136,7 @@ def twin_of(layer: nn.Module) -> nn.Module:
     """A copy in float32 with the same packed weights, other norms and other biases."""
     memo: dict[int, Any] = {}
     for module in layer.modules():
-        packed = ()
+        packed: tuple[PackedWeight, ...] = ()
         if isinstance(module, PackedLinear):
             packed = (module.group.packed,)
         elif isinstance(module, PackedExperts):

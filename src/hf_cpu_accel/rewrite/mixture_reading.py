@@ -25,19 +25,30 @@ def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts
     top_k = index.shape[1]
     chosen = index.sort(dim=-1).values
     matrices = {path: t for path, t in tensors.items() if t.shape == (experts, features)}
-    vectors: dict[str | None, Tensor | None] = {
-        path: t for path, t in tensors.items() if t.shape == (experts,)
-    }
-    for (weight, matrix), bias in product(matrices.items(), (None, *vectors)):
-        logits = F.linear(x, matrix.float(), None if bias is None else _float(vectors[bias]))
-        for scoring, choice_bias in product(_SCORINGS, (*vectors, None)):
+    for weight, bias, choice_bias in _places(matrices, tensors, experts):
+        logits = F.linear(x, matrices[weight].float(), None if bias is None else tensors[bias].float())
+        for scoring in _SCORINGS:
             scores = logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
-            order = scores if choice_bias is None else scores + _float(vectors[choice_bias])
+            order = scores if choice_bias is None else scores + tensors[choice_bias].float()
             if not torch.equal(order.topk(top_k).indices.sort(dim=-1).values, chosen):
                 continue
             for renormalise, scale in _weights(scores.gather(-1, index), weights):
                 return RouterParts(weight, bias, top_k, scoring, choice_bias, renormalise, scale)
     return None
+
+
+def _places(
+    matrices: Mapping[str, Tensor], tensors: Mapping[str, Tensor], experts: int
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Where weight, bias and the bias of the choice may be. The biases are beside the weight, and each has a purpose."""
+    for weight in matrices:
+        module = weight.rpartition(".")[0]
+        beside = [
+            path for path, t in tensors.items() if t.shape == (experts,) and path.rpartition(".")[0] == module
+        ]
+        for bias, choice_bias in product((None, *beside), (None, *beside)):
+            if {bias, choice_bias} - {None} == set(beside) and (bias is None or bias != choice_bias):
+                yield weight, bias, choice_bias
 
 
 def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
@@ -48,8 +59,3 @@ def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
         scale = 1.0 if abs(scale - 1) < _TOLERANCE else scale
         if row_error(made * scale, weights) <= _TOLERANCE:
             yield renormalise, scale
-
-
-def _float(vector: Tensor | None) -> Tensor:
-    assert vector is not None
-    return vector.float()
