@@ -65,7 +65,7 @@ class Decoder:
         model = build(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim == 1:
+                if parameter.ndim == 1 or parameter.std() == 0:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
                 elif parameter.std() < 0.05:
                     parameter.mul_(4)
