@@ -46,8 +46,8 @@ class CPUAccelConfig:
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
             serves; or `"own"`: our kernels always, and nothing is measured.
 
-        padding: `"skip"`: fused encoder layers compute the tokens of a padded batch only, and what stands at the padding comes
-            out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
+        padding: `"skip"`: fused layers compute the tokens of a padded batch only (decoders: one padded on the left), and what
+            stands at the padding comes out as zeros; `"compute"`: hidden states of the padding too, as the original gives them.
         kv_cache: what the keys and values of generated text are stored in: `"float32"`, `"bfloat16"`, `"int8"` (8 bits per
             token and head, and a float32 for each vector), or `"auto"`: bfloat16 where the weights are packed narrower than
             float32 and the attention is ours, else as the model computes them.

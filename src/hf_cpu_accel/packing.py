@@ -16,7 +16,7 @@ another. Padding is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,6 +104,38 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         data.copy_(_panels(weight.to(data.dtype), per_word))
         scale = None
     return PackedWeight(data, scale, in_features, out_features, dtype)
+
+
+def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
+    """The weights of several linear layers as one, the output features of each behind those of the one before.
+
+    They are packed one by one: besides the result, memory is needed for one of them.
+
+    Args:
+        weights: `count` of them, at least one, all [N, K] with N a multiple of 32.
+        dtype, int4_group: as for `pack_linear`.
+
+    Raises:
+        ValueError: as `pack_linear`, or N is not a multiple of 32.
+    """
+    whole: PackedWeight | None = None
+    for number, weight in enumerate(weights):
+        packed = pack_linear(weight, dtype, int4_group=int4_group)
+        rows, panels = packed.out_features, len(packed.data)
+        if rows % PANEL_FEATURES or not rows:
+            raise ValueError(
+                f"weights of {rows} output features: must be a multiple of {PANEL_FEATURES} to be stacked"
+            )
+        if whole is None:
+            data = allocate((count * panels, *packed.data.shape[1:]), packed.data.dtype)
+            scale = None if packed.scale is None else torch.empty(2, count * rows)
+            whole = replace(packed, data=data, scale=scale, out_features=count * rows)
+        whole.data[number * panels : (number + 1) * panels] = packed.data
+        if whole.scale is not None and packed.scale is not None:
+            whole.scale[:, number * rows : (number + 1) * rows] = packed.scale
+    if whole is None:
+        raise ValueError("weights: at least one")
+    return whole
 
 
 def dtype_of(data: Tensor) -> str:

@@ -13,6 +13,7 @@ from hf_cpu_accel.ops.decoder_layers import (
     DecoderLayer,
     FeedForward,
     Heads,
+    MixtureOfExperts,
     Norm,
     Projection,
     SelfAttention,
@@ -20,8 +21,9 @@ from hf_cpu_accel.ops.decoder_layers import (
     decoder_layers,
 )
 from hf_cpu_accel.ops.decoder_reference import decoder_layers_reference
+from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.kv_cache import to_storage
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing import pack_linear, pack_stack
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Case:
     rows: bool = False
     mask: str = "none"
     cross: str = "none"
+    experts: str = "none"
 
     def __str__(self) -> str:
         plain = Case()
@@ -71,6 +74,7 @@ class Case:
 NORMS = ["before", "before and post", "post", "out", "none"]
 HEAD_NORMS = ["none", "shared", "own", "all"]
 CROSSES = ["none", "all", "padding", "holes", "beams", "beams, padding"]
+EXPERTS = ["none", "softmax", "renormalised", "sigmoid", "shared", "gated shared"]
 MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
 
 
@@ -112,6 +116,35 @@ def layers_of(case: Case) -> list[DecoderLayer]:
             projection(6 * 8, case.features), 6, 3, 8, 12, 0.4, projection(case.features, 6 * 12)
         )
 
+    def dense() -> FeedForward:
+        return FeedForward(
+            projection((1 + case.gated) * case.intermediate, case.features),
+            case.gated,
+            case.activation,
+            projection(case.features, case.intermediate),
+        )
+
+    def mixture() -> MixtureOfExperts:
+        count, width, features = 7, 32, case.features
+
+        def stack(rows: int, columns: int) -> Projection:
+            weight = pack_stack(torch.randn(count, rows, columns) / columns**0.5, count, case.weights)
+            return Projection(weight, 0.1 * torch.randn(count * rows) if case.biases else None)
+
+        up, down = stack(2 * width, features), stack(features, width)
+        router = torch.randn(count + (case.experts == "gated shared"), features) / features**0.5
+        return MixtureOfExperts(
+            Projection(pack_linear(router, "float32"), None),
+            ExpertWeights(count, up.weight, up.bias, down.weight, down.bias, case.activation),
+            3,
+            scoring="sigmoid" if case.experts == "sigmoid" else "softmax",
+            choice_bias=torch.rand(count) if case.experts == "sigmoid" else None,
+            renormalise=case.experts in ("renormalised", "sigmoid"),
+            scale=2.5 if case.experts == "sigmoid" else 1.0,
+            shared=dense() if "shared" in case.experts else None,
+            shared_gate=case.experts == "gated shared",
+        )
+
     def layer(number: int) -> DecoderLayer:
         before, post = "before" in case.norms, "post" in case.norms
         out = case.norms == "out" and not case.parallel
@@ -132,12 +165,7 @@ def layers_of(case: Case) -> list[DecoderLayer]:
                 query_norm=head_norm(case.heads),
                 key_norm=head_norm(case.kv_heads),
             ),
-            FeedForward(
-                projection((1 + case.gated) * case.intermediate, case.features),
-                case.gated,
-                case.activation,
-                projection(case.features, case.intermediate),
-            ),
+            dense() if case.experts == "none" or number % 3 == 2 else mixture(),
             attention_norm=norm(case.features, on=before),
             ffn_norm=norm(case.features, on=before),
             attention_post_norm=norm(case.features, on=post),

@@ -6,13 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoder_cases import CROSSES, HEAD_NORMS, MASKS, NORMS, Case, call_of, layers_of
+from decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of, layers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.decoder_layers import Heads, Norm, Projection, bind, decoder_layers
+from hf_cpu_accel.ops.decoder_layers import (
+    DecoderLayer,
+    Heads,
+    MixtureOfExperts,
+    Norm,
+    Projection,
+    bind,
+    decoder_layers,
+)
 from hf_cpu_accel.ops.kv_cache import from_storage
 from hf_cpu_accel.packing import pack_linear
 
@@ -86,6 +94,13 @@ VARIANTS = [
         softcap=3.0,
     ),
     Case(cross="holes", cache=torch.int8),
+    *(Case(experts=experts, layers=3) for experts in EXPERTS[1:]),
+    Case(experts="gated shared", norms="post", start=True),
+    Case(experts="shared", norms="none", start=True, dtype=torch.bfloat16),
+    Case(experts="shared", norms="none", start=True, parallel=True),
+    Case(experts="softmax", parallel=True, residual_scale=0.3, biases=True),
+    Case(experts="renormalised", norms="out", gated=False),
+    *(Case(experts="gated shared", weights=kind) for kind in ("bfloat16", "int8", "int8-weight", "int4")),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
 ]
 CASES = [
@@ -196,6 +211,27 @@ def test_cases(case: Case) -> None:
     )
 )
 def test_random_shapes(case: Case) -> None:
+    torch.manual_seed(1)
+    check(case)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.builds(
+        Case,
+        batch=st.integers(1, 4),
+        q_len=st.sampled_from([1, 2, 9, 40]),
+        past=st.integers(0, 40),
+        features=st.sampled_from([32, 64, 96]),
+        norms=st.sampled_from(NORMS),
+        start=st.booleans(),
+        rows=st.booleans(),
+        residual_scale=st.sampled_from([1.0, 0.3]),
+        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+        experts=st.sampled_from(EXPERTS[1:]),
+    )
+)
+def test_random_mixtures(case: Case) -> None:
     torch.manual_seed(1)
     check(case)
 
@@ -324,6 +360,21 @@ def test_bad_arguments() -> None:
         replace(call, rows=torch.zeros(2, 5, dtype=torch.int32)).run()
 
 
+def wrong_mixtures() -> dict[str, DecoderLayer]:
+    layer = layers_of(Case(experts="gated shared"))[0]
+    mixture = layer.ffn
+    assert isinstance(mixture, MixtureOfExperts)
+    wrong = {
+        "top_k=8": replace(mixture, top_k=8),
+        "scoring='linear'": replace(mixture, scoring="linear"),
+        "choice_bias of shape": replace(mixture, choice_bias=torch.zeros(3)),
+        "shared_gate=True": replace(mixture, shared=None),
+        "router is 8 x 64": replace(mixture, shared_gate=False),
+        "up has 448 output features": replace(mixture, experts=replace(mixture.experts, experts=6)),
+    }
+    return {message: replace(layer, ffn=part) for message, part in wrong.items()}
+
+
 def test_parts_that_do_not_fit() -> None:
     layer = layers_of(Case())[0]
     attention, ffn = layer.attention, layer.ffn
@@ -345,6 +396,7 @@ def test_parts_that_do_not_fit() -> None:
         "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),
         "an rms_norm with a bias": replace(layer, ffn_norm=Norm("rms_norm", None, torch.ones(64), 1e-5)),
         "cross=None": replace(layer, cross_norm=layer.ffn_norm),
+        **wrong_mixtures(),
         "parallel=True": replace(layer, parallel=True, ffn_out_norm=layer.ffn_norm),
     }
     for message, part in wrong.items():

@@ -19,6 +19,7 @@ CHECKS = {
     "test_encoder_layer": "check_encoder_layer",
     "test_decoder_layers": "check_decoder_layers",
     "test_embedding": "check_embedding",
+    "test_experts": "check_experts",
     "test_paged_attention": "check_paged_attention",
     "test_quantize": "check_quantize",
     "test_sparse": "check_sparse",

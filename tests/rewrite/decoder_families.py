@@ -21,6 +21,7 @@ _SIZES = {
     "pad_token_id": 0,
 }
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
+_ROUTED = {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -51,6 +52,11 @@ class Decoder:
     config: str = ""
     model: str = ""
 
+    @property
+    def routes(self) -> bool:
+        """Whether tokens go to experts."""
+        return "num_experts_per_tok" in self.settings or "num_local_experts" in self.settings
+
     def build(self, seed: int = 0) -> nn.Module:
         """Eval mode. Biases and norms get noise and weights some size, so that a dropped or wrong one shows."""
         torch.manual_seed(seed)
@@ -59,7 +65,7 @@ class Decoder:
         model = build(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim == 1:
+                if parameter.ndim == 1 or parameter.std() == 0:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
                 elif parameter.std() < 0.05:
                     parameter.mul_(4)
@@ -111,6 +117,9 @@ DECODERS = {
     "opt": Decoder("OPT", _OPT),
     "opt-350m": Decoder("OPT", {**_OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "stablelm": Decoder("StableLm"),
+    "stablelm-12b": Decoder(
+        "StableLm", {**_GROUPED, "use_parallel_residual": True, "qk_layernorm": True}
+    ),
     "phi": Decoder("Phi"),
     "falcon-7b": Decoder(
         "Falcon",
@@ -125,14 +134,28 @@ DECODERS = {
         },
     ),
     "cohere": Decoder("Cohere"),
+    "command-r-plus": Decoder("Cohere", {**_GROUPED, "use_qk_norm": True}),
     "glm4": Decoder("Glm4", {**_GROUPED, "head_dim": 16}),
     "starcoder2": Decoder("Starcoder2", {**_GROUPED, "sliding_window": None}),
-}  # fmt: skip
-
-
-# Layers with parts that the op does not have: their linears and norms are accelerated alone.
-UNFUSED = {
-    "mixtral": Decoder("Mixtral", {**_GROUPED, "num_local_experts": 4}, fused=0),
+    "mixtral": Decoder("Mixtral", {**_GROUPED, "num_local_experts": 4}),
+    "qwen2-moe": Decoder("Qwen2Moe", {**_ROUTED, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]}),
+    "qwen3-moe": Decoder("Qwen3Moe", {**_ROUTED, "head_dim": 16, "norm_topk_prob": True}),
+    "olmoe": Decoder("Olmoe", {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2}),
+    "granite-moe": Decoder(
+        "GraniteMoe", {**_GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2, "residual_multiplier": 0.3}
+    ),
+    "glm4-moe": Decoder(
+        "Glm4Moe",
+        {
+            **_ROUTED,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "gpt-oss": Decoder(
         "GptOss",
         {
@@ -142,8 +165,12 @@ UNFUSED = {
             "num_experts_per_tok": 2,
             "sliding_window": 8,
         },
-        fused=0,
     ),
+}  # fmt: skip
+
+
+# Layers with parts that the op does not have: their linears and norms are accelerated alone.
+UNFUSED = {
     "falcon-40b": Decoder(
         "Falcon",
         {
@@ -155,9 +182,6 @@ UNFUSED = {
             "new_decoder_architecture": True,
         },
         fused=0,
-    ),
-    "stablelm-12b": Decoder(
-        "StableLm", {**_GROUPED, "use_parallel_residual": True, "qk_layernorm": True}, fused=0
     ),
     "bloom": Decoder(
         "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": LAYERS, "n_head": 4}, fused=0

@@ -87,6 +87,8 @@ def test_reduced_precision_stays_close(family: Decoder, dtype: str, similarity: 
     accelerate_for_cpu(model, dtype=dtype)
     assert fused_layers(model) == family.fused
     logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
+    # Where scores are nearly the same, rounding sends tokens to other experts.
+    similarity = min(similarity, 0.99) if family.routes else similarity
     assert torch.cosine_similarity(logits.flatten(), expected.flatten(), dim=0) >= similarity
 
 

@@ -14,7 +14,19 @@ from hf_cpu_accel.rewrite.registry import RULES
 
 BATCH = batches()["right"]
 GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
-ALL = FAMILIES | {"gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT, {})}
+MIXTRAL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+}
+ALL = FAMILIES | {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT, {}),
+    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL, {}),
+}
 
 
 class Injected(Exception):
@@ -55,7 +67,7 @@ USED = [
     ("bert-mlm", name) for name in ("embeddings", "attention", "linear block", "merged projections", "linear")
 ]
 USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projections")]
-USED += [("gpt2", "transposed linear")]
+USED += [("gpt2", "transposed linear"), ("mixtral", "experts")]
 
 
 def test_every_rule_is_covered_below():

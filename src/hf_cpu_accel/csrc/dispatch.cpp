@@ -83,6 +83,7 @@ Dispatch choose() {
              kernels.heads,
              kernels.sparse,
              kernels.embedding_norm,
+             kernels.combine,
              kernels.quantize_int4,
              kernels.multiply_adds,
              kernels.read_stream};

@@ -14,6 +14,7 @@ struct Dispatch {
   HeadKernels heads;
   SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
+  CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t);
   float (*read_stream)(const float*, int64_t);

@@ -3,6 +3,7 @@
 #include "attention/attention.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"
+#include "experts/combine.h"
 #include "gemm/gemm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
@@ -17,6 +18,7 @@ struct Kernels {
   HeadKernels heads;
   SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
+  CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)

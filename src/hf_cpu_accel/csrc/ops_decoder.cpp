@@ -113,6 +113,7 @@ std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t numbe
 struct Widths {
   int64_t merged = 0, query = 0, context = 0, intermediate = 0, head_group = 0;
   int64_t words = 0, buffer = 0, partials = 0;
+  int64_t logits = 0, mixture_bytes = 0, expert_words = 0;
 };
 
 Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& weights, const Tensor& vectors, const Tensor& layout, const Tensor& scalars,
@@ -182,16 +183,22 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
-    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down}) {
+    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {
       if (g->n == 0) continue;
       widths.words = std::max(widths.words, input_words(*g));
       work += multiply_adds(*g);
       own &= tokens <= kernels_of(*g).tile_rows;
     }
+    if (layer.mixture.experts > 0) {
+      widths.logits = std::max(widths.logits, layer.router.logits.n);
+      widths.mixture_bytes = std::max(widths.mixture_bytes, MixtureMemory(layer.mixture, tokens, nullptr).bytes);
+      widths.expert_words = std::max(widths.expert_words, input_words(layer.mixture));
+      work += multiply_adds(layer.mixture, tokens);
+    }
     widths.merged = std::max({widths.merged, l.qkv_features, l.cross_heads * l.cross_head_dim});
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
-    widths.intermediate = std::max(widths.intermediate, l.intermediate_features);
+    widths.intermediate = std::max(widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0);
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
   if (mask) read_mask(step.mask, *mask, {step.batch, mask->dim() == 4 ? mask->size(1) : 1, step.q_len, step.longest + step.q_len}, op, keep_mask);
@@ -201,12 +208,13 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   int64_t table_floats = 0;
   for (const RotaryTables& t : call.tables) table_floats += 2 * t.half;
   Workspace shared(floats(widths.merged) + floats(widths.query) + floats(widths.context) + floats(widths.intermediate) + 3 * floats(features) +
-                   floats(table_floats));
+                   floats(table_floats) + floats(widths.logits) + Workspace::size_of<char>(widths.mixture_bytes));
   const auto take = [&](Workspace& from, int64_t columns) { return Matrix{from.take<float>(tokens * columns), columns}; };
   call.merged = shared.take<float>(tokens * widths.merged), call.query = shared.take<float>(tokens * widths.query);
   call.context = shared.take<float>(tokens * widths.context), call.intermediate = shared.take<float>(tokens * widths.intermediate);
   call.branch = take(shared, features);
   call.sums[0] = take(shared, features), call.sums[1] = take(shared, features);
+  call.logits = shared.take<float>(tokens * widths.logits), call.mixture = shared.take<char>(widths.mixture_bytes);
   float* table = shared.take<float>(tokens * table_floats);
   for (RotaryTables& t : call.tables) {
     t.own_cos = table, t.own_sin = table + tokens * t.half;
@@ -232,15 +240,17 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       layer.cross_query.write_to({call.merged, l.cross_heads * l.cross_head_dim});
     }
     layer.qkv.write_to({call.merged, l.qkv_features});
+    layer.router.logits.write_to({call.logits, layer.router.logits.n});
     layer.up.write_to({call.intermediate, l.intermediate_features});
-    if (l.gated) layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
+    if (layer.up.gated) layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
   }
   widths.buffer = std::max(widths.buffer, norm_buffer_rows * features);
 
   // Memory of each thread, or of all together.
-  const int64_t memories = own ? threads : 1;
+  const int64_t memories = own ? threads : 1, expert_rows = widths.expert_words > 0 ? std::min(tokens, most_block_rows) : 0;
   Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + 3 * floats(features)) +
-                      static_cast<size_t>(threads) * (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer)) +
+                      static_cast<size_t>(threads) * (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
+                                                     GemmMemory::size_of(expert_rows, widths.expert_words)) +
                       Workspace::size_of<float>(widths.partials));
   std::vector<DecoderMemory> memory;
   for (int64_t i = 0; i < threads; ++i) {
@@ -248,10 +258,11 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       GemmMemory gemm(workspace, tokens, widths.words);
       gemm.own = own;
       const Matrix normed = take(workspace, features), first = take(workspace, features), second = take(workspace, features);
-      memory.push_back({gemm, normed, {first, second}, nullptr, nullptr});
+      memory.push_back({gemm, gemm, normed, {first, second}, nullptr, nullptr});
     } else {
       memory.push_back(memory[0]);
     }
+    memory.back().experts = GemmMemory(workspace, expert_rows, widths.expert_words);
     memory.back().query = workspace.take<float>(widths.head_group), memory.back().buffer = workspace.take<float>(widths.buffer);
   }
   call.partials = workspace.take<float>(widths.partials);

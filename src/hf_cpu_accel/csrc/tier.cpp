@@ -4,6 +4,7 @@
 #include "attention/flash.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
+#include "experts/combine_rows.h"
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
@@ -35,6 +36,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::head_kernels(),
       HFCA_TIER::sparse_kernels(),
       &HFCA_TIER::embedding_norm,
+      &HFCA_TIER::combine_rows,
       &HFCA_TIER::quantize_int4,
       &HFCA_TIER::multiply_adds,
       &HFCA_TIER::read_stream,

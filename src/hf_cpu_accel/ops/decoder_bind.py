@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decoder_checks import NORM_KINDS, check_layer
-from .decoder_parts import DecoderLayer, Heads, Norm
+from .decoder_checks import NORM_KINDS, SCORINGS, check_layer
+from .decoder_parts import DecoderLayer, FeedForward, Heads, MixtureOfExperts, Norm, Projection
 from .linear import ACTIVATIONS
 
 NORM_SCOPES = ("head", "head with its own weights", "all heads")  # of query_norm and key_norm
-PROJECTIONS = ("qkv", "output", "cross_query", "cross_output", "up", "down")
+PROJECTIONS = (
+    *("qkv", "output", "cross_query", "cross_output", "up", "down"),
+    *("router", "experts_up", "experts_down"),
+)
 LAYER_NORMS = (
     *("attention_norm", "attention_post_norm", "attention_out_norm"),
     *("cross_norm", "cross_out_norm"),
@@ -25,7 +28,8 @@ LAYER_NORMS = (
 NORMS = (*LAYER_NORMS, "query_norm", "key_norm")
 
 # One row of `layout` per layer, in this order (csrc/decoder/layout.h reads it). Packed weights and their scales are places in
-# `weights`, vectors the elements of `vectors` at which they begin; -1 for none. No cross-attention: 0 heads.
+# `weights`, vectors the elements of `vectors` at which they begin; -1 for none. No cross-attention: 0 heads. No mixture: 0 experts;
+# up and down of a mixture are those of its shared expert.
 LAYOUT = (
     *(f"{name}{part}" for name in PROJECTIONS for part in ("", "_scale", "_bias")),
     *(f"{name}{part}" for name in NORMS for part in ("_kind", "_weight", "_bias")),
@@ -35,9 +39,14 @@ LAYOUT = (
     *("cross_heads", "cross_kv_heads", "cross_head_dim", "cross_value_dim"),
     *("window", "rotary", "rotary_dim", "rotary_interleaved"),
     *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
+    *("experts", "top_k", "expert_features", "experts_gated", "experts_activation"),
+    *("scoring", "choice_bias", "renormalise", "shared_gate"),
 )
 # The same for `scalars`. A softcap of 0 is none.
-SCALARS = (*(f"{name}_eps" for name in NORMS), "scale", "cross_scale", "softcap", "residual_scale")
+SCALARS = (
+    *(f"{name}_eps" for name in NORMS),
+    *("scale", "cross_scale", "softcap", "residual_scale", "experts_limit", "experts_scale"),
+)
 
 
 @dataclass(frozen=True)
@@ -110,12 +119,23 @@ class _Builder:
         self.scalars: list[list[float]] = []
 
     def add_layer(self, layer: DecoderLayer) -> None:
-        attention, cross, ffn = layer.attention, layer.cross, layer.ffn
+        attention, cross = layer.attention, layer.cross
+        mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
+        ffn = layer.ffn if isinstance(layer.ffn, FeedForward) else layer.ffn.shared
+        experts = mixture.experts if mixture else None
         projections = {
             "qkv": attention.qkv,
             "output": attention.output,
-            "up": ffn.up,
-            "down": ffn.down,
+            **({"up": ffn.up, "down": ffn.down} if ffn else {}),
+            **(
+                {
+                    "router": mixture.router,
+                    "experts_up": Projection(experts.up, experts.up_bias),
+                    "experts_down": Projection(experts.down, experts.down_bias),
+                }
+                if mixture and experts
+                else {}
+            ),
             **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
         }
         integers = {
@@ -133,16 +153,19 @@ class _Builder:
             "rotary_dim": attention.rotary_dim,
             "rotary_interleaved": int(attention.rotary_interleaved),
             "qkv_features": attention.qkv.weight.out_features,
-            "intermediate_features": ffn.down.weight.in_features,
-            "gated": int(ffn.gated),
-            "activation": list(ACTIVATIONS).index(ffn.activation),
+            "intermediate_features": ffn.down.weight.in_features if ffn else 0,
+            "gated": int(ffn.gated) if ffn else 0,
+            "activation": list(ACTIVATIONS).index(ffn.activation) if ffn else 0,
             "parallel": int(layer.parallel),
+            **self._mixture(mixture),
         }
         floats = {
             "scale": attention.scale,
             "cross_scale": cross.scale if cross else 0.0,
             "softcap": attention.softcap or 0.0,
             "residual_scale": layer.residual_scale,
+            "experts_limit": experts.limit if experts else 0.0,
+            "experts_scale": mixture.scale if mixture else 0.0,
         }
         for name in PROJECTIONS:
             projection = projections.get(name)
@@ -162,6 +185,20 @@ class _Builder:
             integers |= {f"{name}_first": heads.first, f"{name}_stride": heads.group_stride}
         self.layout.append([integers[name] for name in LAYOUT])
         self.scalars.append([floats[name] for name in SCALARS])
+
+    def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, int]:
+        names = ("experts", "top_k", "expert_features", "experts_gated", "experts_activation", "scoring")
+        if mixture is None:
+            return {**dict.fromkeys((*names, "renormalise", "shared_gate"), 0), "choice_bias": -1}
+        experts = mixture.experts
+        activation, scoring = list(ACTIVATIONS).index(experts.activation), SCORINGS.index(mixture.scoring)
+        sizes = (experts.experts, mixture.top_k, experts.intermediate_features, int(experts.gated))
+        return {
+            **dict(zip(names, (*sizes, activation, scoring), strict=True)),
+            "choice_bias": self._vector(mixture.choice_bias),
+            "renormalise": int(mixture.renormalise),
+            "shared_gate": int(mixture.shared_gate),
+        }
 
     def _weight(self, tensor: Tensor | None) -> int:
         if tensor is None:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from ..packing import PANEL_FEATURES
-from .decoder_parts import CrossAttention, DecoderLayer, FeedForward, Heads, Norm, Projection, SelfAttention
+from .decoder_parts import (
+    CrossAttention,
+    DecoderLayer,
+    FeedForward,
+    Heads,
+    MixtureOfExperts,
+    Norm,
+    Projection,
+    SelfAttention,
+)
+from .experts import MAX_TOP_K
 from .linear import check_activation
 
 NORM_KINDS = ("none", "layer_norm", "rms_norm")
+SCORINGS = ("softmax", "sigmoid")
 
 
 def check_layer(layer: DecoderLayer, features: int) -> None:
     _check_attention(layer.attention, features)
-    _check_ffn(layer.ffn, features)
+    if isinstance(layer.ffn, MixtureOfExperts):
+        _check_mixture(layer.ffn, features)
+    else:
+        _check_ffn(layer.ffn, features)
     if layer.parallel and (layer.attention_out_norm or layer.ffn_out_norm or layer.cross):
         raise ValueError("parallel=True: attention_out_norm, ffn_out_norm and cross must be None")
     if layer.cross:
@@ -83,6 +97,26 @@ def _check_ffn(ffn: FeedForward, features: int) -> None:
         )
     _check_projection("up", ffn.up, features, 2 * intermediate if ffn.gated else intermediate)
     _check_projection("down", ffn.down, intermediate, features)
+
+
+def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:
+    mixture.experts.check()
+    experts = mixture.experts.experts
+    if mixture.experts.features != features:
+        raise ValueError(f"experts over {mixture.experts.features} features: must be {features}")
+    if not 1 <= mixture.top_k <= min(experts, MAX_TOP_K):
+        raise ValueError(f"top_k={mixture.top_k}: must be 1 to {min(experts, MAX_TOP_K)}")
+    if mixture.scoring not in SCORINGS:
+        raise ValueError(f"scoring={mixture.scoring!r}: must be one of {', '.join(SCORINGS)}")
+    if mixture.choice_bias is not None and mixture.choice_bias.shape != (experts,):
+        raise ValueError(
+            f"choice_bias of shape {tuple(mixture.choice_bias.shape)}: must be ({experts},), one per expert"
+        )
+    if mixture.shared_gate and mixture.shared is None:
+        raise ValueError("shared_gate=True: there must be a shared expert")
+    _check_projection("router", mixture.router, features, experts + mixture.shared_gate)
+    if mixture.shared is not None:
+        _check_ffn(mixture.shared, features)
 
 
 def _check_projection(name: str, projection: Projection, in_features: int, out_features: int | None) -> None:

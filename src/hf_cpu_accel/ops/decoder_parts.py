@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..packing import PackedWeight
+from .experts import ExpertWeights
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,33 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class MixtureOfExperts:
+    """Sum of weight * expert(x) over the experts of a token, and of shared(x), an expert that all tokens go to.
+
+    A token goes to the `top_k` experts with the highest score + choice_bias. The weight of an expert is its score, divided by the
+    sum over the chosen ones if `renormalise`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a bias for
+    the choice: DeepSeek-V3, arXiv:2412.19437.
+
+    Attributes:
+        router: E x C, packed; E + 1 with `shared_gate`, whose output is the last.
+        scoring: what makes scores of the router's E outputs.
+        choice_bias: [E] or None.
+        shared: or None.
+        shared_gate: whether shared(x) is multiplied by the sigmoid of the gate (Qwen2-MoE).
+    """
+
+    router: Projection
+    experts: ExpertWeights
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: Tensor | None = None
+    renormalise: bool = False
+    scale: float = 1.0
+    shared: FeedForward | None = None
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """x = x + attention(x), in decoders of encoder-decoders x + cross(x), then x + ffn(x), with norms wherever a family has them.
 
@@ -135,7 +163,7 @@ class DecoderLayer:
     """
 
     attention: SelfAttention
-    ffn: FeedForward
+    ffn: FeedForward | MixtureOfExperts
     attention_norm: Norm | None = None
     ffn_norm: Norm | None = None
     attention_post_norm: Norm | None = None

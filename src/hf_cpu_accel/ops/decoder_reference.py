@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import attention_reference
-from .decoder_bind import LAYOUT, NORM_KINDS, NORM_SCOPES, SCALARS
+from .decoder_bind import LAYOUT, NORM_KINDS, NORM_SCOPES, SCALARS, SCORINGS
+from .experts import experts_reference
 from .kv_cache import from_storage, to_storage
 from .linear import ACTIVATIONS, linear_reference
 
@@ -187,7 +188,11 @@ class _Layer:
         return self.project("cross_output", context.flatten(-2), x.shape[-1])
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The FFN of x [B, q_len, C] without its norms."""
+        """The FFN of x [B, q_len, C], or its experts, without its norms."""
+        return self.mixture(x) if self.integer("experts") else self.dense(x)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The FFN, or a shared expert, of x [B, q_len, C]."""
         intermediate = self.integer("intermediate_features")
         activation = list(ACTIVATIONS)[self.integer("activation")]
         if self.integer("gated"):
@@ -196,6 +201,43 @@ class _Layer:
         else:
             hidden = self.project("up", x, intermediate, activation)
         return self.project("down", hidden, x.shape[-1])
+
+    def mixture(self, x: Tensor) -> Tensor:
+        """The mixture of experts of x [B, q_len, C]."""
+        experts, width, features = self.integer("experts"), self.integer("expert_features"), x.shape[-1]
+        gated = bool(self.integer("experts_gated"))
+        logits = self.project("router", x, experts + self.integer("shared_gate"))
+        scores = logits[..., :experts]
+        sigmoid = SCORINGS[self.integer("scoring")] == "sigmoid"
+        scores = scores.sigmoid() if sigmoid else scores.softmax(dim=-1)
+        bias = self.vector("choice_bias", experts)
+        index = (scores if bias is None else scores + bias).topk(self.integer("top_k"), dim=-1).indices
+        weights = scores.gather(-1, index)
+        if self.integer("renormalise"):
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        up, down = self.weight("experts_up"), self.weight("experts_down")
+        assert up is not None
+        assert down is not None
+        output = experts_reference(
+            x.flatten(0, 1),
+            index.flatten(0, 1),
+            weights.flatten(0, 1) * self.floats["experts_scale"],
+            up,
+            self.weight("experts_up_scale"),
+            self.vector("experts_up_bias", experts * (1 + gated) * width),
+            down,
+            self.weight("experts_down_scale"),
+            self.vector("experts_down_bias", experts * features),
+            experts,
+            width,
+            gated,
+            list(ACTIVATIONS)[self.integer("experts_activation")],
+            self.floats["experts_limit"],
+        ).view(x.shape)
+        if self.weight("up") is None:
+            return output
+        shared = self.dense(x)
+        return output + (shared * logits[..., experts:].sigmoid() if self.integer("shared_gate") else shared)
 
     def forward(
         self,

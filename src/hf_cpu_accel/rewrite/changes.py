@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
 
 class Change(Protocol):
@@ -64,12 +63,21 @@ class SwappedModule:
         self.parent._modules[self.name] = self.original
 
 
+class Packed(Protocol):
+    """What holds the packed values of a parameter."""
+
+    @property
+    def weight_dtype(self) -> torch.dtype: ...
+
+    def unpack(self) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class FreedWeight:
     """The values of `parameter` were released; they come from `store`, or exactly from the packed weight."""
 
     parameter: nn.Parameter
-    packed: PackedLinear
+    packed: Packed
     store: OriginalsStore
     ticket: Ticket | None
 
@@ -152,7 +160,7 @@ def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) ->
 
 
 def free_weight(
-    journal: Journal, parameter: nn.Parameter, packed: PackedLinear, store: OriginalsStore, *, lossless: bool
+    journal: Journal, parameter: nn.Parameter, packed: Packed, store: OriginalsStore, *, lossless: bool
 ) -> None:
     """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
     ticket = None if lossless else store.put(parameter.data)

@@ -41,7 +41,11 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
             if role is None:
                 items.append(PlanItem.left(path, STRUCTURE, _LEFT))
             else:
-                role = dataclasses.replace(role, is_returned=layer is last and stack.returned)
+                role = dataclasses.replace(
+                    role,
+                    is_returned=layer is last and stack.returned,
+                    skips_padding=context.config.padding == "skip",
+                )
                 swap_module(context.journal, context.slots[id(layer)], fuse(layer, role))
                 items.append(PlanItem(path, STRUCTURE, "decoder_layers", context.dtype, 0, reason=None))
     return items

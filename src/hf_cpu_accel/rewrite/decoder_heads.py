@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder_layers import Heads
 from hf_cpu_accel.rewrite.decoder_structure import NormPart
+from hf_cpu_accel.rewrite.head_norms import HeadNormParts, normalised
 
 _ALIKE = 1e-5  # how far 1 - cosine of the same values may be from 0 by rounding
 
@@ -20,13 +21,18 @@ class Found:
 
     heads: Heads
     factor: float
-    norm: NormPart | None
+    norm: NormPart | HeadNormParts | None
 
 
 def find_heads(
-    heads: Tensor, raw: Tensor, kv_heads: int, norms: Sequence[tuple[NormPart, nn.Module]]
+    heads: Tensor,
+    raw: Tensor,
+    kv_heads: int,
+    layer: nn.Module,
+    norms: Sequence[NormPart],
+    head_norms: Sequence[HeadNormParts],
 ) -> Found | None:
-    """`heads` [B, H, L, D] among the features of `raw` [B, L, N], as they are or after one of the norms.
+    """`heads` [B, H, L, D] among the features of `raw` [B, L, N], as they are or after one of the norms of `layer`.
 
     None if they are not there, or not in an order that `Heads` can tell.
     """
@@ -37,18 +43,9 @@ def find_heads(
     if rows.shape[1] < count * width:
         return None
     windows = rows[:, starts[:, None] + torch.arange(width)]  # [T, W, D]
-    variants: list[tuple[NormPart | None, Tensor]] = [(None, windows)]
-    for part, module in norms:
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.shape[0] == width:
-            variants.append((part, part.spec.reference(module, windows)))
-        if weight is not None and weight.shape[0] == count * width and count > 1:
-            variants.extend(
-                (part, _normed_together(part, module, windows, first, count))
-                for first in range(windows.shape[1] - count + 1)
-            )
-    for norm, candidates in variants:
-        found = _places(target, candidates)
+    for norm, candidates in _variants(windows, count, layer, norms, head_norms):
+        places_of = _places_by_head if isinstance(norm, HeadNormParts) else _places
+        found = places_of(target, candidates)
         if found is None:
             continue
         places, factor = found
@@ -58,12 +55,50 @@ def find_heads(
     return None
 
 
+def _variants(
+    windows: Tensor,
+    count: int,
+    layer: nn.Module,
+    norms: Sequence[NormPart],
+    head_norms: Sequence[HeadNormParts],
+) -> Iterator[tuple[NormPart | HeadNormParts | None, Tensor]]:
+    """The windows [T, W, D] as they are, and as each norm would leave them; [H, T, W, D] if it has weights for each head."""
+    width = windows.shape[-1]
+    yield None, windows
+    for part in norms:
+        module = layer.get_submodule(part.path)
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.shape[0] == width:
+            yield part, part.spec.reference(module, windows)
+        if weight is not None and weight.shape[0] == count * width and count > 1:
+            for first in range(windows.shape[1] - count + 1):
+                yield part, _normed_together(part, module, windows, first, count)
+    for own in head_norms:
+        stacked = [own.stacked(layer, name) for name in ("weight", "bias")]
+        if stacked[0] is not None and stacked[0].shape == (count, width):
+            scale, shift = (None if part is None else part[:, None, None] for part in stacked)
+            yield own, normalised(own.spec, windows.expand(count, *windows.shape), scale, shift)
+
+
 def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:
     """The windows with those of `count` heads from `first` on normed as one; the others are of no use then."""
     normed = torch.full_like(windows, torch.nan)
     together = windows[:, first : first + count].flatten(1)
     normed[:, first : first + count] = part.spec.reference(module, together).unflatten(1, (count, -1))
     return normed.nan_to_num()
+
+
+def _places_by_head(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
+    """As `_places`, for head h among the windows [h, T, W, D]."""
+    places, factors = [], []
+    for head, candidates in zip(heads.transpose(0, 1), windows, strict=True):
+        found = _places(head[:, None], candidates)
+        if found is None:
+            return None
+        places += found[0]
+        factors.append(found[1])
+    alike = max(factors) - min(factors) <= 1e-4 * max(factors)
+    return (places, factors[0]) if alike else None
 
 
 def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:

@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
+from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.packed_linear import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
 from hf_cpu_accel.rewrite.position_bias import PositionBias
@@ -48,6 +49,7 @@ class Role:
         rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
             tuple.
         is_returned: whether its output leaves the model as it is.
+        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
     """
 
     parts: DecoderParts
@@ -64,6 +66,7 @@ class Role:
     cache_index: int
     rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
     is_returned: bool
+    skips_padding: bool = True
 
 
 class FusedDecoderLayer(Mixed):
@@ -147,8 +150,10 @@ class FusedDecoderLayer(Mixed):
             return None
         if mask is not None:
             mask = self._read_mask(mask, hidden_states, cache)
-            if mask is None:
+            if mask is None or not (role.skips_padding or _all_tokens(mask)):
                 return None
+        if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
+            return None
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
         rows = hidden_states.shape[0] * q_len
@@ -266,6 +271,11 @@ def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
         and bias.shape[2:] == (q_len, kv_len)
         and (bias.table is None or not zeros)
     )
+
+
+def _all_tokens(mask: CausalMask) -> bool:
+    """Whether every query of `mask` stands at a token."""
+    return mask.padding is None or bool(mask.padding[:, -mask.shape[2] :].all())
 
 
 @cache

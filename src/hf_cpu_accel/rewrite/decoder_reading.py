@@ -6,8 +6,9 @@ numbers of the trace decide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,21 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.decoder_layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads
-from hf_cpu_accel.rewrite.decoder_residuals import Branch, Norms, differ
-from hf_cpu_accel.rewrite.decoder_structure import CrossParts, DecoderParts, LinearRun
-from hf_cpu_accel.rewrite.decoder_trace import AttentionCall, DecoderTrace, FFNCall, LinearCall
+from hf_cpu_accel.rewrite.decoder_residuals import Branch, Norms, Residuals, differ
+from hf_cpu_accel.rewrite.decoder_structure import CrossParts, DecoderParts
+from hf_cpu_accel.rewrite.decoder_trace import (
+    AttentionCall,
+    DecoderTrace,
+    ExpertsCall,
+    FFNCall,
+    LinearCall,
+    OpCall,
+)
+from hf_cpu_accel.rewrite.head_norms import find_head_norms
+from hf_cpu_accel.rewrite.linear_run import LinearRun
+from hf_cpu_accel.rewrite.mixture_reading import read_router
+from hf_cpu_accel.rewrite.mixture_structure import FeedForwardParts, MixtureParts
+from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
 
@@ -34,12 +47,9 @@ def read(layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None) ->
 
 @dataclass(frozen=True)
 class _FeedForward:
-    """The calls of the FFN, and what went in and came out."""
+    """What the FFN is made of, and what went in and came out."""
 
-    up: LinearRun
-    gated: bool
-    activation: str
-    down: LinearRun
+    parts: FeedForwardParts | MixtureParts
     branch: Branch
 
 
@@ -50,6 +60,7 @@ class _Reading:
         self.relative = relative
         self.paths = {id(module): path for path, module in layer.named_modules()}
         self.norms = Norms(layer)
+        self.head_norms = list(find_head_norms(layer))
 
     def parts(self) -> DecoderParts | None:
         seen = self.seen
@@ -73,17 +84,16 @@ class _Reading:
             if crossing is None:
                 return None
             rest = after[1:]
-        ffn = self._feed_forward(rest)
         heads = self._heads(projections)
-        if ffn is None or heads is None:
+        if heads is None:
             return None
         attention = Branch(projections[0].input, output.output)
-        if crossing is None:
-            found = self.norms.residuals(seen.input, attention, ffn.branch, seen.output)
-        else:
-            found = self.norms.crossing_residuals(seen.input, attention, crossing[1], ffn.branch, seen.output)
-        residuals = next(found, None)
-        if residuals is None:
+        cross = None if crossing is None else crossing[1]
+        ways = (
+            (ffn, way) for ffn in self._halves(rest) for way in self._residuals(attention, cross, ffn.branch)
+        )
+        ffn, residuals = next(ways, (None, None))
+        if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
         call, stored = seen.attention[0], seen.stored[0]
@@ -101,10 +111,7 @@ class _Reading:
             sinks=self._path_of(call.sinks),
             relative=self.relative,
             output=self._alone(output),
-            up=ffn.up,
-            gated=ffn.gated,
-            activation=ffn.activation,
-            down=ffn.down,
+            ffn=ffn.parts,
             query_norm=query.norm,
             key_norm=key.norm,
             attention_norm=entering[0],
@@ -121,22 +128,31 @@ class _Reading:
         )
 
     def _covers_all(self) -> bool:
-        """Whether every packed linear was called once, and each parameter is part of one, of a norm, the sinks or the bias."""
-        called = [
-            linear
-            for stage in self.seen.stages
-            for call in stage
-            for linear in ((call.linear,) if isinstance(call, LinearCall) else (call.up, call.down))
-        ]
-        linears = [module for module in self.layer.modules() if isinstance(module, PackedLinear)]
-        if sorted(map(id, called)) != sorted(map(id, linears)):
-            return False
-        known = [module for _, module in self.norms.all] + linears
-        theirs = {id(p) for module in known for p in module.parameters(recurse=False)}
-        theirs |= {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
+        """Whether every packed linear was called once, and so were experts."""
+        called: list[nn.Module] = []
+        for call in chain.from_iterable(self.seen.stages):
+            if isinstance(call, LinearCall):
+                called.append(call.linear)
+            else:
+                called.extend([call.up, call.down] if isinstance(call, FFNCall) else [call.experts])
+        packed = [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
+        return sorted(map(id, called)) == sorted(map(id, packed))
+
+    def _knows_all(self, ffn: FeedForwardParts | MixtureParts) -> bool:
+        """Whether every parameter belongs to a packed module or a norm, or is one of the sinks, of the mixture, or the bias."""
+        theirs = {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
         if self.relative is not None:
             theirs.add(id(self.layer.get_parameter(self.relative.path)))
-        return all(id(p) in theirs for p in self.layer.parameters())
+        of_mixture = ffn.parameters() if isinstance(ffn, MixtureParts) else set()
+        return all(id(p) in theirs or path in of_mixture for path, p in self._unknown().items())
+
+    def _unknown(self) -> dict[str, Tensor]:
+        """The parameters that belong to neither a packed module nor a norm, by their paths."""
+        known = [module for _, module in self.norms.all]
+        known += [module for part in self.head_norms for module in part.modules(self.layer)]
+        known += [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
+        theirs = {id(p) for module in known for p in module.parameters(recurse=False)}
+        return {path: p for path, p in self.layer.named_parameters() if id(p) not in theirs}
 
     def _path_of(self, parameter: Tensor | None) -> str | None:
         return next((path for path, p in self.layer.named_parameters() if p is parameter), None)
@@ -157,16 +173,23 @@ class _Reading:
     def _heads(self, projections: Sequence[LinearCall]) -> tuple[Found, Found, Found] | None:
         stored = self.seen.stored[0]
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
-        kv_heads, norms = stored.key.shape[1], self.norms.all
-        query = find_heads(self.seen.attention[0].query, raw, kv_heads, norms)
-        key = find_heads(stored.key, raw, kv_heads, norms)
-        value = find_heads(stored.value, raw, kv_heads, ())
+        kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
+        query = find_heads(self.seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
+        key = find_heads(stored.key, raw, kv_heads, self.layer, norms, self.head_norms)
+        value = find_heads(stored.value, raw, kv_heads, self.layer, (), ())
         if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
             return None
         return query, key, value
 
+    def _residuals(self, attention: Branch, cross: Branch | None, ffn: Branch) -> Iterator[Residuals]:
+        x, output = self.seen.input, self.seen.output
+        assert output is not None
+        if cross is None:
+            return self.norms.residuals(x, attention, ffn, output)
+        return self.norms.crossing_residuals(x, attention, cross, ffn, output)
+
     def _crossing(
-        self, before: Sequence[LinearCall | FFNCall], after: Sequence[LinearCall | FFNCall]
+        self, before: Sequence[OpCall], after: Sequence[OpCall]
     ) -> tuple[CrossParts, Branch] | None:
         """The cross-attention, from what was called until its keys were stored, and after that."""
         encoder, stored, call = self.seen.encoder, self.seen.stored[1], self.seen.attention[1]
@@ -181,7 +204,7 @@ class _Reading:
             return None
         query, kv_heads = rest[0], stored.key.shape[1]
         heads, head_dim = call.query.shape[1], call.query.shape[3]
-        found = find_heads(call.query, query.output, kv_heads, ())
+        found = find_heads(call.query, query.output, kv_heads, self.layer, (), ())
         plain = Heads(0, heads // kv_heads * head_dim if kv_heads > 1 else 0)
         if found is None or found.heads != plain or any(differ(c.input, encoder) for c in (key, value)):
             return None
@@ -202,11 +225,41 @@ class _Reading:
         )
         return parts, Branch(query.input, output.output)
 
-    def _feed_forward(self, calls: Sequence[LinearCall | FFNCall]) -> _FeedForward | None:
+    def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:
+        """What the calls after attention may be: an FFN, or experts beside one that all tokens go to."""
+        mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
+        others = [call for call in calls if not isinstance(call, ExpertsCall)]
+        dense = self._feed_forward(others)
+        if not mixtures and dense is not None:
+            yield dense
+        if len(mixtures) != 1 or (
+            others and (dense is None or differ(dense.branch.input, mixtures[0].input))
+        ):
+            return
+        call, loose = mixtures[0], self._unknown()
+        router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
+        if router is None:
+            return
+        path = self.paths[id(call.experts)]
+        if dense is None:
+            yield _FeedForward(MixtureParts(path, router, None, None), Branch(call.input, call.output))
+            return
+        assert isinstance(dense.parts, FeedForwardParts)
+        gates = {gate: p for gate, p in loose.items() if p.shape == (1, call.input.shape[-1])}
+        for gate in (None, *gates):
+            shared = dense.branch.output
+            if gate is not None:
+                shared = shared * (call.input @ gates[gate].T).sigmoid()
+            parts = MixtureParts(path, router, dense.parts, gate)
+            yield _FeedForward(parts, Branch(call.input, call.output + shared))
+
+    def _feed_forward(self, calls: Sequence[OpCall]) -> _FeedForward | None:
         if len(calls) == 1 and isinstance(calls[0], FFNCall):
             call = calls[0]
             up, down = (LinearRun((self.paths[id(linear)],)) for linear in (call.up, call.down))
-            return _FeedForward(up, False, call.activation, down, Branch(call.input, call.output))
+            return _FeedForward(
+                FeedForwardParts(up, False, call.activation, down), Branch(call.input, call.output)
+            )
         linears = [call for call in calls if isinstance(call, LinearCall)]
         if len(linears) != len(calls) or len(linears) not in (2, 3):
             return None
@@ -223,7 +276,8 @@ class _Reading:
             kind = _activation(raw, down_call.input)
         if kind is None:
             return None
-        return _FeedForward(run, *kind, self._alone(down_call), Branch(ups[0].input, down_call.output))
+        parts = FeedForwardParts(run, *kind, self._alone(down_call))
+        return _FeedForward(parts, Branch(ups[0].input, down_call.output))
 
 
 def _scale(call: AttentionCall) -> float:

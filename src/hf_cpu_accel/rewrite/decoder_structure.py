@@ -6,31 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.decoder_layers import (
-    CrossAttention,
-    DecoderLayer,
-    FeedForward,
-    Heads,
-    Norm,
-    Projection,
-    SelfAttention,
-)
+from hf_cpu_accel.ops.decoder_layers import CrossAttention, DecoderLayer, Heads, Norm, SelfAttention
+from hf_cpu_accel.rewrite.head_norms import HeadNormParts
+from hf_cpu_accel.rewrite.linear_run import LinearRun
+from hf_cpu_accel.rewrite.mixture_structure import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.norm import NormSpec
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
-
-
-@dataclass(frozen=True)
-class LinearRun:
-    """The output features of linears that lie side by side in one packed weight, by their paths in the layer."""
-
-    paths: tuple[str, ...]
-
-    def projection(self, layer: nn.Module) -> Projection:
-        linears = [_linear(layer, path) for path in self.paths]
-        indices = [linear.index for linear in linears]
-        packed, bias = linears[0].group.weight(min(indices), max(indices))
-        return Projection(packed, bias)
 
 
 @dataclass(frozen=True)
@@ -87,7 +69,7 @@ class DecoderParts:
     Attributes:
         sinks: path of the parameter, if there is one.
         relative: where the bias of distances comes from, if the layer has one of its own.
-        qkv, output, up, down: linears; up is gate and up if `gated`.
+        qkv, output: linears.
     """
 
     qkv: LinearRun
@@ -100,17 +82,14 @@ class DecoderParts:
     value: Heads
     scale: float
     output: LinearRun
-    up: LinearRun
-    gated: bool
-    activation: str
-    down: LinearRun
+    ffn: FeedForwardParts | MixtureParts
     window: int | None = None
     softcap: float | None = None
     sinks: str | None = None
     rotary_dim: int = 0
     rotary_interleaved: bool = False
-    query_norm: NormPart | None = None
-    key_norm: NormPart | None = None
+    query_norm: NormPart | HeadNormParts | None = None
+    key_norm: NormPart | HeadNormParts | None = None
     attention_norm: NormPart | None = None
     ffn_norm: NormPart | None = None
     attention_post_norm: NormPart | None = None
@@ -127,7 +106,7 @@ class DecoderParts:
     def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
         """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
 
-        def norm(part: NormPart | None) -> Norm | None:
+        def norm(part: NormPart | HeadNormParts | None) -> Norm | None:
             return None if part is None else part.norm(layer)
 
         attention = SelfAttention(
@@ -151,10 +130,9 @@ class DecoderParts:
             query_norm=norm(self.query_norm),
             key_norm=norm(self.key_norm),
         )
-        ffn = FeedForward(self.up.projection(layer), self.gated, self.activation, self.down.projection(layer))
         return DecoderLayer(
             attention=attention,
-            ffn=ffn,
+            ffn=self.ffn.of(layer),
             attention_norm=norm(self.attention_norm),
             ffn_norm=norm(self.ffn_norm),
             attention_post_norm=norm(self.attention_post_norm),
@@ -171,8 +149,8 @@ class DecoderParts:
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
         """What a call multiplies with, in this order."""
         crossing = () if self.cross is None else (self.cross.query, self.cross.output)
-        runs = (self.qkv, self.output, *crossing, self.up, self.down)
-        return tuple(_linear(layer, path) for run in runs for path in run.paths)
+        runs = (self.qkv, self.output, *crossing, *self.ffn.runs())
+        return tuple(linear for run in runs for linear in run.linears(layer))
 
 
 def _linear(layer: nn.Module, path: str) -> PackedLinear:

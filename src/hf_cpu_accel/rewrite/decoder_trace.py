@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.attention import dispatches
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall
 from hf_cpu_accel.rewrite.norm import FusedNorm
+from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
 _OPS = torch.ops.hf_cpu_accel
-_LINEAR, _FFN = _OPS.linear.default, _OPS.ffn.default
+_LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
 _IMPLEMENTATION = "_attn_implementation_internal"
 _BATCH, _TOKENS = 2, 4
 
@@ -48,6 +50,20 @@ class FFNCall:
     activation: str
     input: Tensor
     output: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """experts(input, index, weights) = output, all [B, L, ...]."""
+
+    experts: PackedExperts
+    input: Tensor
+    index: Tensor
+    weights: Tensor
+    output: Tensor
+
+
+OpCall = LinearCall | FFNCall | ExpertsCall
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,8 @@ class DecoderTrace:
         input, output: of the layer, [B, L, C].
         encoder: what it attends to besides, [B, encoder length, C], or None.
         rest: what the layer returns after its output, None if it does not return a tuple.
-        stages: the calls of packed linears before anything went into the cache, after the first keys and after the second.
+        stages: the calls of packed linears and experts before anything went into the cache, after the first keys and after the
+            second.
         stored: what went into the cache, in order.
         attention: the attention calls.
     """
@@ -95,7 +112,7 @@ class DecoderTrace:
     encoder: Tensor | None
     output: Tensor | None = None
     rest: tuple[Any, ...] | None = None
-    stages: tuple[list[LinearCall | FFNCall], ...] = field(default_factory=lambda: ([], [], []))
+    stages: tuple[list[OpCall], ...] = field(default_factory=lambda: ([], [], []))
     stored: list[Stored] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
 
@@ -137,25 +154,45 @@ def twin_of(layer: nn.Module) -> nn.Module:
     """A copy in float32 with the same packed weights, other norms and other biases."""
     memo: dict[int, Any] = {}
     for module in layer.modules():
+        packed: tuple[PackedWeight, ...] = ()
         if isinstance(module, PackedLinear):
-            packed = module.group.packed
-            memo |= {id(part): part for part in (packed.data, packed.scale) if part is not None}
-        memo |= {id(p): p for p in module._parameters.values() if p is not None and p.dim() > 1}
+            packed = (module.group.packed,)
+        elif isinstance(module, PackedExperts):
+            packed = tuple(module.packed.values())
+        for weight in packed:
+            memo |= {id(part): part for part in (weight.data, weight.scale) if part is not None}
+        memo |= {id(kept): kept for kept in _originals(module)}
     memo |= {id(config): copy.copy(config) for config in _configs(layer)}
+    shared = set(memo)
     twin = copy.deepcopy(layer, memo)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in twin.parameters():
-            if parameter.dim() <= 1:
+            if id(parameter) not in shared:
                 noise = torch.randn(parameter.shape, generator=generator) * 0.3
                 parameter.data = parameter.data.float() + noise
     for module in twin.modules():
         if isinstance(module, PackedLinear):
             module.weight_dtype = torch.float32
             module.group.forget_biases()
+        elif isinstance(module, PackedExperts):
+            module.weight_dtype = torch.float32
+            module.forget()
         elif isinstance(module, FusedNorm):
             module.refresh()
     return twin
+
+
+def _originals(module: nn.Module) -> list[nn.Parameter]:
+    """The weights that are kept beside the packed ones."""
+    if isinstance(module, PackedLinear):
+        names: tuple[str, ...] = ("weight",)
+    elif isinstance(module, PackedExperts):
+        names = tuple(stack.name for stack in module.form.stacks())
+    else:
+        return []
+    kept = (module._parameters.get(name) for name in names)
+    return [parameter for parameter in kept if parameter is not None]
 
 
 def _unrotated(value: Any) -> Any:
@@ -260,12 +297,15 @@ class _FunctionCalls(TorchFunctionMode):
 
 
 class _OpCalls(TorchDispatchMode):
-    """Notes the calls of packed linears."""
+    """Notes the calls of packed linears and experts."""
 
     def __init__(self, layer: nn.Module, seen: DecoderTrace) -> None:
         super().__init__()
         self.seen = seen
         self.packed = {m.packed.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedLinear)}
+        self.experts = {
+            m.weights.up.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedExperts)
+        }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -274,9 +314,12 @@ class _OpCalls(TorchDispatchMode):
         elif func is _FFN:
             up, down = (self.packed[args[place].data_ptr()] for place in (1, 4))
             self._note(FFNCall(up, down, args[10], _rows(args[0]), _rows(output)))
+        elif func is _EXPERTS:
+            rows = [_rows(part) for part in (*args[:3], output)]
+            self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
         return output
 
-    def _note(self, call: LinearCall | FFNCall) -> None:
+    def _note(self, call: OpCall) -> None:
         self.seen.stages[min(len(self.seen.stored), 2)].append(call)
 
 

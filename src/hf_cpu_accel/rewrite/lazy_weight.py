@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hf_cpu_accel.packing import PackedWeight, unpack_linear
-
 
 class LazyWeight(Tensor):
-    """What `linear.weight` gives where the weight is packed: [N, K], or [K, N] if `transposed`; read-only.
+    """What `linear.weight` gives where the weight is packed; read-only.
 
     Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
     compute with the values (MobileBERT's head, Mamba): these are dequantised once and kept in `memo`, so that such a
     model pays memory for that layer instead of time in every forward.
+
+    Args:
+        unpack: makes the dequantised values, of `shape` and `dtype`.
     """
 
-    packed: PackedWeight
+    unpack: Callable[[], Tensor]
     memo: dict[torch.dtype, Tensor]
-    transposed: bool
 
     @staticmethod
     def __new__(
         cls,
-        packed: PackedWeight,
+        shape: Sequence[int],
         dtype: torch.dtype,
-        memo: dict[torch.dtype, Tensor] | None = None,
-        *,
-        transposed: bool = False,
+        unpack: Callable[[], Tensor],
+        memo: dict[torch.dtype, Tensor],
     ) -> LazyWeight:
-        shape = (packed.out_features, packed.in_features)
-        if transposed:
-            shape = shape[::-1]
         weight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
-        weight.packed = packed
-        weight.memo = {} if memo is None else memo
-        weight.transposed = transposed
+        weight.unpack = unpack
+        weight.memo = memo
         return weight
 
-    def unpack(self) -> Tensor:
-        """The dequantised values as an ordinary tensor."""
-        values = unpack_linear(self.packed).to(self.dtype)
-        return values.T.contiguous() if self.transposed else values
-
     def kept(self) -> Tensor:
-        """The same, made once."""
+        """The values, made once."""
         if self.dtype not in self.memo:
             self.memo[self.dtype] = self.unpack()
         return self.memo[self.dtype]
@@ -62,7 +52,7 @@ class LazyWeight(Tensor):
         raise read_only()
 
     def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
-        return f"LazyWeight({self.unpack()!r}, packed={self.packed.dtype!r})"
+        return f"LazyWeight({self.unpack()!r})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

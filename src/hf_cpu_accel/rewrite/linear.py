@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_cpu_accel.packing import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.changes import free_weight, swap_module
+from hf_cpu_accel.rewrite.changes import Packed, free_weight, swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
@@ -56,7 +56,11 @@ def release(linear: nn.Module, packed: PackedLinear, context: Context) -> None:
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
-    dtype = packed.packed.dtype
+    free(weight, packed, packed.packed.dtype, context)
+
+
+def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context) -> None:
+    """Free the values of `weight`, which `packed` holds in `dtype`."""
     lossless = dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16)
     context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)

@@ -71,14 +71,15 @@ def identify_norm(module: nn.Module) -> NormSpec | None:
     weight = parameters.get("weight")
     if not kinds or weight is None or weight.dim() != 1 or module._modules or module._buffers:
         return None
-    for eps, kind, offset in itertools.product(_small_floats(module), kinds, (0.0, 1.0)):
+    for eps, kind, offset in itertools.product(small_floats(module), kinds, (0.0, 1.0)):
         spec = NormSpec(kind, eps, offset)
         if all(_agrees(spec, module, scale, weight) for scale in (1.0, 1e-3)):
             return spec
     return None
 
 
-def _small_floats(module: nn.Module) -> list[float]:
+def small_floats(module: nn.Module) -> list[float]:
+    """Attributes that can be an eps."""
     return [value for value in vars(module).values() if isinstance(value, float) and 0 <= value < 1e-2]
 
 

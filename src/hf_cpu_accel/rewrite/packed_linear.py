@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.packing import PackedWeight, unpack_linear
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 
@@ -60,7 +60,12 @@ class PackedLinear(nn.Module):
         """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
         dequantised values."""
         kept = self._parameters.get("weight")
-        return self._lazy_weight(self._values) if kept is None else kept
+        if kept is not None:
+            return kept
+        shape = (self.out_features, self.in_features)
+        return LazyWeight(
+            shape[::-1] if self.transposed else shape, self.weight_dtype, self.unpack, self._values
+        )
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -73,10 +78,8 @@ class PackedLinear(nn.Module):
 
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
-        return self._lazy_weight().unpack()
-
-    def _lazy_weight(self, memo: dict[torch.dtype, Tensor] | None = None) -> LazyWeight:
-        return LazyWeight(self.packed, self.weight_dtype, memo, transposed=self.transposed)
+        values = unpack_linear(self.packed).to(self.weight_dtype)
+        return values.T.contiguous() if self.transposed else values
 
     def extra_repr(self) -> str:
         return (
@@ -85,18 +88,7 @@ class PackedLinear(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        like_weight = fn(torch.empty(0, dtype=self.weight_dtype))
-        if like_weight.device.type != "cpu":
-            raise RuntimeError(
-                f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: "
-                "call hf_cpu_accel.restore first"
-            )
-        if like_weight.dtype not in (torch.float32, torch.bfloat16):
-            raise RuntimeError(
-                f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
-                "call hf_cpu_accel.restore first"
-            )
-        self.weight_dtype = like_weight.dtype
+        self.weight_dtype = changed_dtype(self.weight_dtype, fn)
         super()._apply(fn, recurse)
         self.group.forget_biases()
         self._values.clear()
@@ -109,6 +101,25 @@ class PackedLinear(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise loading_refused()
+
+
+def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.dtype:
+    """The dtype that `fn`, from `model.to(...)`, gives to weights of `dtype`.
+
+    Raises:
+        RuntimeError: it moves them to another device, or casts them to what the kernels do not compute in.
+    """
+    like_weight = fn(torch.empty(0, dtype=dtype))
+    if like_weight.device.type != "cpu":
+        raise RuntimeError(
+            f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
+        )
+    if like_weight.dtype not in (torch.float32, torch.bfloat16):
+        raise RuntimeError(
+            f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
+            "call hf_cpu_accel.restore first"
+        )
+    return like_weight.dtype
 
 
 def check_inference(module: nn.Module, input: Tensor) -> None:

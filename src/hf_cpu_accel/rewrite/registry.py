@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
+from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
@@ -17,6 +18,7 @@ RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
     FFNRule(),
+    ExpertsRule(),
     LinearBlockRule(),
     NormRule(),
     MergedProjectionsRule(),

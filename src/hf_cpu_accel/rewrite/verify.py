@@ -31,12 +31,16 @@ def row_error(candidate: object, reference: object) -> float:
         return float("inf")
     if reference.numel() == 0:
         return 0.0
+    worst = row_errors(candidate, reference).max().item()
+    return worst if worst == worst else float("inf")
+
+
+def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
+    """Of each row, float64; NaN where one of the two holds NaN."""
     expected = reference.double()
     norms = expected.norm(dim=-1)
     floor = (norms.max() * _SMALL_ROW).clamp_min(1e-12)
-    errors = (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
-    worst = errors.max().item()
-    return worst if worst == worst else float("inf")
+    return (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
 
 
 def tolerance(dtype: str, compute: torch.dtype) -> float:

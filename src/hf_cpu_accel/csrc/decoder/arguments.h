@@ -1,7 +1,7 @@
 // From the op's arguments to the layers, the cache and the rotary tables that the kernels work on.
 #pragma once
 #include "../attention/arguments.h"
-#include "../gemm/arguments.h"
+#include "../experts/arguments.h"
 #include "decoder_layers.h"
 #include "layout.h"
 
@@ -56,6 +56,22 @@ inline void check_places(const HeadsLayout& h, int64_t kv_heads, int64_t width, 
                   "hf_cpu_accel::decoder_layers: heads lie outside of the qkv projection");
 }
 
+// The mixture of experts in place of an FFN, which is its shared expert then.
+inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
+  const int64_t width = (l.experts_gated ? 2 : 1) * l.expert_features;
+  layer.mixture = mixture_of(decoder_op, arguments.gemm(l.experts_up, tokens, l.experts * width, features),
+                             arguments.gemm(l.experts_down, tokens, l.experts * features, l.expert_features), l.experts, l.top_k, l.expert_features, features,
+                             static_cast<Activation>(l.experts_activation), l.experts_gated != 0, s.experts_limit);
+  layer.mixture.shared_up = layer.up, layer.mixture.shared_down = layer.down;
+  Router& router = layer.router;
+  router.gates_shared = l.shared_gate != 0;
+  STD_TORCH_CHECK(!router.gates_shared || layer.up.n > 0, "hf_cpu_accel::decoder_layers: the gate of a shared expert needs that expert");
+  router.logits = arguments.gemm(l.router, tokens, l.experts + router.gates_shared, features);
+  router.scoring = static_cast<Scoring>(l.scoring), router.renormalise = l.renormalise != 0, router.scale = static_cast<float>(s.experts_scale);
+  router.choice_bias = arguments.vector(l.choice_bias, l.experts);
+  layer.up = layer.down = Gemm();
+}
+
 inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
   DecoderLayer layer;
   STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads % l.kv_heads == 0 && l.head_dim >= 1 && l.head_dim <= largest_head_dim && l.value_dim >= 1,
@@ -67,11 +83,15 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
                   "hf_cpu_accel::decoder_layers: rotary_dim must be even and at most head_dim");
   layer.qkv = arguments.gemm(l.qkv, tokens, l.qkv_features, features);
   layer.output = arguments.gemm(l.output, tokens, features, l.heads * l.value_dim);
-  layer.up = arguments.gemm(l.up, tokens, (l.gated ? 2 : 1) * l.intermediate_features, features);
-  layer.up.activation = static_cast<Activation>(l.activation), layer.up.gated = l.gated != 0;
-  STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0, "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ",
-                  panel_columns);
-  layer.down = arguments.gemm(l.down, tokens, features, l.intermediate_features);
+  if (l.up.weight >= 0) {
+    layer.up = arguments.gemm(l.up, tokens, (l.gated ? 2 : 1) * l.intermediate_features, features);
+    layer.up.activation = static_cast<Activation>(l.activation), layer.up.gated = l.gated != 0;
+    STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0, "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ",
+                    panel_columns);
+    layer.down = arguments.gemm(l.down, tokens, features, l.intermediate_features);
+  }
+  STD_TORCH_CHECK(l.experts > 0 || layer.up.n > 0, "hf_cpu_accel::decoder_layers: a layer needs an FFN or experts");
+  if (l.experts > 0) take_experts(layer, arguments, l, s, tokens, features);
   layer.attention_norm = arguments.norm(l.attention_norm, s.attention_norm_eps, features);
   layer.ffn_norm = arguments.norm(l.ffn_norm, s.ffn_norm_eps, features);
   layer.attention_end.post = arguments.norm(l.attention_post_norm, s.attention_post_norm_eps, features);

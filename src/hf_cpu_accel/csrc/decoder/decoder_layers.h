@@ -3,6 +3,7 @@
 //   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | output, residual
 //   cross      close -> norm -> query | attention over the encoder's output | output, residual
 //   FFN        close -> norm -> up, activation, gate | down, residual
+//   experts    close -> norm -> router | choice, order | up | down | combine, residual     instead of the FFN: see experts.h
 //
 // Bars are meetings; with many tokens the threads also meet before each product, when its input is packed. A branch whose output takes
 // more than the addition of a residual (a norm, a factor) leaves that open, and the next step closes it as it reads the rows.
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "../attention/driver.h"
+#include "../experts/experts.h"
 #include "../gemm/driver.h"
 #include "heads.h"
 
@@ -59,6 +61,8 @@ struct DecoderLayer {
   DecoderNorm attention_norm, cross_norm, ffn_norm;
   BranchEnd attention_end, cross_end, ffn_end;
   bool parallel = false;
+  Router router;
+  Mixture mixture;  // of 0 experts where the layer has an FFN
   TokenHeads heads;
   int64_t tables = -1, past = 0;
   Heads key, value;  // the cache
@@ -69,7 +73,7 @@ struct DecoderLayer {
 
 // What a thread works with. With many tokens all but `query` and `buffer` are the same for all threads.
 struct DecoderMemory {
-  GemmMemory gemm;
+  GemmMemory gemm, experts;  // experts: of this thread
   Matrix normed, streams[2];
   float *query, *buffer;
 };
@@ -83,6 +87,8 @@ struct DecoderCall {
   Matrix branch, sums[2];
   float *merged, *query, *context, *intermediate;  // [tokens, features of the layer that is computed]; merged: the output of qkv
   float* partials = nullptr;
+  float* logits = nullptr;  // [tokens, of the router]
+  char* mixture = nullptr;    // memory for a MixtureMemory of any layer
 };
 
 // f(sequence, row, position in the call's q_len) for rows [begin, end).
@@ -168,7 +174,7 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
   const BranchEnd* open = nullptr;   // how call.branch (or what was added to x) is still to become part of it
   int stream = 0, sum = 0;
 
-  // g of norm(x), or of norm(*other).
+  // g of norm(x), or of norm(*other), which is returned.
   const auto enter = [&](const Gemm& side, const DecoderNorm& norm, const Matrix* other) {
     const BranchEnd* const closing = open;
     const Matrix before = x;
@@ -181,20 +187,40 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
       if (closing) close_branch(*closing, before, call.branch, x, mine, call.features, row, row + rows);
       if (norm.exists()) norm.run(input, mine.normed, row, row + rows, mine.buffer);
     });
+    return g.input;
   };
-  // The last product of a branch; result: where the stream ends, or null.
+  // Where a branch's last step puts it, and what it adds to it; result: where the stream ends, or null.
+  const auto destination = [&](const BranchEnd& end, const Matrix* result, Matrix& residual) {
+    if (!end.adds() || end.out.exists()) open = &end;
+    if (!end.adds()) return call.branch;
+    residual = x;
+    return x = result && !end.out.exists() ? *result : call.sums[sum ^= 1];
+  };
+  // The last product of a branch.
   const auto leave = [&](const Gemm& side, float* input, const BranchEnd& end, const Matrix* result) {
     Gemm g = side;
     g.input = {input, g.k};
-    if (end.adds()) {
-      g.residual = x;
-      x = result && !end.out.exists() ? *result : call.sums[sum ^= 1];
-      g.write_to(x);
-    } else {
-      g.write_to(call.branch);
-    }
-    if (!end.adds() || end.out.exists()) open = &end;
+    g.write_to(destination(end, result, g.residual));
     run_gemm(team, g, mine.gemm);
+  };
+  const auto mix = [&](const DecoderLayer& layer, const Matrix* other, const Matrix* result) {
+    const Router& router = layer.router;
+    const Matrix input = enter(router.logits, layer.ffn_norm, other);
+    const MixtureMemory memory(layer.mixture, call.tokens, call.mixture);
+    const Assignment& a = memory.assignment;
+    const int64_t logits = router.logits.n;
+    const auto choose = [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t)
+        choose_experts(router, call.logits + t * logits, a.experts, a.top_k, a.expert + t * a.top_k, a.weight + t * a.top_k);
+    };
+    if (!mine.gemm.own) team.each(call.tokens, choose);
+    team.each(1, [&](int64_t, int64_t) {
+      if (mine.gemm.own) choose(0, call.tokens);
+      sort_by_expert(a, input.index);
+    });
+    Matrix residual;
+    const Matrix to = destination(layer.ffn_end, result, residual);
+    run_mixture(team, layer.mixture, memory, input, residual, to, router.gates_shared ? call.logits + a.experts : nullptr, logits, mine.experts);
   };
 
   if (!call.tables.empty()) team.each(call.tokens, [&](int64_t begin, int64_t end) { read_tables(call, begin, end); });
@@ -208,8 +234,14 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
       run_attention(team, layer.cross, mine.buffer, call.partials);
       leave(layer.cross_output, call.context, layer.cross_end, nullptr);
     }
-    enter(layer.up, layer.ffn_norm, layer.parallel ? &input : nullptr);
-    leave(layer.down, call.intermediate, layer.ffn_end, &layer == &call.layers.back() ? &call.result : nullptr);
+    const Matrix* const other = layer.parallel ? &input : nullptr;
+    const Matrix* const result = &layer == &call.layers.back() ? &call.result : nullptr;
+    if (layer.mixture.experts > 0) {
+      mix(layer, other, result);
+    } else {
+      enter(layer.up, layer.ffn_norm, other);
+      leave(layer.down, call.intermediate, layer.ffn_end, result);
+    }
   }
   if (!open) return;
   const BranchEnd& last = *open;

@@ -25,11 +25,12 @@ struct GemmMemory {
 };
 
 // int4 weights are read as they are by few rows; for many each panel is unpacked once.
-inline const GemmKernels& kernels_of(const Gemm& g) {
+inline const GemmKernels& kernels_of(WeightKind kind, int64_t rows) {
   const Dispatch& d = dispatch();
-  const GemmKernels& kernels = d.gemm[static_cast<int>(g.kind)];
-  return g.kind == WeightKind::int4 && g.m > kernels.tile_rows ? d.gemm_int4_unpacked : kernels;
+  const GemmKernels& kernels = d.gemm[static_cast<int>(kind)];
+  return kind == WeightKind::int4 && rows > kernels.tile_rows ? d.gemm_int4_unpacked : kernels;
 }
+inline const GemmKernels& kernels_of(const Gemm& g) { return kernels_of(g.kind, g.m); }
 inline int64_t input_words(const Gemm& g) { return kernels_of(g).input_words(g); }
 inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k); }
 
@@ -111,6 +112,14 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
   }
 }
 
+// The same with memory of its own.
+inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end) {
+  if (!kernels.unpack && grid.parts == 1) return run_units(kernels, g, grid, begin, end, {});
+  const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0, unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
+  Workspace workspace(Workspace::size_of<float>(sums) + Workspace::size_of<char>(unpacked));
+  run_units(kernels, g, grid, begin, end, {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
+}
+
 // g over the team. prepare(first row, rows) is called for each tile of input rows before it is packed, by the thread that packs it:
 // what makes the input row by row (a norm) leaves it in that thread's cache.
 //
@@ -133,10 +142,7 @@ void run_gemm(const Team& team, const Gemm& problem, const GemmMemory& memory, c
   };
   memory.own ? pack(0, grid.tiles) : team.each(grid.tiles, pack);
   team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) {
-    if (!kernels.unpack && grid.parts == 1) return run_units(kernels, g, grid, begin, end, {});
-    const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0, unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
-    Workspace workspace(Workspace::size_of<float>(sums) + Workspace::size_of<char>(unpacked));
-    run_units(kernels, g, grid, begin, end, {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
+    run_units(kernels, g, grid, begin, end);
   });
 }
 

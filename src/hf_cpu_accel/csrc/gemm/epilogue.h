@@ -53,6 +53,11 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
   while (column >= g.output_begin[part + 1]) ++part;
   const hfca::Matrix output = g.outputs[part], residual = g.residual;
   const bool multiplied = g.gated && part == 1;
+  const Simd::Float highest = Simd::set1(g.limit), lowest = Simd::set1(-g.limit), added = Simd::set1(g.limit > 0.0f ? 1.0f : 0.0f);
+  const auto limited = [&](Simd::Float x) HFCA_INLINE {
+    if (g.limit > 0.0f) x = multiplied ? Simd::max(lowest, Simd::min(highest, x)) : Simd::min(highest, x);
+    return x;
+  };
   const auto lanes = [&](int v) HFCA_INLINE {
     const int left = columns - v * Simd::width;
     return full || left > Simd::width ? Simd::width : left > 0 ? left : 0;
@@ -74,11 +79,11 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
         const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
-        x[v] = activate<act, coarse>(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
+        x[v] = activate<act, coarse>(limited(Simd::fma(Simd::mul(above, scale[v]), step, offset[v])));
       });
     } else {
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        x[v] = activate<act, coarse>(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
+        x[v] = activate<act, coarse>(limited(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v])));
       });
     }
     if (residual.data) {
@@ -86,7 +91,8 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
     }
     const int64_t at = output.offset(row + i) + first;
-    if (multiplied) unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(x[v], load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
+    if (multiplied)
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
     unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
   }
 }

@@ -1,0 +1,191 @@
+"""experts_ffn: each token through the FFNs of the experts that it was given to, in one call for all tokens and experts.
+
+A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538) has many FFNs and sends each token to a few of them. Token by token the
+weights of these few are all that is read; for a prompt each expert multiplies all its tokens together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..packing import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
+from .linear import ACTIVATIONS, check_activation, quantize_rows
+from .registry import declare
+
+MAX_TOP_K = 64  # most experts of a token
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The FFNs of E experts, each I wide over C features: down(activation(up(x))), or gated: down(activation(gate(x)) * up(x)).
+
+    Attributes:
+        up: from `packing.pack_stack`, E * I x C, or gated: E * 2I x C, an expert's gate before its up.
+        down: E * C x I, likewise.
+        up_bias, down_bias: one per output feature, float32 or bfloat16, or None.
+        activation: one of `ops.linear.ACTIVATIONS`.
+        limit: 0, or (gpt-oss) activation(min(gate, limit)) * (clamp(up, -limit, limit) + 1); gated only.
+    """
+
+    experts: int
+    up: PackedWeight
+    up_bias: Tensor | None
+    down: PackedWeight
+    down_bias: Tensor | None
+    activation: str
+    gated: bool = True
+    limit: float = 0.0
+
+    @property
+    def features(self) -> int:
+        return self.up.in_features
+
+    @property
+    def intermediate_features(self) -> int:
+        return self.down.in_features
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: the parts do not fit one another.
+        """
+        check_activation(self.activation)
+        rows = {
+            "up": (2 if self.gated else 1) * self.intermediate_features,
+            "down": self.features,
+        }
+        for name, width in rows.items():
+            weight, bias = getattr(self, name), getattr(self, f"{name}_bias")
+            if self.experts < 1 or weight.out_features != self.experts * width:
+                raise ValueError(
+                    f"{name} has {weight.out_features} output features: must be {width} for each of {self.experts} experts"
+                )
+            if bias is not None and bias.shape != (weight.out_features,):
+                raise ValueError(
+                    f"{name}_bias of shape {tuple(bias.shape)}: must be ({weight.out_features},)"
+                )
+        if self.features % PANEL_FEATURES or self.intermediate_features % PANEL_FEATURES:
+            raise ValueError(
+                f"experts of {self.intermediate_features} over {self.features} features: must be multiples of {PANEL_FEATURES}"
+            )
+        if self.limit < 0 or (self.limit and not self.gated):
+            raise ValueError(f"limit={self.limit}: 0 for none, or more where the experts are gated")
+
+
+def experts_ffn(
+    hidden_states: Tensor, expert_index: Tensor, expert_weights: Tensor, experts: ExpertWeights
+) -> Tensor:
+    """sum over j of expert_weights[:, j] * expert expert_index[:, j] of hidden_states.
+
+    Args:
+        hidden_states: [T, C] float32 or bfloat16, any strides.
+        expert_index: [T, k] int64, the experts of each token, k at most 64.
+        expert_weights: [T, k] float32 or bfloat16.
+
+    Returns:
+        [T, C] contiguous, dtype of hidden_states; sums are float32.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+        RuntimeError: if expert_index names an expert that is not there.
+    """
+    experts.check()
+    if hidden_states.dim() != 2 or hidden_states.shape[1] != experts.features:
+        raise ValueError(
+            f"hidden_states of shape {tuple(hidden_states.shape)}: must be [tokens, {experts.features}]"
+        )
+    shape = (hidden_states.shape[0], expert_index.shape[-1] if expert_index.dim() else 0)
+    if (
+        expert_index.shape != shape
+        or expert_weights.shape != shape
+        or not 1 <= shape[1] <= min(MAX_TOP_K, experts.experts)
+    ):
+        raise ValueError(
+            f"expert_index of shape {tuple(expert_index.shape)}, expert_weights of shape {tuple(expert_weights.shape)}: both "
+            f"must be [{shape[0]}, 1 to {min(MAX_TOP_K, experts.experts)}]"
+        )
+    return torch.ops.hf_cpu_accel.experts_ffn(
+        hidden_states,
+        expert_index,
+        expert_weights,
+        experts.up.data,
+        experts.up.scale,
+        experts.up_bias,
+        experts.down.data,
+        experts.down.scale,
+        experts.down_bias,
+        experts.experts,
+        experts.intermediate_features,
+        experts.gated,
+        experts.activation,
+        experts.limit,
+    )
+
+
+def experts_reference(
+    hidden_states: Tensor,
+    expert_index: Tensor,
+    expert_weights: Tensor,
+    up: Tensor,
+    up_scale: Tensor | None,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_scale: Tensor | None,
+    down_bias: Tensor | None,
+    experts: int,
+    intermediate_features: int,
+    gated: bool,
+    activation: str,
+    limit: float,
+) -> Tensor:
+    """The op in plain torch, expert by expert in float32."""
+    features = hidden_states.shape[1]
+    output = torch.zeros(hidden_states.shape)
+    for number in range(experts):
+        token, slot = torch.where(expert_index == number)
+        if not len(token):
+            continue
+        width = (2 if gated else 1) * intermediate_features
+        hidden = _expert(hidden_states[token].float(), up, up_scale, up_bias, number, width)
+        if gated:
+            gate, other = hidden.chunk(2, dim=-1)
+            if limit:
+                gate, other = gate.clamp(max=limit), other.clamp(-limit, limit) + 1
+            hidden = ACTIVATIONS[activation](gate) * other
+        else:
+            hidden = ACTIVATIONS[activation](hidden)
+        made = _expert(hidden, down, down_scale, down_bias, number, features)
+        output.index_add_(0, token, made * expert_weights[token, slot, None].float())
+    return output.to(hidden_states.dtype)
+
+
+def _expert(
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, number: int, width: int
+) -> Tensor:
+    """The linear of one expert of several, whose packed weights lie one after another."""
+    dtype, first = dtype_of(weight), number * width
+    whole = PackedWeight(weight, scale, x.shape[1], weight.shape[0] * PANEL_FEATURES, dtype)
+    if scale is not None:
+        x = quantize_rows(x, symmetric_16_bits=dtype == "int8-weight")
+    return F.linear(
+        x,
+        unpack_linear(whole.narrow(first, width)),
+        None if bias is None else bias[first : first + width].float(),
+    )
+
+
+def _fake(hidden_states: Tensor, *_: object) -> Tensor:
+    return hidden_states.new_empty(hidden_states.shape)
+
+
+declare(
+    "experts_ffn(Tensor hidden_states, Tensor expert_index, Tensor expert_weights, Tensor up, Tensor? up_scale, Tensor? up_bias, "
+    "Tensor down, Tensor? down_scale, Tensor? down_bias, SymInt experts, SymInt intermediate_features, bool gated, str activation, "
+    "float limit) -> Tensor",
+    fake=_fake,
+    reference=experts_reference,
+)
