@@ -86,7 +86,7 @@ class _Reader:
             try:
                 twin = twin_of(layer)
                 seen = trace(twin, call)
-                biases = self._biases(twin, call, seen)
+                biases = self._biases(layer, twin, call, seen)
             except Exception:  # unknown code: whatever it raises, it does not take what its host passes
                 return None
             parts = None if biases is None else read(twin, seen, biases.own)
@@ -102,7 +102,9 @@ class _Reader:
             proof = Proof(layer, call, role.cache_index, None, biases.handed)
             return role if proof.error(role) <= proof.tolerance else None
 
-    def _biases(self, twin: nn.Module, call: LayerCall, seen: DecoderTrace) -> _Biases | None:
+    def _biases(
+        self, layer: nn.Module, twin: nn.Module, call: LayerCall, seen: DecoderTrace
+    ) -> _Biases | None:
         """The position biases of a trace, if their tables are known."""
         used = [attention.bias for attention in seen.attention]
         names = [_name_of(call, bias) for bias in used]
@@ -121,7 +123,7 @@ class _Reader:
                 own = read_relative_bias(twin, call) if number == 0 else None
                 if own is None:
                     return None
-                self.tables.append(own.table(twin))
+                self.tables.append(own.table(layer))  # later layers are handed this one, not the twin's
         return _Biases(own, handed, tuple(names))
 
     def _turning(
