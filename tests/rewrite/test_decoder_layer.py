@@ -309,3 +309,21 @@ def test_a_cache_of_another_model_is_refused() -> None:
     logits(model, cache)
     with pytest.raises(ValueError, match="past_key_values"):
         logits(other, cache)
+
+
+@pytest.mark.parametrize("padding", ["skip", "compute"])
+def test_left_padding_is_computed_where_asked_for(lengths: list[int], padding: str) -> None:
+    """Then the layers run on their own, for batches that have such padding only."""
+    model, batch = llama(), padded()["left"]
+    expected = model(**batch, use_cache=False).logits
+    accelerate_for_cpu(model, dtype="float32", padding=padding)
+    lengths.clear()
+    given = model(**batch, use_cache=False).logits
+    assert bool(lengths) == (padding == "skip")
+    tokens = batch["attention_mask"].bool()
+    assert row_error(given[tokens], expected[tokens]) <= 1e-4
+    if padding == "compute":
+        assert row_error(given[~tokens], expected[~tokens]) <= 1e-4
+    lengths.clear()
+    logits(model)
+    assert lengths == [5]

@@ -20,8 +20,8 @@ from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, read_mask
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
-from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting
-from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
+from hf_cpu_accel.rewrite.hooks import has_foreign_hook, is_collecting
+from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.packed_linear import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
@@ -249,18 +249,7 @@ class FusedDecoderLayer(Mixed):
 
 def fuse(layer: nn.Module, role: Role) -> FusedDecoderLayer:
     """`layer` with the fused forward; the original is not changed."""
-    fused = empty(FusedDecoderLayer, type(layer))
-    assert isinstance(fused, FusedDecoderLayer)
-    # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
-    fused.__dict__.update(vars(layer))
-    hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
-    fused.__dict__.update(
-        _modules=dict(layer._modules),
-        role=role,
-        _hooks_inside=tuple(hooks),
-        _weights=None,
-        _runs=Runs(),
-    )
+    fused: FusedDecoderLayer = fused_layer(FusedDecoderLayer, layer, role=role, _weights=None, _runs=Runs())
     return fused
 
 

@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
-from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
+from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.norm import NormSpec, identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
 from hf_cpu_accel.rewrite.projection_group import members_apart
@@ -159,17 +159,8 @@ def fuse(
     layer: nn.Module, parts: EncoderLayerParts, *, skips_padding: bool, narrow: bool = True
 ) -> nn.Module:
     """`layer` with the fused forward; the original is not changed."""
-    fused = empty(FusedEncoderLayer, type(layer))
-    # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
-    fused.__dict__.update(vars(layer))
-    hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
-    fused.__dict__.update(
-        _modules=dict(layer._modules),
-        _parts=parts,
-        _hooks_inside=tuple(hooks),
-        _bound=None,
-        _skips_padding=skips_padding,
-        _narrow=narrow,
+    fused: nn.Module = fused_layer(
+        FusedEncoderLayer, layer, _parts=parts, _bound=None, _skips_padding=skips_padding, _narrow=narrow
     )
     return fused
 

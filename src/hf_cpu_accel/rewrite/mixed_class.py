@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_cpu_accel.rewrite.hooks import forward_hooks
+
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
@@ -40,3 +42,16 @@ def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:
     """An instance without attributes, not even a module's own."""
     cls = mixed_class(fused, original)
     return cls.__new__(cls)
+
+
+def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> Any:
+    """`layer` with the forward of `fused` and with `attributes`; the original is not changed.
+
+    `_hooks_inside` tells the hooks of the modules in it, present and future ones.
+    """
+    made = empty(fused, type(layer))
+    # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
+    made.__dict__.update(vars(layer))
+    hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
+    made.__dict__.update(_modules=dict(layer._modules), _hooks_inside=tuple(hooks), **attributes)
+    return made
