@@ -62,18 +62,12 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     }
   }
 
-  const int64_t threads = team_size(static_cast<double>(batch * heads * a.q_len) * static_cast<double>(a.kv_len * (a.head_dim + a.value_dim)));
   std::vector<AttentionSequence> sequences(static_cast<size_t>(batch));
   for (int64_t b = 0; b < batch; ++b) {
     const TokenRange range = ranges[static_cast<size_t>(b)];
     sequences[static_cast<size_t>(b)] = {a, b, range.begin, range.end};
   }
-  const AttentionPlan plan = plan_attention(sequences.data(), batch, kv_heads, threads, true);
-  const int64_t scratch = (plan.scratch_floats + 15) / 16 * 16;
-  Workspace workspace(Workspace::size_of<float>(scratch * threads) + Workspace::size_of<float>(plan.partial_floats * plan.tasks));
-  float* memory = workspace.take<float>(scratch * threads);
-  float* partials = workspace.take<float>(plan.partial_floats * plan.tasks);
-  run_team(threads, [&](Team& team) { run_attention(team, plan, memory + team.slot() * scratch, partials); });
+  run_attention(sequences, kv_heads);
   return output;
 }
 

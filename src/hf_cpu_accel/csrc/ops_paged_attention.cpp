@@ -52,7 +52,6 @@ Tensor paged_attention(const Tensor& query, const Tensor& key, const Tensor& val
   shared.query = {const_cast<void*>(query.const_data_ptr()), 0, query.stride(1), query.stride(0), floating(is_bf16(query))};
   shared.output = {output.mutable_data_ptr(), 0, shared.value_dim, heads * shared.value_dim, floating(is_bf16(output))};
   std::vector<AttentionSequence> all;
-  double work = 0;
   for (int64_t i = 0; i < sequences; ++i) {
     Attention a = shared;
     a.q_len = first_query[i + 1] - first_query[i], a.kv_len = first_key[i + 1] - first_key[i];
@@ -61,16 +60,8 @@ Tensor paged_attention(const Tensor& query, const Tensor& key, const Tensor& val
     a.query.data = a.query.at(first_query[i] * a.query.position_stride), a.output.data = a.output.at(first_query[i] * a.output.position_stride);
     a.rows = slot + first_key[i], a.row_keys = a.kv_len;
     all.push_back({a, 0, 0, a.kv_len});
-    work += static_cast<double>(heads * a.q_len) * static_cast<double>(a.kv_len * (a.head_dim + a.value_dim));
   }
-  if (all.empty()) return output;
-  const int64_t threads = team_size(work);
-  const AttentionPlan plan = plan_attention(all.data(), static_cast<int64_t>(all.size()), kv_heads, threads, true);
-  const int64_t scratch = (plan.scratch_floats + 15) / 16 * 16;
-  Workspace workspace(Workspace::size_of<float>(scratch * threads) + Workspace::size_of<float>(plan.partial_floats * plan.tasks));
-  float* memory = workspace.take<float>(scratch * threads);
-  float* partials = workspace.take<float>(plan.partial_floats * plan.tasks);
-  run_team(threads, [&](Team& team) { run_attention(team, plan, memory + team.slot() * scratch, partials); });
+  if (!all.empty()) run_attention(all, kv_heads);
   return output;
 }
 

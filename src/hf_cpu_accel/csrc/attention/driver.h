@@ -115,4 +115,20 @@ inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch,
   run_attention(team, plan, scratch, partials, [](const Attention&, const AttentionTask&) {});
 }
 
+// All sequences in a fork of its own.
+inline void run_attention(std::vector<AttentionSequence>& sequences, int64_t kv_heads) {
+  double work = 0;
+  for (const AttentionSequence& s : sequences) {
+    const Attention& a = s.attention;
+    work += static_cast<double>(kv_heads * a.group * a.q_len) * static_cast<double>(a.kv_len * (a.head_dim + a.value_dim));
+  }
+  const int64_t threads = team_size(work);
+  const AttentionPlan plan = plan_attention(sequences.data(), static_cast<int64_t>(sequences.size()), kv_heads, threads, true);
+  const int64_t scratch = (plan.scratch_floats + 15) / 16 * 16;
+  Workspace workspace(Workspace::size_of<float>(scratch * threads) + Workspace::size_of<float>(plan.partial_floats * plan.tasks));
+  float* memory = workspace.take<float>(scratch * threads);
+  float* partials = workspace.take<float>(plan.partial_floats * plan.tasks);
+  run_team(threads, [&](Team& team) { run_attention(team, plan, memory + team.slot() * scratch, partials); });
+}
+
 }  // namespace hfca
