@@ -14,7 +14,7 @@ import typer
 from benchmarks import generation_harness, generation_report
 from benchmarks.generation_systems import BASE, DEFAULT, SYSTEMS
 from benchmarks.peers.registry import GENERATORS
-from benchmarks.session import GenerationSettings, Markdown, Out, Priority, Session, Threads
+from benchmarks.session import GenerationSettings, Markdown, Out, Priority, Session, Threads, chosen_systems
 from hf_cpu_accel.cli import random_models
 
 _ALL = (*SYSTEMS, *GENERATORS)
@@ -41,10 +41,7 @@ def main(
     markdown: Markdown = None,
 ) -> None:
     """Measure prefill and decode of eager, this package and its rivals, side by side on this machine, batch 1."""
-    wanted = [name.strip() for name in chosen.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in _ALL]
-    if unknown:
-        raise typer.BadParameter(f"systems {unknown} are not known; accepted: {', '.join(_ALL)}")
+    wanted = chosen_systems(chosen, _ALL)
     for name in models or ():
         if not os.path.isdir(name) and name not in random_models.NAMES:
             raise typer.BadParameter(

@@ -1,6 +1,6 @@
 """Graph neural networks against stock PyTorch Geometric and torch.sparse: python -m benchmarks.gnn [--graph arxiv|reddit|batch]
 
-Systems take turns, and the best time of each counts. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, from which the
+Systems take turns. THP_MEM_ALLOC_ENABLE=1 gives torch's own tensors huge pages, from which the
 stock paths gain most: run with it and without.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -21,21 +20,14 @@ from torch import Tensor, nn
 from benchmarks.gnn_graphs import SIZES, rmat
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.measure import interleaved
 from hf_cpu_accel.ops.sparse import coo_to_csr, spmm_reduce
 
 Systems = dict[str, Callable[[], object]]
 
 
-def interleaved(systems: Systems, rounds: int) -> dict[str, float]:
-    """The best time in milliseconds of each, which run in turns."""
-    best = dict.fromkeys(systems, float("inf"))
-    for round_number in range(rounds + 1):  # the first warms up
-        for name, run in systems.items():
-            start = time.perf_counter()
-            run()
-            took = 1e3 * (time.perf_counter() - start)
-            best[name] = min(best[name], took) if round_number else best[name]
-    return best
+_KINDS = ("aggregation", "inference", "training")
+_MODELS = ("GCN", "SAGE", "GIN", "GAT", "GATv2")
 
 
 def aggregation_cases(edge_index: Tensor, nodes: int, widths: list[int]) -> dict[str, Systems]:
@@ -146,29 +138,41 @@ def _training_step(model: nn.Module, x: Tensor, edges: Tensor, labels: Tensor) -
             parameter.sub_(parameter.grad, alpha=1e-3)
 
 
+def _known(option: str, values: str, accepted: tuple[str, ...]) -> list[str]:
+    wanted = values.split(",")
+    unknown = [value for value in wanted if value not in accepted]
+    if unknown:
+        raise typer.BadParameter(f"{option}: {unknown} are not known; accepted: {', '.join(accepted)}")
+    return wanted
+
+
 def main(
     graph: Annotated[str, typer.Option(help=", ".join(SIZES))] = "arxiv",
     widths: Annotated[str, typer.Option(help="features of the aggregations")] = "64,128",
-    only: Annotated[str, typer.Option(help="models")] = "GCN,SAGE,GIN,GAT,GATv2",
-    what: Annotated[
-        str, typer.Option(help="of: aggregation, inference, training")
-    ] = "aggregation,inference,training",
-    rounds: Annotated[int, typer.Option(help="turns of each system")] = 5,
+    only: Annotated[str, typer.Option(help="models")] = ",".join(_MODELS),
+    what: Annotated[str, typer.Option(help=f"of: {', '.join(_KINDS)}")] = ",".join(_KINDS),
+    rounds: Annotated[int, typer.Option(min=1, help="turns of each system")] = 5,
 ) -> None:
+    """Medians of stock PyTorch Geometric, torch.sparse and this package, side by side on this machine."""
+    graph = _known("--graph", graph, tuple(SIZES))[0]
+    kinds, names = _known("--what", what, _KINDS), _known("--only", only, _MODELS)
     nodes, edges = SIZES[graph]
     edge_index = rmat(nodes, edges)
     pages = "huge pages for all" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "default allocator"
     table = Table("case", "system", "ms", "against ours", box=None)
     cases: dict[str, Systems] = {}
-    if "aggregation" in what:
+    if "aggregation" in kinds:
         cases |= aggregation_cases(edge_index, nodes, [int(width) for width in widths.split(",")])
     for kind in ("inference", "training"):
-        if kind in what:
-            cases |= model_cases(edge_index, nodes, train=kind == "training", names=only.split(","))
+        if kind in kinds:
+            cases |= model_cases(edge_index, nodes, train=kind == "training", names=names)
     for case, systems in cases.items():
-        times = interleaved(systems, rounds)
+        for run in systems.values():
+            run()
+        timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
+        times = {system: timing.seconds.value for system, timing in timings.items()}
         for system, took in times.items():
-            table.add_row(case, system, f"{took:.1f}", f"{took / times['ours']:.2f}")
+            table.add_row(case, system, f"{1e3 * took:.1f}", f"{took / times['ours']:.2f}")
     console = Console(width=110)
     console.print(f"{graph}: {nodes} nodes, {edges} edges, {torch.get_num_threads()} threads, {pages}")
     console.print(table)

@@ -13,7 +13,18 @@ import typer
 
 from benchmarks import systems, workloads
 from benchmarks.peers.registry import PEERS
-from benchmarks.session import Calls, Markdown, Out, Priority, Rounds, Seconds, Session, Settings, Threads
+from benchmarks.session import (
+    Calls,
+    Markdown,
+    Out,
+    Priority,
+    Rounds,
+    Seconds,
+    Session,
+    Settings,
+    Threads,
+    chosen_systems,
+)
 
 _ALL = (*systems.SYSTEMS, *PEERS)
 
@@ -35,10 +46,7 @@ def main(
     markdown: Markdown = None,
 ) -> None:
     """Measure eager, torch's own alternatives and this package, side by side on this machine."""
-    wanted = [name.strip() for name in chosen.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in _ALL]
-    if unknown:
-        raise typer.BadParameter(f"systems {unknown} are not known; accepted: {', '.join(_ALL)}")
+    wanted = chosen_systems(chosen, _ALL)
     planned = checked(names or workloads.DEFAULT)
     session = Session(
         "benchmarks.run", Settings(rounds, seconds, calls, threads, priority), out, markdown, "measured"

@@ -32,6 +32,15 @@ Markdown = Annotated[
 ]
 
 
+def chosen_systems(names: str, known: Sequence[str]) -> list[str]:
+    """The systems of a comma-separated list, refused if one of them is not `known`."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"systems {unknown} are not known; accepted: {', '.join(known)}")
+    return wanted
+
+
 @dataclass(frozen=True)
 class Settings:
     """How every workload of a run is measured; see `harness.run`."""
