@@ -119,7 +119,9 @@ class FusedEncoderLayer(Mixed):
         if mask is not None:
             padding = padding_of(mask) if self._skips_padding else None
             mask = None if padding is not None else _broadcastable(mask, hidden_states)
-        output = _ENCODER_LAYER(hidden_states, padding, mask, *(self._bound or self._bind()))
+        output = _ENCODER_LAYER(
+            hidden_states, padding, mask, None, None, None, *(self._bound or self._bind())
+        )
         return (output,) if self._parts.returns_tuple else output
 
     def _bind(self) -> tuple[Any, ...]:
