@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +39,21 @@ class Case:
     order: tuple[int, int, int] = (0, 1, 2)
     biases: bool = True
     narrow: bool = False
+    norm: str = "layer_norm"
+    gated: bool = False
+    gains: bool = False
+    relative: int = 0  # tokens before and after, that have a bias of their own
+    rotary: int = 0  # features of a head
+    window: int | None = None
 
     def __str__(self) -> str:
         sizes = (
             f"{self.batch}x{self.length}x{self.features}-{self.heads}x{self.head_size}-{self.intermediate}"
         )
         when = "before" if self.norm_before else "after"
-        return f"{sizes}-{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}"
+        what = f"{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
+        more = f"{'-gated' * self.gated}{'-gains' * self.gains}"
+        return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}"
 
 
 PADDINGS = ["right padding", "left padding", "holes", "one sequence empty", "all empty"]
@@ -81,6 +90,63 @@ CASES = [
         for before in (False, True)
     ),
     Case(dtype=torch.bfloat16),
+    # T5: RMS norms, gated or not, a bias for distances that is longer or shorter than the text.
+    *(
+        Case(
+            length=length,
+            norm="rms_norm",
+            norm_before=True,
+            biases=False,
+            gated=gated,
+            activation="gelu_tanh" if gated else "relu",
+            relative=relative,
+            mask=mask,
+            weights=weights,
+            narrow=weights != "float32",
+        )
+        for length, relative, mask in (
+            (19, 5, "right padding"),
+            (70, 100, "holes"),
+            (300, 20, "left padding"),
+        )
+        for gated, weights in ((False, "float32"), (True, "float32"), (True, "bfloat16"), (True, "int8"))
+    ),
+    # ModernBERT, Nomic: positions that are turned, windows, layers without a first norm.
+    *(
+        Case(
+            batch=3,
+            length=length,
+            norm_before=norm != "after",
+            norm="none" if norm == "none" else "layer_norm",
+            gated=True,
+            rotary=rotary,
+            window=window,
+            mask=mask,
+            dtype=dtype,
+            narrow=window == 4,
+            weights="int8" if window == 4 else "float32",
+        )
+        for length, rotary, window, norm, mask, dtype in (
+            (9, 16, None, "after", "right padding", torch.float32),
+            (33, 12, 4, "none", "left padding", torch.bfloat16),
+            (300, 16, 64, "before", "right padding", torch.float32),
+            (300, 16, 64, "before", "float per head", torch.float32),
+            (40, 2, 1, "before", "holes", torch.bfloat16),
+        )
+    ),
+    # DINOv2, BEiT: gains; what is attended to besides the padding.
+    *(
+        Case(gains=True, norm_before=True, dtype=dtype, mask=mask)
+        for dtype in (torch.float32, torch.bfloat16)
+        for mask in (
+            "none",
+            "right padding",
+            "float per head, padded",
+            "bool per query, holes",
+            "bfloat16 keys, holes",
+        )
+    ),
+    Case(batch=16, length=40, gains=True, norm_before=True, gated=True, rotary=16),
     # Attention in integers: more keys than one block of them, ragged sizes, masks, queries in several blocks.
     *(
         Case(
@@ -112,10 +178,14 @@ def weights_of(case: Case) -> EncoderWeights:
     def vector(size: int) -> Tensor | None:
         return (0.1 * torch.randn(size)).to(case.dtype) if case.biases else None
 
-    def norm(eps: float) -> NormWeights:
-        if not case.biases:
+    def norm(eps: float, kind: Any) -> NormWeights:
+        if not case.biases and kind == "layer_norm":
             return NormWeights(None, None, eps)
-        return NormWeights((1 + 0.1 * torch.randn(case.features)).to(case.dtype), vector(case.features), eps)
+        weight = (1 + 0.1 * torch.randn(case.features)).to(case.dtype)
+        return NormWeights(weight, vector(case.features) if kind == "layer_norm" else None, eps, kind)
+
+    up = 2 * case.intermediate if case.gated else case.intermediate
+    last = "rms_norm" if case.norm == "rms_norm" else "layer_norm"
 
     return EncoderWeights(
         qkv=pack_linear(matrix(3 * inner, case.features), case.weights),
@@ -125,22 +195,52 @@ def weights_of(case: Case) -> EncoderWeights:
         attention_scale=None if case.biases else 0.3,
         output=pack_linear(matrix(case.features, inner), case.weights),
         output_bias=vector(case.features),
-        attention_norm=norm(1e-12),
-        up=pack_linear(matrix(case.intermediate, case.features), case.weights),
-        up_bias=vector(case.intermediate),
+        attention_norm=None if case.norm == "none" else norm(1e-12, case.norm),
+        up=pack_linear(matrix(up, case.features), case.weights),
+        up_bias=vector(up),
         down=pack_linear(matrix(case.features, case.intermediate), case.weights),
         down_bias=vector(case.features),
         activation=case.activation,
-        ffn_norm=norm(1e-5),
+        ffn_norm=norm(1e-5, last),
         norm_before=case.norm_before,
         narrow=case.narrow,
+        gated=case.gated,
+        attention_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
+        ffn_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
+        window=case.window,
     )
+
+
+def positions_of(case: Case) -> dict[str, Any]:
+    """relative and rotary."""
+    relative = torch.randn(case.heads, 2 * case.relative + 1) if case.relative else None
+    angles = torch.randn(1 if case.batch % 2 else case.batch, case.length, case.rotary // 2).repeat(1, 1, 2)
+    tables = (angles.cos().to(case.dtype), angles.sin().to(case.dtype)) if case.rotary else None
+    return {"relative": relative, "rotary": tables}
+
+
+def reference(
+    hidden_states: Tensor,
+    weights: EncoderWeights,
+    padding: Tensor | None = None,
+    mask: Tensor | None = None,
+    relative: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    cos, sin = rotary or (None, None)
+    return _reference(hidden_states, padding, mask, relative, cos, sin, *weights.arguments())
 
 
 def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
     """padding and mask."""
     batch, length = case.batch, case.length
     position, lengths = torch.arange(length), torch.randint(1, length + 1, (batch, 1))
+    if case.mask == "float per head, padded":
+        return position < lengths, torch.randn(1, case.heads, length, length)
+    if case.mask == "bool per query, holes":
+        return torch.rand(batch, length) < 0.6, torch.rand(batch, 1, length, length) < 0.7
+    if case.mask == "bfloat16 keys, holes":
+        return torch.rand(batch, length) < 0.6, torch.randn(batch, case.heads, 1, length).bfloat16()
     if case.mask == "right padding":
         return position < lengths, None
     if case.mask == "left padding":
@@ -165,10 +265,10 @@ def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
 
 
 def check(case: Case, hidden_states: Tensor | None = None) -> None:
-    weights, (padding, mask) = weights_of(case), masks_of(case)
+    weights, (padding, mask), positions = weights_of(case), masks_of(case), positions_of(case)
     if hidden_states is None:
         hidden_states = torch.randn(case.batch, case.length, case.features).to(case.dtype)
-    expected = _reference(hidden_states, padding, mask, *weights.arguments()).double()
+    expected = reference(hidden_states, weights, padding, mask, **positions).double()
     seven_bits = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
     bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights]
     bound += BFLOAT16_ROUNDING if case.narrow else 0.0
@@ -178,7 +278,7 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append(encoder_layer(hidden_states, weights, padding=padding, mask=mask))
+            results.append(encoder_layer(hidden_states, weights, padding=padding, mask=mask, **positions))
     finally:
         torch.set_num_threads(threads)
     for result in results:
@@ -218,6 +318,9 @@ def test_cases(case: Case) -> None:
         norm_before=st.booleans(),
         activation=st.sampled_from(["none", "gelu", "quick_gelu", "tanh"]),
         mask=st.sampled_from(["none", *PADDINGS, *MASKS]),
+        norm=st.sampled_from(["layer_norm", "rms_norm"]),
+        relative=st.sampled_from([0, 0, 3, 40]),
+        rotary=st.sampled_from([0, 0, 32]),
     )
 )
 def test_random_shapes(case: Case) -> None:
@@ -281,7 +384,7 @@ def test_many_small_probabilities_count() -> None:
         narrow=True,
     )
     attended = encoder_layer(hidden_states, weights) - hidden_states
-    expected = _reference(hidden_states, None, None, *weights.arguments()) - hidden_states
+    expected = reference(hidden_states, weights) - hidden_states
     assert 4.0 < expected[0, 1, 0] < 6.5  # of 7.9: the share of the first token
     others = slice(1, features)
     assert (attended - expected)[..., others].abs().max() <= 0.1 * expected[..., others].abs().max()
@@ -292,8 +395,16 @@ def test_traces() -> None:
     case = replace(Case(), mask="right padding")
     weights, (padding, _) = weights_of(case), masks_of(case)
     hidden_states = torch.randn(case.batch, case.length, case.features)
+    tables = (None, None, None)
     torch.library.opcheck(
-        torch.ops.hf_cpu_accel.encoder_layer.default, (hidden_states, padding, None, *weights.arguments())
+        torch.ops.hf_cpu_accel.encoder_layer.default,
+        (hidden_states, padding, None, *tables, *weights.arguments()),
+    )
+    gated = replace(Case(), norm="rms_norm", norm_before=True, gated=True, gains=True, rotary=16, relative=3)
+    positions = positions_of(gated)
+    inputs = (hidden_states, padding, None, positions["relative"], *positions["rotary"])
+    torch.library.opcheck(
+        torch.ops.hf_cpu_accel.encoder_layer.default, (*inputs, *weights_of(gated).arguments())
     )
 
 
@@ -307,8 +418,18 @@ def test_bad_arguments() -> None:
     padding = torch.ones(2, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"padding of shape \(2, 4\)"):
         encoder_layer(hidden_states, weights, padding=padding[:, :4])
-    with pytest.raises(ValueError, match="exclude each other"):
-        encoder_layer(hidden_states, weights, padding=padding, mask=padding[:, None, None])
+    with pytest.raises(RuntimeError, match="an odd number"):
+        encoder_layer(hidden_states, weights, relative=torch.randn(4, 6))
+    with pytest.raises(RuntimeError, match="excludes a window"):
+        encoder_layer(hidden_states, replace(weights, window=2), relative=torch.randn(4, 7))
+    with pytest.raises(RuntimeError, match="cos and sin must be"):
+        encoder_layer(hidden_states, weights, rotary=(torch.ones(1, 5, 18), torch.ones(1, 5, 18)))
+    with pytest.raises(RuntimeError, match="gains go with norms that come before"):
+        encoder_layer(hidden_states, replace(weights, ffn_gain=torch.ones(64)))
+    with pytest.raises(RuntimeError, match="may be missing"):
+        encoder_layer(hidden_states, replace(weights, attention_norm=None))
+    with pytest.raises(RuntimeError, match="does not fit"):
+        encoder_layer(hidden_states, replace(weights, gated=True))
     with pytest.raises(ValueError, match="activation='swish'"):
         encoder_layer(hidden_states, replace(weights, activation="swish"))
     with pytest.raises(RuntimeError, match="permutation"):

@@ -93,7 +93,7 @@ FAMILIES = {
     ),
     "mpnet": Family(
         "MPNetModel", "MPNetConfig", {**_BERT, "pad_token_id": 1},
-        {"embeddings": 1, "merged projections": 8, "linear + activation": 2, "linear + residual + norm": 2,
+        {"embeddings": 1, "encoder layer": 2, "merged projections": 8, "linear + activation": 2, "linear + residual + norm": 2,
          "first token: linear + activation": 1},
     ),
     "albert": Family(
@@ -117,15 +117,37 @@ FAMILIES = {
         "ModernBertModel", "ModernBertConfig",
         {**_SMALL, "intermediate_size": 96, "max_position_embeddings": 64, "local_attention": 8, "num_hidden_layers": 3,
          "global_attn_every_n_layers": 3, "pad_token_id": 0},
-        {"embeddings": 1, "attention": 3, "merged projections": 6, "linear": 6},
+        {"embeddings": 1, "encoder layer": 3, "attention": 3, "merged projections": 6, "linear": 6},
     ),
     "t5": Family(
         "T5EncoderModel", "T5Config", _T5,
-        {"attention": 2, "rms norm": 5, "merged projections": 8, "ffn": 4},
+        {"encoder layer": 2, "attention": 2, "rms norm": 5, "merged projections": 8, "ffn": 4},
     ),
     "t5-gated": Family(
         "T5EncoderModel", "T5Config", {**_T5, "feed_forward_proj": "gated-gelu"},
-        {"attention": 2, "rms norm": 5, "merged projections": 12, "linear": 2},
+        {"encoder layer": 2, "attention": 2, "rms norm": 5, "merged projections": 12, "linear": 2},
+    ),
+    "umt5": Family(
+        "UMT5EncoderModel", "UMT5Config", _T5,
+        {"encoder layer": 2, "attention": 2, "rms norm": 5, "merged projections": 12, "linear": 2},
+    ),
+    "nomic": Family(
+        "NomicBertModel", "NomicBertConfig", _BERT,
+        {"embeddings": 1, "encoder layer": 2, "attention": 2, "merged projections": 12, "linear": 2},
+    ),
+    "eurobert": Family(
+        "EuroBertModel", "EuroBertConfig", {**_BERT, "pad_token_id": 0},
+        {"encoder layer": 2, "attention": 2, "rms norm": 5, "merged projections": 12, "linear": 2},
+    ),
+    "jina-v3": Family(
+        "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", _BERT,
+        {"embeddings": 1, "encoder layer": 2, "attention": 2, "merged projections": 8, "ffn": 4,
+         "first token: linear + activation": 1},
+    ),
+    "esm": Family(
+        "EsmModel", "EsmConfig", {**_BERT, "pad_token_id": 0, "position_embedding_type": "rotary"},
+        {"encoder layer": 2, "attention": 2, "merged projections": 6, "linear + residual": 4, "linear": 2,
+         "first token: linear + activation": 1},
     ),
     "bart": Family(
         "BartModel", "BartConfig", _BART,

@@ -47,9 +47,46 @@ def bart_encoder() -> nn.Module:
     )
 
 
+IMAGES = {
+    **{name: size for name, size in SIZES.items() if name != "vocab_size"},
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
 def vit() -> nn.Module:
-    sizes = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
-    return tf.ViTModel(tf.ViTConfig(image_size=32, patch_size=8, **sizes)).eval()
+    return tf.ViTModel(tf.ViTConfig(**IMAGES)).eval()
+
+
+def dinov2(value: float = 1e-4) -> nn.Module:
+    """Its branches are multiplied by gains, which are tiny where a model has just been made."""
+    return tf.Dinov2Model(tf.Dinov2Config(**{**IMAGES, "mlp_ratio": 2, "layerscale_value": value})).eval()
+
+
+def pixtral() -> nn.Module:
+    """RMS norms, gates, and tables of positions for rows and columns."""
+    return tf.PixtralVisionModel(tf.PixtralVisionConfig(**IMAGES)).eval()
+
+
+def yolos() -> nn.Module:
+    """Its layers take no mask."""
+    return tf.YolosModel(tf.YolosConfig(**{**IMAGES, "image_size": [32, 32]}, num_detection_tokens=5)).eval()
+
+
+def t5(**changes: object) -> nn.Module:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4, "num_layers": 2, "vocab_size": 99}
+    return tf.T5EncoderModel(tf.T5Config(**{**sizes, **changes})).eval()
+
+
+def modernbert() -> nn.Module:
+    """Windows, and a first layer without a first norm."""
+    windows = {"local_attention": 4, "global_attn_every_n_layers": 2, "max_position_embeddings": 64}
+    return tf.ModernBertModel(tf.ModernBertConfig(**{**SIZES, **windows}, pad_token_id=0)).eval()
+
+
+def mpnet() -> nn.Module:
+    """Attention is written out, and its masks are added."""
+    return tf.MPNetModel(tf.MPNetConfig(**SIZES)).eval()
 
 
 def whisper_encoder() -> nn.Module:
@@ -74,11 +111,18 @@ FUSED = {
     "bart": (bart_encoder, 2),
     "vit": (vit, 2),
     "whisper": (whisper_encoder, 2),
+    "dinov2": (dinov2, 2),
+    "pixtral": (pixtral, 2),
+    "yolos": (yolos, 2),
+    "t5": (t5, 2),
+    "t5 gated": (lambda: t5(feed_forward_proj="gated-gelu"), 2),
+    "modernbert": (modernbert, 2),
+    "mpnet": (mpnet, 2),
 }
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
-    if isinstance(model, tf.ViTModel):
+    if model.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(2, 3, 32, 32)}
     if model.main_input_name == "input_features":
         return {"input_features": torch.randn(2, 8, 40)}
@@ -235,7 +279,7 @@ def test_hooks_inside_a_layer_are_not_bypassed(when: str) -> None:
     assert ("norm" in seen) == (when == "before")
 
 
-def test_a_layer_whose_second_argument_is_no_mask_is_left() -> None:
+def test_arguments_that_nobody_knows_take_the_layers_own_forward() -> None:
     class Shifted(tf.models.bert.modeling_bert.BertLayer):
         def forward(self, hidden_states: Tensor, offset: Tensor | None = None) -> Tensor:
             hidden = hidden_states if offset is None else hidden_states + offset
@@ -243,11 +287,62 @@ def test_a_layer_whose_second_argument_is_no_mask_is_left() -> None:
 
     model = nn.Sequential(Shifted(tf.BertConfig(_attn_implementation="sdpa", **SIZES))).eval()
     hidden = torch.randn(2, 5, 64)
+    offset = torch.randn(2, 5, 64)
     with torch.no_grad():
-        expected = model(hidden)
+        expected = [model(hidden), model[0](hidden, offset)]
         accelerate_for_cpu(model, dtype="float32")
-        assert not fused_layers(model)
-        torch.testing.assert_close(model(hidden), expected, rtol=1e-4, atol=1e-5)
+        assert len(fused_layers(model)) == 1
+        for ours, theirs in zip([model(hidden), model[0](hidden, offset)], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_tiny_gains_do_not_hide_what_a_branch_computes() -> None:
+    class Absolute(nn.Module):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return hidden_states.abs()
+
+    model = dinov2(1e-6)
+    model.encoder.layer[1].mlp.activation_fn = Absolute().eval()
+    accelerate_for_cpu(model, dtype="float32")
+    assert len(fused_layers(model)) == 1
+
+
+def test_a_text_longer_than_any_that_the_biases_were_read_from() -> None:
+    model = t5()
+    batch = {
+        "input_ids": torch.randint(3, 99, (1, 700)),
+        "attention_mask": torch.ones(1, 700, dtype=torch.long),
+    }
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype="float32")
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_position_bias_is_what_it_was_for_whoever_reads_it() -> None:
+    model = t5()
+    layer, hidden = model.encoder.block[0], torch.randn(1, 9, 64)
+    with torch.no_grad():
+        expected, bias, _ = layer(hidden)
+        accelerate_for_cpu(model, dtype="float32")
+        first, second = model.encoder.block
+        output, given, _ = first(hidden)
+        assert torch.equal(given + 0, bias)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+        # The same values in an ordinary tensor, and half of them, which no table has.
+        torch.testing.assert_close(
+            second(hidden, None, bias)[0], second(hidden, None, given)[0], rtol=1e-4, atol=1e-5
+        )
+        halved = second._original_class.forward(second, hidden, None, bias / 2)[0]
+        torch.testing.assert_close(second(hidden, None, bias / 2)[0], halved, rtol=1e-4, atol=1e-5)
+
+
+def test_tables_for_other_positions_than_the_tokens_take_the_own_forward() -> None:
+    model = modernbert()
+    accelerate_for_cpu(model, dtype="float32")
+    layer, hidden = model.layers[1], torch.randn(1, 9, 64)
+    assert layer._inputs(hidden, (None, (torch.ones(1, 9, 16), torch.zeros(1, 9, 16))), {}) is not None
+    assert layer._inputs(hidden, (None, (torch.ones(1, 5, 16), torch.zeros(1, 5, 16))), {}) is None
+    assert layer._inputs(hidden, (None,), {}) is None
 
 
 def test_padding_comes_out_as_zeros_or_as_in_the_original() -> None:

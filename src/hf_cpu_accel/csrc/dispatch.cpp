@@ -81,6 +81,7 @@ Dispatch choose() {
              kernels.attention,
              kernels.norm,
              kernels.heads,
+             kernels.token_rows,
              kernels.sparse,
              kernels.embedding_norm,
              kernels.combine,

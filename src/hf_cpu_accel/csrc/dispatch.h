@@ -12,6 +12,7 @@ struct Dispatch {
   AttentionKernels attention;
   NormKernels norm;
   HeadKernels heads;
+  TokenRowKernels token_rows;
   SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;

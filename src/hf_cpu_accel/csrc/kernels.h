@@ -3,6 +3,7 @@
 #include "attention/attention.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"
+#include "encoder/token_rows.h"
 #include "experts/combine.h"
 #include "gemm/gemm.h"
 #include "norm/norm.h"
@@ -16,6 +17,7 @@ struct Kernels {
   AttentionKernels attention;
   NormKernels norm;
   HeadKernels heads;
+  TokenRowKernels token_rows;
   SparseKernels sparse;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;

@@ -44,43 +44,111 @@ void clear_padding(Matrix result, const Tokens& tokens, int64_t length, int64_t 
         std::memset(static_cast<char*>(result.data) + static_cast<size_t>(static_cast<int64_t>(b) * length + i) * bytes, 0, bytes);
 }
 
-Norm norm_of(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps, int64_t features) {
-  Norm norm;
-  norm.columns = features;
-  norm.weight = as_vector(weight, features, op, "norm weight");
-  norm.bias = as_vector(bias, features, op, "norm bias");
-  norm.eps = static_cast<float>(eps);
+EncoderNorm norm_of(int64_t kind, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps, int64_t features) {
+  STD_TORCH_CHECK(0 <= kind && kind <= 2, "hf_cpu_accel::encoder_layer: norms must be of the kinds 0 (none), 1 (layer norm) or 2 (RMS norm)");
+  EncoderNorm norm;
+  norm.kind = static_cast<NormKind>(kind);
+  norm.norm.columns = features;
+  norm.norm.weight = as_vector(weight, features, op, "norm weight");
+  norm.norm.bias = as_vector(bias, features, op, "norm bias");
+  norm.norm.eps = static_cast<float>(eps);
   return norm;
+}
+
+// Tables [1 or batch, length, rotated features of a head]; `keep` holds their memory.
+Rotation rotation_of(const Tensor& cos, const Tensor& sin, const Tokens& tokens, int64_t length, int64_t heads, int64_t head_size, Tensor (&keep)[2]) {
+  check_floating(cos, op, "cos");
+  check_floating(sin, op, "sin");
+  const int64_t batch = static_cast<int64_t>(tokens.count.size());
+  STD_TORCH_CHECK(cos.dim() == 3 && (cos.size(0) == 1 || cos.size(0) == batch) && cos.size(1) == length && cos.size(2) % 2 == 0 && cos.size(2) <= head_size &&
+                      sizes_of(sin) == sizes_of(cos),
+                  "hf_cpu_accel::encoder_layer: cos and sin must be [1 or ", batch, ", ", length, ", an even number up to ", head_size, "]");
+  keep[0] = torch::stable::contiguous(cos), keep[1] = torch::stable::contiguous(sin);
+  Rotation r;
+  r.cos = {keep[0].mutable_data_ptr(), is_bf16(cos)}, r.sin = {keep[1].mutable_data_ptr(), is_bf16(sin)};
+  r.position_stride = cos.size(2), r.batch_stride = cos.size(0) == 1 ? 0 : length * r.position_stride, r.half = cos.size(2) / 2;
+  r.length = length, r.heads = heads, r.head_size = head_size;
+  r.index = tokens.index.empty() ? nullptr : tokens.index.data();
+  return r;
+}
+
+// What keys a query sees and what is added to its scores, besides the padding.
+struct Scores {
+  std::optional<Tensor> mask, relative;
+  int64_t window = 0;
+};
+
+float widened(uint16_t bfloat16) {
+  const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Which keys of a sequence are padding, and a mask [.., length, length] from its first token on, in one: [heads, count, count].
+std::vector<float> masked_holes(const Attention& a, const bool* row, int64_t heads) {
+  const auto value = [&](int64_t at) {
+    switch (a.mask_kind) {
+      case MaskKind::boolean: return static_cast<const bool*>(a.mask)[at] ? 0.0f : -INFINITY;
+      case MaskKind::bfloat16: return widened(static_cast<const uint16_t*>(a.mask)[at]);
+      default: return static_cast<const float*>(a.mask)[at];
+    }
+  };
+  std::vector<float> both;
+  both.reserve(static_cast<size_t>(heads * a.q_len * a.q_len));
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t q = 0; q < a.q_len; ++q)
+      for (int64_t k = 0; k < a.q_len; ++k) both.push_back(row[k] ? value(h * a.mask_head_stride + q * a.mask_query_stride + k) : -INFINITY);
+  return both;
 }
 
 // The attention of each sequence over rows of query, key and value [tokens, heads * head_size].
 std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tokens& tokens, int64_t head_size, double scale,
-                                            const std::optional<Tensor>& padding, const std::optional<Tensor>& mask, int64_t heads, int64_t length,
-                                            Tensor& keep_mask) {
+                                            const std::optional<Tensor>& padding, const Scores& scores, int64_t heads, int64_t length, Tensor& keep_mask,
+                                            std::vector<std::vector<float>>& keep_holes) {
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
   shared.quantised = layer.narrow && layer.qkv.kind == WeightKind::int8;
-  if (mask) read_mask(shared, *mask, {static_cast<int64_t>(tokens.count.size()), heads, length, length}, op, keep_mask);
+  // Attention knows causality, a window that ends with the query, and biases for keys before it. Here queries look both ways: they stand
+  // so many positions further on, behind the last key that they see, or that has a bias of its own.
+  int64_t ahead = 0;
+  if (scores.relative) {
+    const Tensor& table = *scores.relative;
+    STD_TORCH_CHECK(table.scalar_type() == ScalarType::Float && table.is_cpu() && table.dim() == 2 && table.size(0) == heads && table.size(1) % 2 == 1 &&
+                        table.is_contiguous() && scores.window == 0,
+                    "hf_cpu_accel::encoder_layer: relative must be float32 [", heads, ", an odd number], contiguous, and excludes a window");
+    shared.relative = static_cast<const float*>(table.const_data_ptr()), shared.relative_count = table.size(1);
+    ahead = table.size(1) / 2;
+  }
+  if (scores.window > 0) shared.causal = true, shared.window = 2 * scores.window + 1, ahead = scores.window;
+  if (scores.mask) read_mask(shared, *scores.mask, {static_cast<int64_t>(tokens.count.size()), heads, length, length}, op, keep_mask);
   const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4;
   std::vector<AttentionSequence> sequences;
   for (size_t b = 0; b < tokens.count.size(); ++b) {
     Attention a = shared;
-    a.q_len = a.kv_len = tokens.count[b];
+    const int64_t count = tokens.count[b], begin = tokens.begin[b];
+    a.q_len = count, a.kv_len = count + ahead;
     const auto heads_of = [&](const Matrix& x) { return Heads{rows_from(x, tokens.first[b]).data, 0, head_size, x.stride, floating(x.bf16)}; };
     a.query = heads_of(layer.query), a.key = heads_of(layer.key), a.value = heads_of(layer.value), a.output = heads_of(layer.context);
-    if (mask) {
-      a.mask = static_cast<const char*>(a.mask) + static_cast<int64_t>(b) * a.mask_batch_stride * mask_bytes;
-    } else if (padding) {
-      const bool* row = static_cast<const bool*>(padding->const_data_ptr()) + static_cast<int64_t>(b) * padding->stride(0) + tokens.begin[b];
-      if (has_holes(row, {0, a.kv_len})) a.mask_kind = MaskKind::boolean, a.mask = row;
+    if (scores.mask)
+      a.mask = static_cast<const char*>(a.mask) + (static_cast<int64_t>(b) * a.mask_batch_stride + begin * (a.mask_query_stride + 1)) * mask_bytes;
+    const bool* row = padding ? static_cast<const bool*>(padding->const_data_ptr()) + static_cast<int64_t>(b) * padding->stride(0) + begin : nullptr;
+    if (row && has_holes(row, {0, count})) {
+      if (scores.mask) {
+        keep_holes.push_back(masked_holes(a, row, heads));
+        a.mask_kind = MaskKind::float32, a.mask = keep_holes.back().data(), a.mask_head_stride = count * count, a.mask_query_stride = count;
+      } else {
+        a.mask_kind = MaskKind::boolean, a.mask = row;
+      }
     }
-    sequences.push_back({a, 0, 0, a.kv_len});
+    sequences.push_back({a, 0, 0, count});
   }
   return sequences;
 }
 
-Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& padding, const std::optional<Tensor>& mask, const Tensor& qkv,
+Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& padding, const std::optional<Tensor>& mask,
+                     const std::optional<Tensor>& relative, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin, const Tensor& qkv,
                      const std::optional<Tensor>& qkv_scale, const std::optional<Tensor>& qkv_bias, const std::vector<int64_t>& order,
                      int64_t head_size, std::optional<double> attention_scale, const Tensor& output, const std::optional<Tensor>& output_scale,
                      const std::optional<Tensor>& output_bias, const std::optional<Tensor>& attention_norm_weight,
@@ -88,7 +156,9 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                      const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
                      const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t intermediate_features,
                      const std::string& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
-                     double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow) {
+                     double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow,
+                     const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain,
+                     int64_t window) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
   const int64_t batch = hidden_states.size(0), length = hidden_states.size(1), features = hidden_states.size(2);
@@ -97,9 +167,13 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                   "hf_cpu_accel::encoder_layer: attention_features must be a multiple of head_size");
   STD_TORCH_CHECK(order.size() == 3 && (1 << order[0] | 1 << order[1] | 1 << order[2]) == 7,
                   "hf_cpu_accel::encoder_layer: order must be a permutation of 0, 1, 2");
-  STD_TORCH_CHECK(!(padding && mask), "hf_cpu_accel::encoder_layer: padding and mask exclude each other");
+  STD_TORCH_CHECK(norms.size() == 2 && norms[1] != 0 && (norm_before || norms[0] != 0),
+                  "hf_cpu_accel::encoder_layer: there must be two norms; only the first of two that come before may be missing");
+  STD_TORCH_CHECK(norm_before || !(attention_gain || ffn_gain), "hf_cpu_accel::encoder_layer: gains go with norms that come before");
+  STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::encoder_layer: a gated FFN's width must be a multiple of ", panel_columns);
+  STD_TORCH_CHECK(window >= 0 && cos.has_value() == sin.has_value(), "hf_cpu_accel::encoder_layer: window must not be negative, cos and sin go together");
 
-  Tensor keep_padding = hidden_states, keep_mask = hidden_states, keep_input = hidden_states;
+  Tensor keep_padding = hidden_states, keep_mask = hidden_states, keep_input = hidden_states, keep_tables[2] = {hidden_states, hidden_states};
   const bool* tokens_in = nullptr;
   if (padding) {
     STD_TORCH_CHECK(padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 && padding->size(0) == batch && padding->size(1) == length,
@@ -111,12 +185,15 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 
   EncoderLayer layer;
   layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;
+  layer.intermediate_features = intermediate_features;
   layer.qkv = gemm_of(op, tokens.total, 3 * attention_features, features, qkv, qkv_scale, qkv_bias);
   layer.output = gemm_of(op, tokens.total, features, attention_features, output, output_scale, output_bias);
-  layer.up = gemm_of(op, tokens.total, intermediate_features, features, up, up_scale, up_bias, activation_of(activation, op));
+  layer.up = gemm_of(op, tokens.total, (gated ? 2 : 1) * intermediate_features, features, up, up_scale, up_bias, activation_of(activation, op));
+  layer.up.gated = gated;
   layer.down = gemm_of(op, tokens.total, features, intermediate_features, down, down_scale, down_bias);
-  layer.attention_norm = norm_of(attention_norm_weight, attention_norm_bias, attention_norm_eps, features);
-  layer.ffn_norm = norm_of(ffn_norm_weight, ffn_norm_bias, ffn_norm_eps, features);
+  layer.attention_norm = norm_of(norms[0], attention_norm_weight, attention_norm_bias, attention_norm_eps, features);
+  layer.ffn_norm = norm_of(norms[1], ffn_norm_weight, ffn_norm_bias, ffn_norm_eps, features);
+  layer.attention_gain = as_vector(attention_gain, features, op, "attention_gain"), layer.ffn_gain = as_vector(ffn_gain, features, op, "ffn_gain");
   split_outputs(layer.qkv, {attention_features, attention_features, attention_features}, op);
 
   Tensor result = empty_of(hidden_states, sizes_of(hidden_states));
@@ -132,8 +209,10 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   layer.context = layer.take(heads, tokens.total, attention_features);
   const double scale = attention_scale ? *attention_scale : 1.0 / std::sqrt(static_cast<double>(head_size));
   const int64_t heads_count = attention_features / head_size;
-  std::vector<AttentionSequence> sequences =
-      sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt, mask, heads_count, length, keep_mask);
+  if (cos) layer.rotation = rotation_of(*cos, *sin, tokens, length, heads_count, head_size, keep_tables);
+  std::vector<std::vector<float>> keep_holes;
+  std::vector<AttentionSequence> sequences = sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
+                                                          {mask, relative, window}, heads_count, length, keep_mask, keep_holes);
 
   const int64_t threads = team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
   const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);
@@ -152,11 +231,11 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
-      "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, "
+      "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, "
       "int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, Tensor? attention_norm_weight, "
       "Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
       "Tensor? down_bias, int intermediate_features, str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, "
-      "int attention_features, bool norm_before, bool narrow) -> Tensor");
+      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, int window) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("encoder_layer", TORCH_BOX(&hfca::encoder_layer)); }

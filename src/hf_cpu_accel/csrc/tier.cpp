@@ -4,6 +4,7 @@
 #include "attention/flash.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
+#include "encoder/token_row_steps.h"
 #include "experts/combine_rows.h"
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
@@ -34,6 +35,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
       HFCA_TIER::head_kernels(),
+      HFCA_TIER::token_row_kernels(),
       HFCA_TIER::sparse_kernels(),
       &HFCA_TIER::embedding_norm,
       &HFCA_TIER::combine_rows,

@@ -1,4 +1,4 @@
-"""What a transformer layer does, seen from outside: the ops that it runs on packed linears, attention and norms, in order."""
+"""What an encoder layer does, seen from outside: which packed linears, norms and attention it calls, and on what."""
 
 from __future__ import annotations
 
@@ -7,59 +7,70 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.norm import FusedNorm, identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
-_TIMES, _COPY = torch.ops.aten.mul.Tensor, torch.ops.aten.clone.default
-_LAYER_NORMS = (_OPS.layer_norm.default, torch.ops.aten.native_layer_norm.default)
+_NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Output features of a linear, from `first` on; what was made of them was multiplied by `factor`."""
+
+    linear: PackedLinear
+    first: int
+    factor: float = 1.0
+
+    @property
+    def place(self) -> int:
+        """Where they begin in the packed weight of the linear's group."""
+        return self.linear.range[0] + self.first
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention op: the linears that made query, key and value, and how it was called."""
+    """One call of attention.
 
-    query: PackedLinear
-    key: PackedLinear
-    value: PackedLinear
+    Attributes:
+        query, key, value: what they were made of.
+        scale: factor of the scores, None where it is not known.
+        bias: what was added to the scores, [1, heads, L, L], or None.
+    """
+
+    query: Features
+    key: Features
+    value: Features
     heads: int
-    key_heads: int
     head_size: int
     scale: float | None
+    bias: Tensor | None
 
 
-@dataclass(eq=False)
-class LayerTrace(TorchDispatchMode):
-    """Records one forward of `layer`, whose linears are packed already.
+@dataclass
+class LayerTrace:
+    """One forward of `layer`, whose linears are packed already, and which is given no mask and positions that turn nothing.
 
     Attributes:
         linears: the packed linears in the order in which they were used.
-        norms: the layer norms in the order in which they were used.
-        attention: the attention calls; None for one that is causal, has a bias, or does not follow three linears.
-        activations: the activations that the layer may hold, "none" if it has none.
+        norms: the norms in the order in which they were used.
+        attention: the attention calls; None for one that is causal or does not follow linears.
+        activations: those that the layer may have.
     """
 
     layer: nn.Module
     linears: list[PackedLinear] = field(default_factory=list)
     norms: list[nn.Module] = field(default_factory=list)
     attention: list[AttentionCall | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self._packed = {
-            m.packed.data.data_ptr(): m for m in self.layer.modules() if isinstance(m, PackedLinear)
-        }
-        norms = [module for module in self.layer.modules() if _is_layer_norm(module)]
-        self._norms = {norm.get_parameter("weight").data_ptr(): norm for norm in norms}
-        self._made_by: dict[int, tuple[PackedLinear, float]] = {}  # a linear's output, times a factor
-        self._alive: list[
-            Any
-        ] = []  # freed memory would be given to another tensor, and addresses could not be told apart
+    _outputs: list[tuple[PackedLinear, Tensor]] = field(default_factory=list)
+    _modes: tuple[Any, ...] = ()
 
     @property
     def activations(self) -> list[str]:
@@ -73,71 +84,128 @@ class LayerTrace(TorchDispatchMode):
             identify(value) for value in [*held, *self.layer.modules()] if not isinstance(value, PackedLinear)
         }
         names.discard("none")  # dropouts and identities
-        return [name for name in ACTIVATIONS if name in names] or ["none"]
+        return [name for name in ACTIVATIONS if name in names] or list(ACTIVATIONS)
+
+    def __enter__(self) -> LayerTrace:
+        self._modes = (_Products(self), _OpCalls(self))
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+        self._modes = ()
+
+    def linear_called(self, linear: PackedLinear, output: Tensor | None) -> None:
+        self.linears.append(linear)
+        if output is not None:
+            self._outputs.append((linear, output))
+
+    def attended(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None
+    ) -> None:
+        """query, key, value: [B, heads, L, D]."""
+        made = [self._made_of(tensor) for tensor in (query, key, value)]
+        made_query, made_key, made_value = made
+        if made_query is None or made_key is None or made_value is None or query.shape != key.shape:
+            self.attention.append(None)
+            return
+        heads, head_size = query.shape[1], query.shape[3]
+        if scale is not None:
+            scale *= made_query.factor * made_key.factor
+        alike = made_value.factor == 1.0
+        call = AttentionCall(made_query, made_key, made_value, heads, head_size, scale, bias)
+        self.attention.append(call if alike else None)
+
+    def _made_of(self, heads: Tensor) -> Features | None:
+        """The features of a linear that have the values of `heads` [B, heads, L, D], times a factor."""
+        if heads.dim() != 4:
+            return None
+        rows = heads.transpose(1, 2).flatten(2)
+        width = rows.shape[2]
+        for linear, output in reversed(self._outputs):
+            if output.numel() != rows.numel() // width * linear.out_features:
+                continue
+            output = output.reshape(*rows.shape[:2], -1)
+            for first in range(0, linear.out_features - width + 1, width):
+                factor = _ratio(rows, output[..., first : first + width])
+                if factor is not None:
+                    return Features(linear, first, factor)
+        return None
+
+
+class _OpCalls(TorchDispatchMode):
+    """Notes the ops of ours that a layer is made of."""
+
+    def __init__(self, trace: LayerTrace) -> None:
+        super().__init__()
+        self.trace = trace
+        modules = list(trace.layer.modules())
+        self.packed = {m.packed.data.data_ptr(): m for m in modules if isinstance(m, PackedLinear)}
+        self.norms = {_scale_of(m).data_ptr(): m for m in modules if identify_norm(m) is not None}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
-        self._alive.append((args, output))
         if func is _LINEAR:
             self._linear(args[1], output)
         elif func is _FFN:
             self._linear(args[1], None)
             self._linear(args[4], output)
         elif func is _ATTENTION:
-            self.attention.append(self._attention_call(*args))
-        elif func in _LAYER_NORMS:
-            self._norm(args)
-        elif func in (_TIMES, _COPY) and isinstance(args[0], Tensor):
-            self._pass_on(args[0], args[1] if func is _TIMES else 1.0, output)
+            query, key, value, mask, causal, scale = args
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4)
+            if causal or not is_bias:
+                self.trace.attention.append(None)
+            else:
+                self.trace.attended(query, key, value, mask, scale)
+        elif func in _NORMS:
+            weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+            norm = self.norms.get(weights[0].data_ptr()) if weights else None
+            if norm is not None:
+                self.trace.norms.append(norm)
         return output
 
     def _linear(self, weight: Tensor, output: Tensor | None) -> None:
-        packed = self._packed.get(weight.data_ptr())
+        packed = self.packed.get(weight.data_ptr())
         if packed is not None:
-            self.linears.append(packed)
-            if output is not None:
-                self._made_by[_storage(output)] = packed, 1.0
-
-    def _pass_on(self, input: Tensor, factor: Any, output: Tensor) -> None:
-        """Whisper multiplies its queries by the scale of attention, and copies them and its keys."""
-        maker = self._made_by.get(_storage(input))
-        if maker is not None and isinstance(factor, float):
-            self._made_by[_storage(output)] = maker[0], maker[1] * factor
-
-    def _norm(self, args: tuple[Any, ...]) -> None:
-        weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
-        norm = self._norms.get(weights[0].data_ptr()) if weights else None
-        if norm is not None:
-            self.norms.append(norm)
-
-    def _attention_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        is_causal: bool = False,
-        scale: float | None = None,
-    ) -> AttentionCall | None:
-        makers = [self._made_by.get(_storage(tensor)) for tensor in (query, key, value)]
-        made_query, made_key, made_value = makers
-        if made_query is None or made_key is None or made_value is None or is_causal or mask is not None:
-            return None
-        if made_key[1] != 1.0 or made_value[1] != 1.0:
-            return None
-        heads, head_size = query.shape[1], query.shape[3]
-        if made_query[1] != 1.0:
-            scale = made_query[1] * (head_size**-0.5 if scale is None else scale)
-        linears = (made_query[0], made_key[0], made_value[0])
-        return AttentionCall(*linears, heads, key.shape[1], head_size, scale)
+            self.trace.linear_called(packed, None if output is None else output.detach().clone())
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+class _Products(TorchFunctionMode):
+    """Notes attention that is written out: a product of queries and keys, and one of what was made of it and values."""
+
+    def __init__(self, trace: LayerTrace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.scores: tuple[Tensor, Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
+            first, second = args
+            if self.scores is None:
+                self.scores = first, second.mT
+            else:
+                self.trace.attended(*self.scores, second, None, None)
+        return func(*args, **(kwargs or {}))
 
 
-def _is_layer_norm(module: nn.Module) -> bool:
-    spec = identify_norm(module)
-    return spec is not None and spec.kind == "layer_norm" and isinstance(module.weight, Tensor)
+def _ratio(values: Tensor, reference: Tensor) -> float | None:
+    """The factor between two tensors, None if there is none."""
+    if torch.equal(values, reference):
+        return 1.0
+    rounding = 1e-5 if values.dtype is torch.float32 else 1e-2
+    values, reference = values.double(), reference.double()
+    factor = float((values * reference).sum() / (reference * reference).sum())
+    return factor if torch.allclose(values, factor * reference, rtol=rounding, atol=1e-6) else None
+
+
+def _scale_of(norm: nn.Module) -> Tensor:
+    """What the op of a norm is given as its weight."""
+    if isinstance(norm, FusedNorm) and norm._shifted is not None:
+        return norm._shifted
+    weight = norm._parameters.get("weight")
+    return torch.empty(0) if weight is None else weight

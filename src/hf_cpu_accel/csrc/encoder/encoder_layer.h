@@ -3,6 +3,8 @@
 //   norm after (BERT):  y = norm1(x + output(attention(qkv(x)))),   result = norm2(y + down(activation(up(y))))
 //   norm before (ViT):  y = x + output(attention(qkv(norm1(x)))),   result = y + down(activation(up(norm2(y))))
 //
+// up may be gated; with norms before, branches may be multiplied by a gain for each feature before they are added, and norm1 may be missing.
+//
 // It is shared out in one of two ways:
 //   steps      all threads work on each step, which is cut along tokens and output features, and meet after it.
 //   sequences  where there are many: each thread takes blocks of whole sequences from end to end, attention included, so that what
@@ -16,17 +18,34 @@
 #include <vector>
 
 #include "../attention/driver.h"
+#include "../decoder/heads.h"
 #include "../gemm/driver.h"
+#include "token_rows.h"
 
 namespace hfca {
 
+struct EncoderNorm {
+  NormKind kind = NormKind::none;
+  Norm norm;  // weights and eps
+
+  bool exists() const { return kind != NormKind::none; }
+  void run(const Matrix& input, const Matrix& output, int64_t begin, int64_t end, float* buffer) const {
+    Norm n = norm;
+    n.input = input, n.output = output;
+    const NormKernels& kernels = dispatch().norm;
+    (kind == NormKind::rms_norm ? kernels.rms_norm : kernels.layer_norm)(n, begin, end, buffer);
+  }
+};
+
 struct EncoderLayer {
-  Gemm qkv, output, up, down;     // the weight sides
-  Norm attention_norm, ffn_norm;  // weights and eps
+  Gemm qkv, output, up, down;  // the weight sides
+  EncoderNorm attention_norm, ffn_norm;
+  Array attention_gain, ffn_gain;  // [features]; data may be null
+  Rotation rotation;               // of queries and keys; half 0: none
   bool norm_before = false, narrow = false;
   Matrix input, result;           // a row per token, padding left out by their index
   Matrix query, key, value, context;  // [tokens, attention_features]
-  int64_t tokens = 0, features = 0, attention_features = 0;
+  int64_t tokens = 0, features = 0, attention_features = 0, intermediate_features = 0;
 
   size_t element() const { return narrow ? sizeof(uint16_t) : sizeof(float); }
   Matrix take(Workspace& workspace, int64_t rows, int64_t columns) const {
@@ -56,7 +75,7 @@ struct EncoderPlan {
   EncoderPlan(const EncoderLayer& layer, const AttentionPlan& attention, int64_t team) : threads(team) {
     for (const Gemm* g : {&layer.qkv, &layer.output, &layer.up, &layer.down}) input_words = std::max(input_words, hfca::input_words(*g));
     scratch_floats = (std::max(attention.scratch_floats, norm_buffer_rows * layer.features) + 15) / 16 * 16;
-    const int64_t token_bytes = 4 * (input_words + 2 * layer.features) + static_cast<int64_t>(layer.element()) * layer.up.n;
+    const int64_t token_bytes = 4 * (input_words + 2 * layer.features) + static_cast<int64_t>(layer.element()) * layer.intermediate_features;
     take_sequences(attention, std::max(level2_bytes() / 2 / token_bytes, 3 * least_tokens));
     if (blocks.empty()) blocks.push_back({0, layer.tokens});
     for (const TokenBlock& block : blocks) block_tokens = std::max(block_tokens, block.count);
@@ -93,12 +112,12 @@ struct BlockMemory {
   Matrix intermediate, sum, normed;
 
   static size_t size_of(const EncoderLayer& layer, const EncoderPlan& plan) {
-    return GemmMemory::size_of(plan.block_tokens, plan.input_words) + layer.size_of(plan.block_tokens, layer.up.n) +
+    return GemmMemory::size_of(plan.block_tokens, plan.input_words) + layer.size_of(plan.block_tokens, layer.intermediate_features) +
            2 * Workspace::size_of<float>(plan.block_tokens * layer.features);
   }
   BlockMemory(Workspace& workspace, const EncoderLayer& layer, const EncoderPlan& plan)
       : gemm(workspace, plan.block_tokens, plan.input_words),
-        intermediate(layer.take(workspace, plan.block_tokens, layer.up.n)),
+        intermediate(layer.take(workspace, plan.block_tokens, layer.intermediate_features)),
         sum{workspace.take<float>(plan.block_tokens * layer.features), layer.features},
         normed{workspace.take<float>(plan.block_tokens * layer.features), layer.features} {}
 };
@@ -109,44 +128,55 @@ inline void project(const Team& team, const EncoderLayer& layer, TokenBlock toke
   qkv.m = tokens.count;
   qkv.input = rows_from(layer.input, tokens.begin);
   for (Matrix* output = qkv.outputs; output != qkv.outputs + 3; ++output) *output = rows_from(*output, tokens.begin);
-  if (!layer.norm_before) return run_gemm(team, qkv, memory.gemm);
-  Norm norm = layer.attention_norm;
-  norm.input = qkv.input;
-  norm.output = qkv.input = memory.normed;
-  run_gemm(team, qkv, memory.gemm, [&](int64_t row, int rows) { dispatch().norm.layer_norm(norm, row, row + rows, scratch); });
+  if (layer.norm_before && layer.attention_norm.exists()) {
+    const Matrix input = qkv.input, normed = memory.normed;
+    qkv.input = normed;
+    run_gemm(team, qkv, memory.gemm, [&](int64_t row, int rows) { layer.attention_norm.run(input, normed, row, row + rows, scratch); });
+  } else {
+    run_gemm(team, qkv, memory.gemm);
+  }
+  if (layer.rotation.half == 0) return;
+  team.each(tokens.count, [&](int64_t begin, int64_t end) {
+    for (const Matrix& x : {layer.query, layer.key}) dispatch().token_rows.rotate(layer.rotation, x, tokens.begin + begin, tokens.begin + end);
+  });
 }
 
 // The rest of the layer, from the attended values of a block of tokens to its result.
 inline void transform(const Team& team, const EncoderLayer& layer, TokenBlock tokens, const BlockMemory& memory, float* scratch) {
-  const NormKernels& norms = dispatch().norm;
-  const Matrix sum = memory.sum, normed = memory.normed, intermediate = memory.intermediate, result = rows_from(layer.result, tokens.begin);
+  const TokenRowKernels& steps = dispatch().token_rows;
+  const Matrix sum = memory.sum, normed = memory.normed, intermediate = memory.intermediate;
+  const Matrix input = rows_from(layer.input, tokens.begin), result = rows_from(layer.result, tokens.begin);
 
   Gemm output = layer.output;
   output.m = tokens.count;
   output.input = rows_from(layer.context, tokens.begin);
-  output.residual = rows_from(layer.input, tokens.begin);
+  if (!layer.attention_gain.data) output.residual = input;
   output.write_to(sum);
   run_gemm(team, output, memory.gemm);
 
-  Norm between = layer.norm_before ? layer.ffn_norm : layer.attention_norm;
-  between.input = sum, between.output = normed;
+  const EncoderNorm& between = layer.norm_before ? layer.ffn_norm : layer.attention_norm;
   Gemm up = layer.up;
   up.m = tokens.count;
   up.input = normed;
   up.write_to(intermediate);
-  run_gemm(team, up, memory.gemm, [&](int64_t row, int rows) { norms.layer_norm(between, row, row + rows, scratch); });
+  if (up.gated) up.outputs[1] = intermediate, up.output_begin[1] = layer.intermediate_features, up.output_begin[2] = up.n;
+  run_gemm(team, up, memory.gemm, [&](int64_t row, int rows) {
+    if (layer.attention_gain.data) steps.add_scaled(input, sum, layer.attention_gain, sum, layer.features, row, row + rows);
+    between.run(sum, normed, row, row + rows, scratch);
+  });
 
+  const bool added_last = layer.ffn_gain.data;
   Gemm down = layer.down;
   down.m = tokens.count;
   down.input = intermediate;
-  down.residual = layer.norm_before ? sum : normed;
-  down.write_to(layer.norm_before ? result : sum);
+  if (!added_last) down.residual = layer.norm_before ? sum : normed;
+  down.write_to(added_last ? normed : layer.norm_before ? result : sum);
   run_gemm(team, down, memory.gemm);
-  if (layer.norm_before) return;
-
-  Norm last = layer.ffn_norm;
-  last.input = sum, last.output = result;
-  team.each(tokens.count, [&](int64_t begin, int64_t end) { norms.layer_norm(last, begin, end, scratch); });
+  if (layer.norm_before && !added_last) return;
+  team.each(tokens.count, [&](int64_t begin, int64_t end) {
+    if (added_last) steps.add_scaled(sum, normed, layer.ffn_gain, result, layer.features, begin, end);
+    else layer.ffn_norm.run(sum, result, begin, end, scratch);
+  });
 }
 
 // memories: plan.memories() of them; scratch: scratch_floats for each thread.

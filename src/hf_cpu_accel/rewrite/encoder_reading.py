@@ -1,0 +1,257 @@
+"""From an encoder layer to what it is made of: guesses from a trace of one forward, of which one is proved."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.distance_bias import TOKENS, table_of
+from hf_cpu_accel.rewrite.encoder_parts import (
+    BIAS,
+    MASK,
+    ROTARY,
+    EncoderLayerParts,
+    EncoderSignature,
+    are_adjacent,
+)
+from hf_cpu_accel.rewrite.layer_trace import LayerTrace
+from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.verify import probe, row_error
+
+# How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
+# rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
+_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+_HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
+_POSITIONS = "position_ids"  # decided about by what made the tables
+
+Reading = tuple[EncoderLayerParts, EncoderSignature]
+Fuse = Callable[[EncoderLayerParts, EncoderSignature], nn.Module]
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Of its forward, without those that take what is left."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def read(layer: nn.Module, fuse: Fuse) -> Reading | None:
+    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes."""
+    with torch.no_grad(), members_apart(), _gains_of_one(layer):
+        try:
+            return _Reader(layer, fuse).reading()
+        except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
+            return None
+
+
+@dataclass
+class _Reader:
+    layer: nn.Module
+    fuse: Fuse
+
+    def __post_init__(self) -> None:
+        modules = list(self.layer.modules())
+        width = next(m.in_features for m in modules if isinstance(m, PackedLinear))
+        dtype = next((p.dtype for p in self.layer.parameters() if p.is_floating_point()), torch.float32)
+        self.hidden_states = probe(width, dtype)
+        self.names = parameter_names(self.layer)[1:]
+        self.head_size = next(
+            (vars(m)[name] for name in _HEAD_SIZES for m in modules if isinstance(vars(m).get(name), int)),
+            None,
+        )
+
+    def reading(self) -> Reading | None:
+        seen = LayerTrace(self.layer)
+        with seen:
+            output = self.layer(self.hidden_states, **self._alone(turn=False))
+        signature = self._signature(seen, output)
+        if signature is None:
+            return None
+        relative = self._relative(seen)
+        guesses = [replace(guess, relative=relative) for guess in _guesses(self.layer, seen)]
+        if not guesses or not _explained(self.layer, guesses[0]):
+            return None
+        for boolean_masks in (True, False):
+            called = replace(signature, boolean_masks=boolean_masks)
+            best = self._best(guesses, called)
+            if best is not None:
+                return best, called
+        return None
+
+    def _best(
+        self, guesses: list[EncoderLayerParts], signature: EncoderSignature
+    ) -> EncoderLayerParts | None:
+        """The guess that computes what the layer computes."""
+        calls = list(self._calls(signature))
+        expected = [_hidden_states(self.layer(self.hidden_states, **call)) for call in calls]
+        best, best_error = None, _TOLERANCES[self.hidden_states.dtype]
+        for parts in guesses:
+            fused = self.fuse(parts, signature)
+            given = [_hidden_states(fused(self.hidden_states, **call)) for call in calls]
+            error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
+            if error <= best_error:
+                best, best_error = parts, error
+        return best
+
+    def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
+        """With padding and without, and with a bias that the layer is handed."""
+        batch, length = self.hidden_states.shape[:2]
+        positions = {name: torch.arange(length).expand(batch, -1) for name in signature.ignored}
+        alone = {**self._alone(turn=True), **positions}
+        tokens = torch.ones(batch, length, dtype=torch.bool)
+        tokens[-1, length - 1 :] = False
+        hidden = torch.zeros(batch, 1, length, length).masked_fill(
+            ~tokens[:, None, None], torch.finfo(torch.float32).min
+        )
+        yield dict(alone)
+        if MASK not in self.names:
+            return
+        alone[MASK] = hidden.to(self.hidden_states.dtype)
+        yield dict(alone)
+        if signature.boolean_masks:
+            alone[MASK] = tokens[:, None, None].expand(batch, 1, length, length)
+            yield dict(alone)
+        if BIAS in self.names:
+            bias = torch.randn(1, self.heads, length, length, generator=torch.Generator().manual_seed(5))
+            yield {**alone, BIAS: bias.to(self.hidden_states.dtype)}
+
+    def _alone(self, *, turn: bool) -> dict[str, Any]:
+        """What the layer takes besides hidden states: no mask, and tables as rotary modules make them, for random positions or, if
+        not `turn`, for such as turn nothing."""
+        given: dict[str, Any] = {MASK: None} if MASK in self.names else {}
+        if ROTARY not in self.names or self.head_size is None:
+            return given
+        length = self.hidden_states.shape[1]
+        angles = torch.rand(1, length, self.head_size // 2, generator=torch.Generator().manual_seed(6)) * 3
+        angles = (angles if turn else torch.zeros_like(angles)).repeat(1, 1, 2)
+        tables = (table.to(self.hidden_states.dtype) for table in (angles.cos(), angles.sin()))
+        return {**given, ROTARY: tuple(tables)}
+
+    def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature | None:
+        """What can be told from one call; None if the layer returns what only itself can make."""
+        call = seen.attention[0] if len(seen.attention) == 1 else None
+        if call is None:
+            return None
+        self.heads = call.heads
+        rest: list[Literal["bias"] | None] = []
+        for value in output[1:] if isinstance(output, tuple) else ():
+            if value is not None and (call.bias is None or not torch.equal(value, call.bias)):
+                return None
+            rest.append(None if value is None else "bias")
+        turned, unturned = (
+            _hidden_states(self.layer(self.hidden_states, **self._alone(turn=turn))) for turn in (True, False)
+        )
+        rotates = not torch.equal(turned, unturned)
+        ignored = frozenset({_POSITIONS} & set(self.names)) if rotates else frozenset()
+        return EncoderSignature(
+            self.names, rotates, ignored=ignored, rest=tuple(rest) if isinstance(output, tuple) else None
+        )
+
+    def _relative(self, seen: LayerTrace) -> Tensor | None:
+        """The table of the bias that the layer makes by itself.
+
+        Raises:
+            ValueError: it makes one that is no table.
+        """
+        call = seen.attention[0]
+        if call is None or call.bias is None or not call.bias.any():
+            return None
+        width = self.hidden_states.shape[2]
+        longer = LayerTrace(self.layer)
+        with longer:
+            self.layer(self.hidden_states.new_zeros(1, TOKENS, width), **self._alone(turn=False))
+        again = longer.attention[0] if longer.attention else None
+        table = None if again is None or again.bias is None else table_of(again.bias)
+        if table is None:
+            raise ValueError("not a bias of distances")
+        return table
+
+
+def _guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
+    """What a layer with this trace may be: where its norms are, and which of its activations is in the FFN."""
+    call = seen.attention[0]
+    if call is None:
+        return
+    width = call.heads * call.head_size
+    places = sorted(part.place for part in (call.query, call.key, call.value))
+    made = {part.linear for part in (call.query, call.key, call.value)}
+    before, rest = seen.linears[: len(made)], seen.linears[len(made) :]
+    if set(before) != made or not are_adjacent(tuple(made)) or len(rest) not in (3, 4):
+        return
+    whole = sum(linear.out_features for linear in made) == 3 * width
+    if not whole or [place - places[0] for place in places] != [0, width, 2 * width]:
+        return
+    output, *up, down = rest
+    gated = len(up) == 2 or up[0].out_features == 2 * down.in_features
+    if len(up) == 2 and not (are_adjacent(tuple(up)) and up[0].out_features == up[1].out_features):
+        return
+    up.sort(key=lambda linear: linear.index)
+    specs = [(norm, identify_norm(norm)) for norm in seen.norms]
+    norms = [(norm, spec) for norm, spec in specs if spec is not None]
+    if len(norms) not in (1, 2):
+        return
+    scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
+    for scale, activation, pre_norm in itertools.product(scales, seen.activations, (False, True)):
+        if len(norms) == 2 or pre_norm:
+            yield EncoderLayerParts(
+                attention=replace(call, bias=None),
+                scale=scale,
+                output=output,
+                attention_norm=norms[0] if len(norms) == 2 else None,
+                up=tuple(up),
+                down=down,
+                ffn_norm=norms[-1],
+                activation=activation,
+                gated=gated,
+                pre_norm=pre_norm,
+                gains=_gains(layer) if pre_norm else None,
+            )
+
+
+def _gains(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
+    """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
+    theirs = _known_parameters(layer)
+    vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
+    return (vectors[0], vectors[1]) if len(vectors) == 2 else None
+
+
+def _explained(layer: nn.Module, parts: EncoderLayerParts) -> bool:
+    """Whether the parts say what each parameter is for: one whose effect a few random tokens do not show could be anything."""
+    known = _known_parameters(layer) | {id(gain) for gain in _gains(layer) or ()}
+    others = [p for p in layer.parameters() if id(p) not in known]
+    return all(
+        parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads for p in others
+    )
+
+
+def _known_parameters(layer: nn.Module) -> set[int]:
+    known = [m for m in layer.modules() if isinstance(m, PackedLinear) or identify_norm(m) is not None]
+    return {id(p) for module in known for p in module.parameters(recurse=False)}
+
+
+@contextmanager
+def _gains_of_one(layer: nn.Module) -> Iterator[None]:
+    """Gains may be so small that nobody sees what the branches compute: here they are about one."""
+    gains = _gains(layer) or ()
+    values = [gain.data for gain in gains]
+    try:
+        for number, gain in enumerate(gains):
+            generator = torch.Generator().manual_seed(number)
+            gain.data = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
+        yield
+    finally:
+        for gain, value in zip(gains, values, strict=True):
+            gain.data = value
+
+
+def _hidden_states(output: Any) -> Tensor:
+    hidden_states: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden_states
