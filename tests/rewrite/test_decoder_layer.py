@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from decoder_families import DECODERS, padded
+from decoder_families import DECODERS, LAYERS, padded
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -263,6 +263,23 @@ def test_a_cast_model_uses_its_new_weights() -> None:
     half = logits(model, CPUCache(model.config))
     assert half.dtype is torch.bfloat16
     assert torch.cosine_similarity(half.float().flatten(), full.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("padding", ["full", "left", "far left", "right"])
+def test_beyond_the_window_the_stack_stays_one_call(family: str, padding: str, lengths: list[int]) -> None:
+    """Gemma 2's masks of layers with a window have values, and say nothing about keys that no query sees any more."""
+    model = DECODERS[family].build()
+    batch = padded(20)["full" if padding == "far left" else padding]
+    if padding == "far left":
+        batch["attention_mask"][0, :15] = 0
+    expected = model.generate(**batch, max_new_tokens=20, do_sample=False)
+    accelerated(model)
+    lengths.clear()
+    assert torch.equal(model.generate(**batch, max_new_tokens=20, do_sample=False), expected)
+    assert sum(lengths) == 20 * LAYERS
+    if padding != "right":
+        assert lengths == [LAYERS] * 20
 
 
 @torch.no_grad()

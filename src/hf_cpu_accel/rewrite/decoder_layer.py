@@ -211,11 +211,21 @@ class FusedDecoderLayer(Mixed):
             return None
         if not isinstance(mask, CausalMask):
             past = 0 if cache is None else cache.get_seq_length(self.role.cache_index)
-            read = read_mask(mask, self.role.parts.window) if mask.shape[3] == past + q_len else None
+            offset = past + q_len - mask.shape[3]
+            if offset != self._mask_offset(cache, q_len):
+                return None
+            read = read_mask(mask, self.role.parts.window, _before(cache, offset, batch))
             if read is None:
                 return None
             mask = read
         return mask if mask.window == self.role.parts.window else None
+
+    def _mask_offset(self, cache: CPUCache | None, q_len: int) -> int:
+        """The position of the first key that a mask is about."""
+        if cache is None:
+            return 0
+        layer: Any = cache.layers[self.role.cache_index]
+        return int(layer.get_mask_sizes(q_len)[1])
 
     def _is_ours(self, cache: Any) -> bool:
         """Whether the op can write to `cache`."""
@@ -260,6 +270,15 @@ def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
         and bias.shape[2:] == (q_len, kv_len)
         and (bias.table is None or not zeros)
     )
+
+
+def _before(cache: CPUCache | None, positions: int, batch: int) -> Tensor | None:
+    """bool [batch, positions], True where there is a token, of those that no mask is about any more; None if there are none."""
+    if not positions or cache is None:
+        return None
+    if cache.start is None:
+        return torch.ones(batch, positions, dtype=torch.bool)
+    return torch.arange(positions) >= cache.start[:, None]
 
 
 def _all_tokens(mask: CausalMask) -> bool:
