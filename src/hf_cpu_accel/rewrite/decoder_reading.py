@@ -17,6 +17,7 @@ from hf_cpu_accel.ops.decoder_layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads
 from hf_cpu_accel.rewrite.decoder_residuals import Branch, Norms, Residuals, differ
+from hf_cpu_accel.rewrite.decoder_scores import Scores, read_scores
 from hf_cpu_accel.rewrite.decoder_structure import CrossParts, DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import (
     AttentionCall,
@@ -35,13 +36,16 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
 
 
-def read(layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None) -> DecoderParts | None:
+def read(
+    layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+) -> DecoderParts | None:
     """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows).
 
     Args:
         relative: where the layer has the bias of its self-attention from, if that is its own.
+        dtype: in which the host made what it handed to the layer.
     """
-    reading = _Reading(layer, seen, relative)
+    reading = _Reading(layer, seen, relative, dtype)
     return reading.parts()
 
 
@@ -54,7 +58,10 @@ class _FeedForward:
 
 
 class _Reading:
-    def __init__(self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None) -> None:
+    def __init__(
+        self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+    ) -> None:
+        self.dtype = dtype
         self.layer = layer
         self.seen = seen
         self.relative = relative
@@ -66,7 +73,7 @@ class _Reading:
         seen = self.seen
         attentions = 1 if seen.encoder is None else 2
         before, middle, after = seen.stages
-        if not len(seen.stored) == len(seen.attention) == attentions or not self._covers_all():
+        if not len(seen.stored) == len(seen.attention) == attentions or not self._covers_all() or seen.clips:
             return None
         projections = [call for call in before if isinstance(call, LinearCall)]
         qkv = self._side_by_side([call.linear for call in projections])
@@ -97,6 +104,11 @@ class _Reading:
             return None
         query, key, value = heads
         call, stored = seen.attention[0], seen.stored[0]
+        scores = (
+            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
+        )
+        if scores is None:
+            return None
         return DecoderParts(
             qkv=qkv,
             heads=call.query.shape[1],
@@ -106,7 +118,8 @@ class _Reading:
             query=query.heads,
             key=key.heads,
             value=value.heads,
-            scale=_scale(call) * query.factor,
+            scale=scores.scale * query.factor,
+            alibi=scores.slopes,
             softcap=call.softcap,
             sinks=self._path_of(call.sinks),
             relative=self.relative,

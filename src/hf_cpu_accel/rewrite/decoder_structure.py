@@ -68,6 +68,7 @@ class DecoderParts:
 
     Attributes:
         sinks: path of the parameter, if there is one.
+        alibi: [heads], what a score loses per token of distance, if it does.
         relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output: linears.
     """
@@ -86,6 +87,7 @@ class DecoderParts:
     window: int | None = None
     softcap: float | None = None
     sinks: str | None = None
+    alibi: Tensor | None = None
     rotary_dim: int = 0
     rotary_interleaved: bool = False
     query_norm: NormPart | HeadNormParts | None = None
@@ -123,6 +125,7 @@ class DecoderParts:
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else _parameter(layer, self.sinks),
+            alibi=self.alibi,
             relative=None if self.relative is None else self.relative.table(layer),
             rotary_dim=self.rotary_dim,
             rotary_interleaved=self.rotary_interleaved,
