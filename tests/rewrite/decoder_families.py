@@ -129,6 +129,7 @@ DECODERS = {
     ),
     "phi": Decoder("Phi"),
     "falcon-7b": Decoder("Falcon", {**_FALCON, "multi_query": True}),
+    "falcon-40b": Decoder("Falcon", {**_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}),
     "falcon-rw": Decoder(
         "Falcon", {**_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
     ),
@@ -175,11 +176,6 @@ DECODERS = {
 
 # Layers with parts that the op does not have: their linears and norms are accelerated alone.
 UNFUSED = {
-    "falcon-40b": Decoder(
-        "Falcon",
-        {**_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
-        fused=0,
-    ),
     "olmoe-clipped": Decoder(
         "Olmoe", {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 8.0}, fused=0
     ),

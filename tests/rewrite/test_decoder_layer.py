@@ -282,6 +282,29 @@ def test_beyond_the_window_the_stack_stays_one_call(family: str, padding: str, l
         assert lengths == [LAYERS] * 20
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_repeated_heads_are_stored_once(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon 40B hands each head of keys to the cache several times, where its own forward runs, which may be at any step."""
+    model, batch = DECODERS["falcon-40b"].build(), padded()["left"]
+    options = {"max_new_tokens": 12, "do_sample": False, "num_beams": beams, "return_dict_in_generate": True}
+    expected = model.generate(**batch, **options).sequences
+    accelerated(model)
+    understand, steps = FusedDecoderLayer._understand, []
+
+    def now_and_then(self: FusedDecoderLayer, *args: object) -> object:
+        steps.append(None)
+        return None if (len(steps) - 1) // LAYERS % 3 == 2 else understand(self, *args)
+
+    for function in (understand, now_and_then):
+        monkeypatch.setattr(FusedDecoderLayer, "_understand", function)
+        output = model.generate(**batch, **options)
+        assert torch.equal(output.sequences, expected)
+        layer = output.past_key_values.layers[0]
+        assert layer.key_storage.shape[1] == 2
+        assert layer.keys.shape[1] == 4
+    assert len(steps) == 12 * LAYERS
+
+
 @torch.no_grad()
 def test_masks_of_the_callers_own_take_the_layers_own_forward(lengths: list[int]) -> None:
     model = llama()

@@ -231,6 +231,10 @@ class FusedDecoderLayer(Mixed):
         layer = cache.layers[self.role.cache_index]
         if not isinstance(layer, cpu_layer):
             return False
+        if not layer.length:
+            layer.repeats = self.role.parts.repeats
+        if layer.repeats != self.role.parts.repeats:
+            return False
         window = self.role.parts.window
         held: int | None = getattr(layer, "sliding_window", None)
         return held is None or (window is not None and held >= window)

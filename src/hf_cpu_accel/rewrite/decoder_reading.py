@@ -6,6 +6,7 @@ numbers of the trace decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder_layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads
+from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads, repeats_of
 from hf_cpu_accel.rewrite.decoder_residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder_scores import Scores, read_scores
 from hf_cpu_accel.rewrite.decoder_structure import CrossParts, DecoderParts
@@ -26,6 +27,7 @@ from hf_cpu_accel.rewrite.decoder_trace import (
     FFNCall,
     LinearCall,
     OpCall,
+    Stored,
 )
 from hf_cpu_accel.rewrite.head_norms import find_head_norms
 from hf_cpu_accel.rewrite.linear_run import LinearRun
@@ -68,6 +70,11 @@ class _Reading:
         self.paths = {id(module): path for path, module in layer.named_modules()}
         self.norms = Norms(layer)
         self.head_norms = list(find_head_norms(layer))
+        self.repeats, self.stored = 1, seen.stored[:1]
+        for stored in self.stored:
+            self.repeats = math.gcd(repeats_of(stored.key), repeats_of(stored.value))
+            key, value = stored.key[:, :: self.repeats], stored.value[:, :: self.repeats]
+            self.stored = [Stored(key, value, stored.layer_index)]
 
     def parts(self) -> DecoderParts | None:
         seen = self.seen
@@ -103,7 +110,7 @@ class _Reading:
         if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
-        call, stored = seen.attention[0], seen.stored[0]
+        call, stored = seen.attention[0], self.stored[0]
         scores = (
             read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
         )
@@ -113,6 +120,7 @@ class _Reading:
             qkv=qkv,
             heads=call.query.shape[1],
             kv_heads=stored.key.shape[1],
+            repeats=self.repeats,
             head_dim=stored.key.shape[3],
             value_dim=stored.value.shape[3],
             query=query.heads,
@@ -184,7 +192,7 @@ class _Reading:
         return LinearRun(tuple(self.paths[id(linear)] for linear in linears))
 
     def _heads(self, projections: Sequence[LinearCall]) -> tuple[Found, Found, Found] | None:
-        stored = self.seen.stored[0]
+        stored = self.stored[0]
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
         query = find_heads(self.seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)

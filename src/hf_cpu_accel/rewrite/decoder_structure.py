@@ -68,6 +68,7 @@ class DecoderParts:
 
     Attributes:
         sinks: path of the parameter, if there is one.
+        repeats: how often the original hands each head of keys and values to the cache.
         alibi: [heads], what a score loses per token of distance, if it does.
         relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output: linears.
@@ -101,6 +102,7 @@ class DecoderParts:
     parallel: bool = False
     residual_scale: float = 1.0
     relative: RelativeBias | None = None
+    repeats: int = 1
     cross: CrossParts | None = None
     cross_norm: NormPart | None = None
     cross_out_norm: NormPart | None = None
