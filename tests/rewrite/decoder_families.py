@@ -40,6 +40,13 @@ _OPT = {
     "max_position_embeddings": 256,
     "word_embed_proj_dim": 64,
 }
+_FALCON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "new_decoder_architecture": False,
+}
 
 
 @dataclass(frozen=True)
@@ -121,17 +128,15 @@ DECODERS = {
         "StableLm", {**_GROUPED, "use_parallel_residual": True, "qk_layernorm": True}
     ),
     "phi": Decoder("Phi"),
-    "falcon-7b": Decoder(
-        "Falcon",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 2,
-            "alibi": False,
-            "multi_query": True,
-            "new_decoder_architecture": False,
-        },
+    "falcon-7b": Decoder("Falcon", {**_FALCON, "multi_query": True}),
+    "falcon-40b": Decoder("Falcon", {**_FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-rw": Decoder(
+        "Falcon", {**_FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+    ),
+    "bloom": Decoder("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 96, "n_layer": LAYERS, "n_head": 6}),
+    "mpt": Decoder(
+        "Mpt",
+        {"vocab_size": VOCABULARY, "d_model": 64, "n_layers": LAYERS, "n_heads": 4, "max_seq_len": 256},
     ),
     "cohere": Decoder("Cohere"),
     "command-r-plus": Decoder("Cohere", {**_GROUPED, "use_qk_norm": True}),
@@ -171,20 +176,8 @@ DECODERS = {
 
 # Layers with parts that the op does not have: their linears and norms are accelerated alone.
 UNFUSED = {
-    "falcon-40b": Decoder(
-        "Falcon",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 4,
-            "num_kv_heads": 2,
-            "new_decoder_architecture": True,
-        },
-        fused=0,
-    ),
-    "bloom": Decoder(
-        "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": LAYERS, "n_head": 4}, fused=0
+    "olmoe-clipped": Decoder(
+        "Olmoe", {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 8.0}, fused=0
     ),
 }
 

@@ -89,6 +89,17 @@ def test_masks_with_values_are_read(padding: Tensor | None, window: int | None, 
     assert read_mask(odd, window) is None
 
 
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_masks_of_the_last_keys_are_read_with_what_was_before(q_len: int) -> None:
+    padding = torch.cat([LEFT, torch.ones(2, 4).bool()], dim=1)
+    made = CausalMask.of(2, q_len, 3 + q_len, 10 - q_len, 4, padding)
+    read = read_mask(made.tensor.clone(), 4, padding[:, : 10 - q_len])
+    assert read is not None
+    assert torch.equal(read.tensor, made.tensor)
+    assert torch.equal(read.padding, padding)
+    assert read.start.tolist() == [3, 0]
+
+
 def test_a_row_of_padding_alone_starts_nowhere() -> None:
     padding = LEFT.clone()
     padding[0] = False

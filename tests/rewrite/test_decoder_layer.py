@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from decoder_families import DECODERS, padded
+from decoder_families import DECODERS, LAYERS, padded
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -263,6 +263,46 @@ def test_a_cast_model_uses_its_new_weights() -> None:
     half = logits(model, CPUCache(model.config))
     assert half.dtype is torch.bfloat16
     assert torch.cosine_similarity(half.float().flatten(), full.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("padding", ["full", "left", "far left", "right"])
+def test_beyond_the_window_the_stack_stays_one_call(family: str, padding: str, lengths: list[int]) -> None:
+    """Gemma 2's masks of layers with a window have values, and say nothing about keys that no query sees any more."""
+    model = DECODERS[family].build()
+    batch = padded(20)["full" if padding == "far left" else padding]
+    if padding == "far left":
+        batch["attention_mask"][0, :15] = 0
+    expected = model.generate(**batch, max_new_tokens=20, do_sample=False)
+    accelerated(model)
+    lengths.clear()
+    assert torch.equal(model.generate(**batch, max_new_tokens=20, do_sample=False), expected)
+    assert sum(lengths) == 20 * LAYERS
+    if padding != "right":
+        assert lengths == [LAYERS] * 20
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_repeated_heads_are_stored_once(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon 40B hands each head of keys to the cache several times, where its own forward runs, which may be at any step."""
+    model, batch = DECODERS["falcon-40b"].build(), padded()["left"]
+    options = {"max_new_tokens": 12, "do_sample": False, "num_beams": beams, "return_dict_in_generate": True}
+    expected = model.generate(**batch, **options).sequences
+    accelerated(model)
+    understand, steps = FusedDecoderLayer._understand, []
+
+    def now_and_then(self: FusedDecoderLayer, *args: object) -> object:
+        steps.append(None)
+        return None if (len(steps) - 1) // LAYERS % 3 == 2 else understand(self, *args)
+
+    for function in (understand, now_and_then):
+        monkeypatch.setattr(FusedDecoderLayer, "_understand", function)
+        output = model.generate(**batch, **options)
+        assert torch.equal(output.sequences, expected)
+        layer = output.past_key_values.layers[0]
+        assert layer.key_storage.shape[1] == 2
+        assert layer.keys.shape[1] == 4
+    assert len(steps) == 12 * LAYERS
 
 
 @torch.no_grad()

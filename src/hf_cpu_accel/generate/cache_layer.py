@@ -32,6 +32,7 @@ class CPUCacheLayer(CacheLayerMixin):
         length: tokens in the storage.
         dropped: tokens seen that are not in the storage any more.
         beams: where the keys of each sequence lie, None as long as those of sequence b lie in row b.
+        repeats: how often a layer passes each head, one after the other (Falcon 40B); one of each is stored.
     """
 
     is_sliding = False
@@ -46,6 +47,7 @@ class CPUCacheLayer(CacheLayerMixin):
         self.length = 0
         self.dropped = 0
         self.beams: BeamRows | None = None
+        self.repeats = 1
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]
@@ -113,11 +115,12 @@ class CPUCacheLayer(CacheLayerMixin):
 
         Returns:
             All keys and values to attend to, [batch, kv_heads, kv_len, features], in the dtype of what was passed: views
-            of the storage unless beams were reordered, or `StoredHeads` if it has another dtype.
+            of the storage unless beams were reordered or heads are repeated, or `StoredHeads` if it has another dtype.
 
         Raises:
             ValueError: the cache holds tokens of another batch or of another model.
         """
+        key_states, value_states = (states[:, :: self.repeats] for states in (key_states, value_states))
         self.lazy_initialization(key_states, value_states)
         past, new_tokens = self.length, key_states.shape[2]
         assert self.key_storage is not None
@@ -217,7 +220,10 @@ class CPUCacheLayer(CacheLayerMixin):
         """The positions from `first` on, in the dtype of what was passed."""
         if storage is None or self.dtype is None:
             return None
-        return StoredHeads.of(self._stored(storage, first), self.dtype)
+        stored = self._stored(storage, first)
+        if self.repeats > 1:
+            stored = stored.repeat_interleave(self.repeats, dim=1)
+        return StoredHeads.of(stored, self.dtype)
 
     def _stored(self, storage: Tensor, first: int) -> Tensor:
         if self.beams is None:

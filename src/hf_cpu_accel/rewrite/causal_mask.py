@@ -103,19 +103,22 @@ def causal_mask(
     return None if padding is None and aligned and not mask.hides_by_window else mask
 
 
-def read_mask(mask: Tensor, window: int | None) -> CausalMask | None:
+def read_mask(mask: Tensor, window: int | None, before: Tensor | None = None) -> CausalMask | None:
     """A mask with its values, bool or added to the scores, as causality, the window and padding; None if it says anything else.
 
-    Its keys must be all positions from the first on. What is read is kept with the mask, for the layers that get the same one.
+    What is read is kept with the mask, for the layers that get the same one.
+
+    Args:
+        before: bool [batch, positions], True where there is a token, of the positions before the first key; None if there are none.
     """
     known: tuple[int | None, CausalMask | None] | None = getattr(mask, _READING, None)
     if known is None or known[0] != window:
-        known = (window, _read(mask, window))
+        known = (window, _read(mask, window, before))
         setattr(mask, _READING, known)
     return known[1]
 
 
-def _read(mask: Tensor, window: int | None) -> CausalMask | None:
+def _read(mask: Tensor, window: int | None, before: Tensor | None) -> CausalMask | None:
     if mask.dim() != 4 or mask.shape[1] != 1:
         return None
     batch, _, q_len, kv_len = mask.shape
@@ -125,8 +128,11 @@ def _read(mask: Tensor, window: int | None) -> CausalMask | None:
         if not (seen | (mask <= torch.finfo(mask.dtype).min / 2)).all():
             return None
     padding = seen.any(dim=2)[:, 0]  # a token is seen by itself at least
-    made = CausalMask.of(batch, q_len, kv_len, 0, window, None if padding.all() else padding)
     queries = padding[:, None, kv_len - q_len :, None]
+    if before is not None:
+        padding = torch.cat([before, padding], dim=1)
+    kv_offset = padding.shape[1] - kv_len
+    made = CausalMask.of(batch, q_len, kv_len, kv_offset, window, None if padding.all() else padding)
     return made if ((seen == made.tensor) | ~queries).all() else None
 
 

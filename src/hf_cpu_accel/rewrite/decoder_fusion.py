@@ -16,8 +16,10 @@ from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer, Role, fuse
+from hf_cpu_accel.rewrite.decoder_masks import MaskForm, form_of
 from hf_cpu_accel.rewrite.decoder_proof import Proof
 from hf_cpu_accel.rewrite.decoder_reading import read
+from hf_cpu_accel.rewrite.decoder_scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, trace, twin_of
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
@@ -77,6 +79,7 @@ class _Reader:
     def __init__(self) -> None:
         self.groups = RotaryGroups()
         self.tables: list[Tensor] = []  # of the position biases that layers so far have of their own
+        self.slopes: Slopes | None = None  # of the last layer that has some
         self.usual: dict[
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
@@ -89,18 +92,36 @@ class _Reader:
                 biases = self._biases(layer, twin, call, seen)
             except Exception:  # unknown code: whatever it raises, it does not take what its host passes
                 return None
-            parts = None if biases is None else read(twin, seen, biases.own)
+            dtype = call.hidden_states.dtype
+            parts = None if biases is None else read(twin, seen, biases.own, dtype)
             if parts is None or biases is None:
                 return None
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
-            role = _role(dataclasses.replace(parts, window=window), call, seen, biases)
+            form = form_of(mask, window)
+            slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
+            if form is None or (slopes is None and parts.alibi is not None):
+                return None
+            alibi = None if slopes is None else slopes.slopes
+            role = _role(
+                dataclasses.replace(parts, window=window, alibi=alibi), call, seen, biases, form, slopes
+            )
             role = None if role is None else self._turning(role, layer, twin, call, biases)
             if role is None:
                 return None
             proof = Proof(layer, call, role.cache_index, None, biases.handed)
             return role if proof.error(role) <= proof.tolerance else None
+
+    def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
+        """Where a layer has its slopes from: the same object for layers that are handed the same."""
+        found = find_slopes(call, slopes)
+        if found is None:
+            return None
+        known = self.slopes
+        if known is None or known.name != found.name or not torch.equal(known.slopes, found.slopes):
+            self.slopes = found
+        return self.slopes
 
     def _biases(
         self, layer: nn.Module, twin: nn.Module, call: LayerCall, seen: DecoderTrace
@@ -184,7 +205,14 @@ def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
     return dataclasses.replace(role, parts=parts, rotary=rotation.source, ignored=ignored)
 
 
-def _role(parts: DecoderParts, call: LayerCall, seen: DecoderTrace, biases: _Biases) -> Role | None:
+def _role(
+    parts: DecoderParts,
+    call: LayerCall,
+    seen: DecoderTrace,
+    biases: _Biases,
+    mask_form: MaskForm,
+    slopes: Slopes | None,
+) -> Role | None:
     """The role without rotary tables; None if the layer returns what only itself can make."""
     bias, cross_bias = (*biases.names, None)[:2]
     used = [attention.bias for attention in seen.attention]
@@ -194,18 +222,21 @@ def _role(parts: DecoderParts, call: LayerCall, seen: DecoderTrace, biases: _Bia
         if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
             return None
         rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
-    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias)
+    argument = None if slopes is None else slopes.name
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument)
     return Role(
         parts=parts,
         names=call.names,
         cache=call.cache,
         mask=call.mask,
+        mask_form=mask_form,
         causal=False,
         rotary=None,
         encoder=call.encoder,
         encoder_mask=call.encoder_mask,
         bias=bias,
         cross_bias=cross_bias,
+        slopes=slopes,
         ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
         cache_index=seen.stored[0].layer_index,
         rest=None if seen.rest is None else tuple(rest),

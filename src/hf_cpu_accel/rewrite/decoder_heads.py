@@ -55,6 +55,17 @@ def find_heads(
     return None
 
 
+def repeats_of(heads: Tensor) -> int:
+    """How many heads in a row of `heads` [B, H, L, D] are the same: Falcon repeats keys and values before they are stored."""
+    count = heads.shape[1]
+    for repeats in range(count, 1, -1):
+        if count % repeats == 0:
+            groups = heads.unflatten(1, (-1, repeats))
+            if torch.equal(groups, groups[:, :, :1].expand_as(groups)):
+                return repeats
+    return 1
+
+
 def _variants(
     windows: Tensor,
     count: int,

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.decoder_layers import DecoderLayer
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import own_everywhere
-from hf_cpu_accel.rewrite.causal_mask import CausalMask, read_mask
+from hf_cpu_accel.rewrite.causal_mask import CausalMask
+from hf_cpu_accel.rewrite.decoder_masks import MaskForm, has_padded_queries, tokens_of, understood
+from hf_cpu_accel.rewrite.decoder_scores import Slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.hooks import has_foreign_hook, is_collecting
@@ -40,10 +42,12 @@ class Role:
         parts: what it is made of.
         names: of its forward's parameters after hidden_states, in their order.
         cache, mask: the names of these arguments.
+        mask_form: in which form its host passes the mask.
         causal: whether it attends to no later token where it gets no mask.
         rotary: where it has its tables from, or None if it turns nothing.
         encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
         bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
+        slopes: the argument that ALiBi's slopes come from, or None.
         ignored: names of arguments that its host passes and that change nothing.
         cache_index: of its layer in the cache.
         rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
@@ -56,12 +60,14 @@ class Role:
     names: tuple[str, ...]
     cache: str
     mask: str
+    mask_form: MaskForm
     causal: bool
     rotary: RotarySource | None
     encoder: str | None
     encoder_mask: str | None
     bias: str | None
     cross_bias: str | None
+    slopes: Slopes | None
     ignored: frozenset[str]
     cache_index: int
     rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
@@ -113,7 +119,7 @@ class FusedDecoderLayer(Mixed):
         if hidden_states.dim() != 3 or torch.compiler.is_compiling():
             return None
         arguments = kwargs if not args else dict(zip(role.names, args, strict=False)) | kwargs
-        cache = mask = rotary = encoder = encoder_mask = bias = cross_bias = None
+        cache = mask = rotary = encoder = encoder_mask = bias = cross_bias = slopes = None
         for name, value in arguments.items():
             if value is None or value is False or name in role.ignored:
                 continue
@@ -131,6 +137,8 @@ class FusedDecoderLayer(Mixed):
                 bias = value
             elif name == role.cross_bias:
                 cross_bias = value
+            elif role.slopes is not None and name == role.slopes.name:
+                slopes = value
             else:
                 return None
         q_len = hidden_states.shape[1]
@@ -150,7 +158,7 @@ class FusedDecoderLayer(Mixed):
             return None
         if mask is not None:
             mask = self._read_mask(mask, hidden_states, cache)
-            if mask is None or not (role.skips_padding or _all_tokens(mask)):
+            if mask is None or (has_padded_queries(mask) and not role.skips_padding):
                 return None
         if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
             return None
@@ -166,6 +174,13 @@ class FusedDecoderLayer(Mixed):
             memory is None or not _says(cross_bias, q_len, memory.states.shape[1], zeros=True)
         ):
             return None
+        if role.slopes is not None:
+            batch, kv_len = len(hidden_states), past + q_len
+            tokens = mask.padding if isinstance(mask, CausalMask) else None
+            if mask is None and cache is not None and cache.start is not None:
+                tokens = tokens_of(cache, kv_len, batch)
+            if not role.slopes.says(slopes, tokens, batch, kv_len):
+                return None
         relative = self.weights.attention.relative if bias is None else bias.table
         return Call(self, cache, mask, rotary, relative, memory)
 
@@ -199,23 +214,14 @@ class FusedDecoderLayer(Mixed):
         length = call.memory.states.shape[1]
         return PositionBias.of(None, parts.cross.heads, q_len, length, hidden_states.dtype)
 
-    def _read_mask(self, mask: Any, hidden_states: Tensor, cache: CPUCache | None) -> CausalMask | None:
-        """The mask as causality, this layer's window, and padding; None if it is not that."""
-        batch, q_len, _ = hidden_states.shape
-        if (
-            not isinstance(mask, Tensor)
-            or mask.dim() != 4
-            or mask.shape[0] != batch
-            or mask.shape[2] != q_len
-        ):
+    def _read_mask(
+        self, mask: Any, hidden_states: Tensor, cache: CPUCache | None
+    ) -> CausalMask | Tensor | None:
+        """The mask as the op takes it; None if it cannot."""
+        role, (batch, q_len, _) = self.role, hidden_states.shape
+        if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
             return None
-        if not isinstance(mask, CausalMask):
-            past = 0 if cache is None else cache.get_seq_length(self.role.cache_index)
-            read = read_mask(mask, self.role.parts.window) if mask.shape[3] == past + q_len else None
-            if read is None:
-                return None
-            mask = read
-        return mask if mask.window == self.role.parts.window else None
+        return understood(mask, role.mask_form, role.parts.window, cache, role.cache_index, batch, q_len)
 
     def _is_ours(self, cache: Any) -> bool:
         """Whether the op can write to `cache`."""
@@ -224,6 +230,10 @@ class FusedDecoderLayer(Mixed):
             return False
         layer = cache.layers[self.role.cache_index]
         if not isinstance(layer, cpu_layer):
+            return False
+        if not layer.length:
+            layer.repeats = self.role.parts.repeats
+        if layer.repeats != self.role.parts.repeats:
             return False
         window = self.role.parts.window
         held: int | None = getattr(layer, "sliding_window", None)
@@ -260,11 +270,6 @@ def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
         and bias.shape[2:] == (q_len, kv_len)
         and (bias.table is None or not zeros)
     )
-
-
-def _all_tokens(mask: CausalMask) -> bool:
-    """Whether every query of `mask` stands at a token."""
-    return mask.padding is None or bool(mask.padding[:, -mask.shape[2] :].all())
 
 
 @cache

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.causal_mask import CausalMask
 from hf_cpu_accel.rewrite.decoder_calls import PADDING, LayerCall
 from hf_cpu_accel.rewrite.decoder_layer import Role, fuse
+from hf_cpu_accel.rewrite.decoder_masks import mask_like
 from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.pending import PendingHiddenStates
 from hf_cpu_accel.rewrite.position_bias import PositionBias
@@ -105,7 +106,12 @@ class Proof:
                 arguments |= self._biases(states.shape[1], shown.shape[1])
                 batch, q_len, _ = states.shape
                 mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
-                arguments[call.mask] = _like(mask, call.arguments[call.mask]) if masked else None
+                if role.slopes is not None:
+                    start = torch.tensor([PADDING * masked, *[0] * (batch - 1)])
+                    given = call.arguments[role.slopes.name].to(self.dtype)
+                    arguments[role.slopes.name] = role.slopes.like(given, start, shown.shape[1])
+                other = call.arguments[call.mask]
+                arguments[call.mask] = mask_like(other, mask, role.mask_form) if masked else None
                 arguments[call.cache] = cache
                 output = module(states, **arguments)
                 output = output[0] if isinstance(output, tuple) else output
@@ -137,15 +143,6 @@ class Proof:
             )
             for name, table in self.biases.items()
         }
-
-
-def _like(mask: CausalMask, other: Any) -> Tensor:
-    """The mask in the form in which the host passed another one."""
-    if not isinstance(other, Tensor) or isinstance(other, CausalMask):
-        return mask
-    if other.dtype is torch.bool:
-        return mask.tensor
-    return torch.zeros(mask.shape).masked_fill(~mask.tensor, torch.finfo(other.dtype).min)
 
 
 def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:

@@ -6,6 +6,7 @@ numbers of the trace decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder_layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads
+from hf_cpu_accel.rewrite.decoder_heads import Found, find_heads, repeats_of
 from hf_cpu_accel.rewrite.decoder_residuals import Branch, Norms, Residuals, differ
+from hf_cpu_accel.rewrite.decoder_scores import Scores, read_scores
 from hf_cpu_accel.rewrite.decoder_structure import CrossParts, DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import (
     AttentionCall,
@@ -25,6 +27,7 @@ from hf_cpu_accel.rewrite.decoder_trace import (
     FFNCall,
     LinearCall,
     OpCall,
+    Stored,
 )
 from hf_cpu_accel.rewrite.head_norms import find_head_norms
 from hf_cpu_accel.rewrite.linear_run import LinearRun
@@ -35,13 +38,16 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
 
 
-def read(layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None) -> DecoderParts | None:
+def read(
+    layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+) -> DecoderParts | None:
     """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows).
 
     Args:
         relative: where the layer has the bias of its self-attention from, if that is its own.
+        dtype: in which the host made what it handed to the layer.
     """
-    reading = _Reading(layer, seen, relative)
+    reading = _Reading(layer, seen, relative, dtype)
     return reading.parts()
 
 
@@ -54,19 +60,27 @@ class _FeedForward:
 
 
 class _Reading:
-    def __init__(self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None) -> None:
+    def __init__(
+        self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+    ) -> None:
+        self.dtype = dtype
         self.layer = layer
         self.seen = seen
         self.relative = relative
         self.paths = {id(module): path for path, module in layer.named_modules()}
         self.norms = Norms(layer)
         self.head_norms = list(find_head_norms(layer))
+        self.repeats, self.stored = 1, seen.stored[:1]
+        for stored in self.stored:
+            self.repeats = math.gcd(repeats_of(stored.key), repeats_of(stored.value))
+            key, value = stored.key[:, :: self.repeats], stored.value[:, :: self.repeats]
+            self.stored = [Stored(key, value, stored.layer_index)]
 
     def parts(self) -> DecoderParts | None:
         seen = self.seen
         attentions = 1 if seen.encoder is None else 2
         before, middle, after = seen.stages
-        if not len(seen.stored) == len(seen.attention) == attentions or not self._covers_all():
+        if not len(seen.stored) == len(seen.attention) == attentions or not self._covers_all() or seen.clips:
             return None
         projections = [call for call in before if isinstance(call, LinearCall)]
         qkv = self._side_by_side([call.linear for call in projections])
@@ -96,17 +110,24 @@ class _Reading:
         if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
-        call, stored = seen.attention[0], seen.stored[0]
+        call, stored = seen.attention[0], self.stored[0]
+        scores = (
+            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
+        )
+        if scores is None:
+            return None
         return DecoderParts(
             qkv=qkv,
             heads=call.query.shape[1],
             kv_heads=stored.key.shape[1],
+            repeats=self.repeats,
             head_dim=stored.key.shape[3],
             value_dim=stored.value.shape[3],
             query=query.heads,
             key=key.heads,
             value=value.heads,
-            scale=_scale(call) * query.factor,
+            scale=scores.scale * query.factor,
+            alibi=scores.slopes,
             softcap=call.softcap,
             sinks=self._path_of(call.sinks),
             relative=self.relative,
@@ -171,7 +192,7 @@ class _Reading:
         return LinearRun(tuple(self.paths[id(linear)] for linear in linears))
 
     def _heads(self, projections: Sequence[LinearCall]) -> tuple[Found, Found, Found] | None:
-        stored = self.seen.stored[0]
+        stored = self.stored[0]
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
         query = find_heads(self.seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)

@@ -68,6 +68,8 @@ class DecoderParts:
 
     Attributes:
         sinks: path of the parameter, if there is one.
+        repeats: how often the original hands each head of keys and values to the cache.
+        alibi: [heads], what a score loses per token of distance, if it does.
         relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output: linears.
     """
@@ -86,6 +88,7 @@ class DecoderParts:
     window: int | None = None
     softcap: float | None = None
     sinks: str | None = None
+    alibi: Tensor | None = None
     rotary_dim: int = 0
     rotary_interleaved: bool = False
     query_norm: NormPart | HeadNormParts | None = None
@@ -99,6 +102,7 @@ class DecoderParts:
     parallel: bool = False
     residual_scale: float = 1.0
     relative: RelativeBias | None = None
+    repeats: int = 1
     cross: CrossParts | None = None
     cross_norm: NormPart | None = None
     cross_out_norm: NormPart | None = None
@@ -123,6 +127,7 @@ class DecoderParts:
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else _parameter(layer, self.sinks),
+            alibi=self.alibi,
             relative=None if self.relative is None else self.relative.table(layer),
             rotary_dim=self.rotary_dim,
             rotary_interleaved=self.rotary_interleaved,

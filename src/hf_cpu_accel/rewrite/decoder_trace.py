@@ -7,6 +7,7 @@ happens to be 1 or a bias that is 0 in this checkpoint still shows.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from hf_cpu_accel.rewrite.projection_group import members_apart
 
 _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
+_CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
 _IMPLEMENTATION = "_attn_implementation_internal"
 _BATCH, _TOKENS = 2, 4
 
@@ -74,12 +76,15 @@ class AttentionCall:
         query: [B, heads, L, D].
         scale: factor of the scores, None for 1 / sqrt(D).
         bias: [1, heads, L, keys], added to the scores, or None.
+        scores: [B, heads, L, keys], of which a layer that computes its attention itself takes the softmax; scale and bias are in
+            them.
         window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
     """
 
     query: Tensor
     scale: float | None
     bias: Tensor | None = None
+    scores: Tensor | None = None
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -106,6 +111,7 @@ class DecoderTrace:
             second.
         stored: what went into the cache, in order.
         attention: the attention calls.
+        clips: whether it bounds what its first linears gave (OLMoE's clip_qkv), which few values show.
     """
 
     input: Tensor
@@ -115,6 +121,7 @@ class DecoderTrace:
     stages: tuple[list[OpCall], ...] = field(default_factory=lambda: ([], [], []))
     stored: list[Stored] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
+    clips: bool = False
 
 
 def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
@@ -202,6 +209,8 @@ def _unrotated(value: Any) -> Any:
         return torch.ones_like(cos), torch.zeros_like(sin)
     if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point():
         return torch.zeros(_BATCH, _TOKENS, dtype=value.dtype)
+    if isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point():
+        return value.float()
     return value
 
 
@@ -244,9 +253,9 @@ def _observed(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
                 query,
                 kwargs.get("scaling"),
                 kwargs.get("position_bias"),
-                kwargs.get("sliding_window"),
-                kwargs.get("softcap"),
-                kwargs.get("s_aux"),
+                window=kwargs.get("sliding_window"),
+                softcap=kwargs.get("softcap"),
+                sinks=kwargs.get("s_aux"),
             )
         )
         # Values of its own: whoever is given them next comes after attention.
@@ -272,28 +281,53 @@ def _configs(layer: nn.Module) -> list[Any]:
     return list({id(config): config for config in configs if config is not None}.values())
 
 
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+_PRODUCTS_AND_SUMS = (torch.baddbmm, Tensor.baddbmm)
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
+
+
 class _FunctionCalls(TorchFunctionMode):
     """Notes attention that calls torch itself."""
 
     def __init__(self, seen: DecoderTrace) -> None:
         super().__init__()
         self.seen = seen
+        self.open = False  # a product waits for its softmax
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             query = args[0] if args else kwargs["query"]
             self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
-        elif func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and self._scores(*args[:2]):
-            self.seen.attention.append(AttentionCall(args[0], None))
+        elif func in _PRODUCTS:
+            self._product(*args[:2])
+        elif func in _PRODUCTS_AND_SUMS:
+            factors = [*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
+            self._product(*factors)
+        elif func in _SOFTMAX:
+            self._softmax(args[0])
         return func(*args, **kwargs)
 
-    def _scores(self, query: Tensor, key: Tensor) -> bool:
-        """Whether that is query times the key that went into the cache."""
-        if not self.seen.stored or self.seen.attention or not query.dim() == key.dim() == 4:
-            return False
-        stored = self.seen.stored[0].key.mT
-        return key.shape == stored.shape and torch.equal(key, stored.to(key.dtype))
+    def _product(self, query: Tensor, key: Tensor) -> None:
+        """Notes query times the key that went into the cache, the heads side by side with the batch or not."""
+        if not self.seen.stored or self.seen.attention or query.dim() not in (3, 4):
+            return
+        stored = self.seen.stored[0].key
+        expected = stored.mT if key.dim() == 4 else stored.mT.flatten(0, 1)
+        if key.shape == expected.shape and torch.equal(key, expected.to(key.dtype)):
+            if query.dim() == 3:
+                query = query.unflatten(0, stored.shape[:2])
+            self.seen.attention.append(AttentionCall(query, None))
+            self.open = True
+
+    def _softmax(self, scores: Tensor) -> None:
+        """What the product became."""
+        if not self.open:
+            return
+        self.open = False
+        call, stored = self.seen.attention[-1], self.seen.stored[0]
+        shape = (*call.query.shape[:3], stored.key.shape[2])
+        self.seen.attention[-1] = dataclasses.replace(call, scores=scores.detach().reshape(shape))
 
 
 class _OpCalls(TorchDispatchMode):
@@ -314,6 +348,8 @@ class _OpCalls(TorchDispatchMode):
         elif func is _FFN:
             up, down = (self.packed[args[place].data_ptr()] for place in (1, 4))
             self._note(FFNCall(up, down, args[10], _rows(args[0]), _rows(output)))
+        elif func in _CLIPS:
+            self.seen.clips |= not self.seen.stored
         elif func is _EXPERTS:
             rows = [_rows(part) for part in (*args[:3], output)]
             self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))

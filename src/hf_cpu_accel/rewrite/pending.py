@@ -30,6 +30,7 @@ class Call:
     """A layer and what it was called with; None for what it was not given.
 
     Attributes:
+        mask: numbers to add to the scores if it is not a `CausalMask`.
         rotary: what its tables come from.
         relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
         memory: what it looks at in an encoder's output.
@@ -37,7 +38,7 @@ class Call:
 
     layer: FusedDecoderLayer
     cache: CPUCache | None
-    mask: CausalMask | None
+    mask: CausalMask | Tensor | None
     rotary: Any
     relative: Tensor | None = None
     memory: EncoderMemory | None = None
@@ -148,7 +149,7 @@ def _together(calls: Sequence[Call]) -> int:
         group = call.rotary_group
         if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
             return number
-        if call.mask is not alike and not _same_padding(call.mask, first.mask):
+        if call.mask is not alike and not _same_mask(call.mask, first.mask):
             return number
         alike = call.mask
     return len(calls)
@@ -206,9 +207,10 @@ def _padding(
 
     `dropped` positions are not in the storage any more.
     """
-    padded = next(
-        (call.mask for call in calls if call.mask is not None and call.mask.padding is not None), None
-    )
+    if isinstance(calls[0].mask, Tensor) and not isinstance(calls[0].mask, CausalMask):
+        return None, calls[0].mask
+    masks = [call.mask for call in calls if isinstance(call.mask, CausalMask)]
+    padded = next((mask for mask in masks if mask.padding is not None), None)
     start = padded.start if padded is not None else None if cache is None else cache.start
     if padded is not None and cache is not None:
         cache.start = start
@@ -228,8 +230,11 @@ def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int
     )
 
 
-def _same_padding(one: CausalMask | None, other: CausalMask | None) -> bool:
-    first, second = (None if mask is None else mask.padding for mask in (one, other))
+def _same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
+    """Whether they hide the same apart from windows."""
+    if any(isinstance(mask, Tensor) and not isinstance(mask, CausalMask) for mask in (one, other)):
+        return one is other
+    first, second = (mask.padding if isinstance(mask, CausalMask) else None for mask in (one, other))
     if first is None or second is None or first is second:
         return first is second
     return torch.equal(first, second)
