@@ -16,6 +16,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense import Linear
 
 from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.matrices import with_plain_edges
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of, aggregate, takes
 from hf_cpu_accel.ops.graph_attention import gat, gatv2
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, segment_softmax
@@ -35,7 +36,8 @@ class FastForward:
         self.conv, self.propagate, self.compute = conv, propagate, compute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.compute(self.conv, self.propagate, *args, **kwargs)
+        plain, named = with_plain_edges(self.conv, args, kwargs)
+        output = self.compute(self.conv, self.propagate, *plain, **named)
         if output is NotImplemented:
             return type(self.conv).forward(self.conv, *args, **kwargs)
         self.propagate.served += 1
@@ -61,11 +63,17 @@ def _graph(
     return None if adjacency is None else (adjacency, source, target)
 
 
+def _is_plain_weight(weight: Any, edge_index: Any) -> bool:
+    """One number per edge, without a gradient."""
+    plain = isinstance(weight, Tensor) and weight.is_floating_point() and not weight.requires_grad
+    return weight is None or (plain and weight.shape == edge_index.shape[1:])
+
+
 def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     """The normalisation depends on the graph alone, and is kept with it."""
     # What `improved` does to edges without weights has changed between versions.
     if (
-        edge_weight is not None
+        not _is_plain_weight(edge_weight, edge_index)
         or not conv.normalize
         or conv.improved
         or conv.cached
@@ -75,7 +83,7 @@ def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_w
     graph = _graph(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
     if graph is None:
         return NotImplemented
-    value = graph[0].normalized()
+    value = graph[0].normalized(edge_index, edge_weight)
     bias = conv.bias
     if conv.in_channels < conv.out_channels:
         output = conv.lin(aggregate(graph[0], x, "sum", value))

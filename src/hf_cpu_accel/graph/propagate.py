@@ -15,6 +15,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.ops.sparse import spmm_reduce
 
@@ -86,6 +87,10 @@ class FastPropagate:
     def __call__(self, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
         conv = self.conv
         if args or not takes(conv, edge_index):
+            output = None if args else propagate_matrix(self, edge_index, kwargs)
+            if output is not None:
+                self.served += 1
+                return output
             return self._stock(edge_index, *args, size=size, **kwargs)
         output = None
         if self.message is not None:
