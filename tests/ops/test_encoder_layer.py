@@ -207,16 +207,15 @@ def weights_of(case: Case) -> EncoderWeights:
         gated=case.gated,
         attention_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
         ffn_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
-        window=case.window,
     )
 
 
 def positions_of(case: Case) -> dict[str, Any]:
-    """relative and rotary."""
+    """relative, rotary and window."""
     relative = torch.randn(case.heads, 2 * case.relative + 1) if case.relative else None
     angles = torch.randn(1 if case.batch % 2 else case.batch, case.length, case.rotary // 2).repeat(1, 1, 2)
     tables = (angles.cos().to(case.dtype), angles.sin().to(case.dtype)) if case.rotary else None
-    return {"relative": relative, "rotary": tables}
+    return {"relative": relative, "rotary": tables, "window": case.window}
 
 
 def reference(
@@ -226,9 +225,10 @@ def reference(
     mask: Tensor | None = None,
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
 ) -> Tensor:
     cos, sin = rotary or (None, None)
-    return _reference(hidden_states, padding, mask, relative, cos, sin, *weights.arguments())
+    return _reference(hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments())
 
 
 def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
@@ -395,14 +395,14 @@ def test_traces() -> None:
     case = replace(Case(), mask="right padding")
     weights, (padding, _) = weights_of(case), masks_of(case)
     hidden_states = torch.randn(case.batch, case.length, case.features)
-    tables = (None, None, None)
+    tables = (None, None, None, 0)
     torch.library.opcheck(
         torch.ops.hf_cpu_accel.encoder_layer.default,
         (hidden_states, padding, None, *tables, *weights.arguments()),
     )
     gated = replace(Case(), norm="rms_norm", norm_before=True, gated=True, gains=True, rotary=16, relative=3)
     positions = positions_of(gated)
-    inputs = (hidden_states, padding, None, positions["relative"], *positions["rotary"])
+    inputs = (hidden_states, padding, None, positions["relative"], *positions["rotary"], 0)
     torch.library.opcheck(
         torch.ops.hf_cpu_accel.encoder_layer.default, (*inputs, *weights_of(gated).arguments())
     )
@@ -421,7 +421,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(RuntimeError, match="an odd number"):
         encoder_layer(hidden_states, weights, relative=torch.randn(4, 6))
     with pytest.raises(RuntimeError, match="excludes a window"):
-        encoder_layer(hidden_states, replace(weights, window=2), relative=torch.randn(4, 7))
+        encoder_layer(hidden_states, weights, window=2, relative=torch.randn(4, 7))
     with pytest.raises(RuntimeError, match="cos and sin must be"):
         encoder_layer(hidden_states, weights, rotary=(torch.ones(1, 5, 18), torch.ones(1, 5, 18)))
     with pytest.raises(RuntimeError, match="gains go with norms that come before"):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import encoder_layer
 from hf_cpu_accel.rewrite.encoder_layer import STRUCTURE, FusedEncoderLayer
+from hf_cpu_accel.rewrite.window_mask import WindowMask
 
 SIZES = {
     "vocab_size": 99,
@@ -334,6 +335,24 @@ def test_a_position_bias_is_what_it_was_for_whoever_reads_it() -> None:
         )
         halved = second._original_class.forward(second, hidden, None, bias / 2)[0]
         torch.testing.assert_close(second(hidden, None, bias / 2)[0], halved, rtol=1e-4, atol=1e-5)
+
+
+def test_windows_are_not_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = modernbert()
+    batch = inputs(model)
+    before = run(model, batch)
+    accelerate_for_cpu(model, dtype="float32")
+    made: list[int] = []
+    make = WindowMask._make
+    monkeypatch.setattr(WindowMask, "_make", lambda mask: made.append(1) or make(mask))
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    assert not made
+    # A layer that runs its own forward reads the mask.
+    model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    assert made
+    computed = accelerate_for_cpu(model, dtype="float32", padding="compute")
+    torch.testing.assert_close(run(computed, batch), before, rtol=1e-4, atol=1e-5)
 
 
 def test_tables_for_other_positions_than_the_tokens_take_the_own_forward() -> None:

@@ -148,7 +148,8 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
 }
 
 Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& padding, const std::optional<Tensor>& mask,
-                     const std::optional<Tensor>& relative, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin, const Tensor& qkv,
+                     const std::optional<Tensor>& relative, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin, int64_t window,
+                     const Tensor& qkv,
                      const std::optional<Tensor>& qkv_scale, const std::optional<Tensor>& qkv_bias, const std::vector<int64_t>& order,
                      int64_t head_size, std::optional<double> attention_scale, const Tensor& output, const std::optional<Tensor>& output_scale,
                      const std::optional<Tensor>& output_bias, const std::optional<Tensor>& attention_norm_weight,
@@ -157,8 +158,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                      const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t intermediate_features,
                      const std::string& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
                      double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow,
-                     const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain,
-                     int64_t window) {
+                     const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
   const int64_t batch = hidden_states.size(0), length = hidden_states.size(1), features = hidden_states.size(2);
@@ -231,11 +231,11 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 
 STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
-      "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, "
+      "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, "
       "int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, Tensor? attention_norm_weight, "
       "Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
       "Tensor? down_bias, int intermediate_features, str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, "
-      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, int window) -> Tensor");
+      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("encoder_layer", TORCH_BOX(&hfca::encoder_layer)); }

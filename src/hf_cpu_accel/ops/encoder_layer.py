@@ -50,7 +50,6 @@ class EncoderWeights:
             CPU has VNNI: scores in 8 bits, probabilities and values in 11 to 13.
         attention_gain, ffn_gain: [H], what the branches are multiplied by before they are added (LayerScale, Touvron et al. 2021,
             arXiv:2103.17239), or None; with `norm_before` only.
-        window: how many tokens before and after itself a token attends to; None for all.
     """
 
     qkv: PackedWeight
@@ -72,7 +71,6 @@ class EncoderWeights:
     gated: bool = False
     attention_gain: Tensor | None = None
     ffn_gain: Tensor | None = None
-    window: int | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         """What follows the inputs of a call in the op's schema."""
@@ -85,7 +83,7 @@ class EncoderWeights:
             *(self.up.data, self.up.scale, self.up_bias, self.down.data, self.down.scale, self.down_bias),
             *(self.down.in_features, self.activation, second.weight, second.bias, second.eps),
             *(self.qkv.out_features // 3, self.norm_before, self.narrow),
-            *(kinds, self.gated, self.attention_gain, self.ffn_gain, self.window or 0),
+            *(kinds, self.gated, self.attention_gain, self.ffn_gain),
         )
 
 
@@ -97,9 +95,10 @@ def encoder_layer(
     mask: Tensor | None = None,
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
 ) -> Tensor:
-    """norm(y + ffn(y)) of y = norm(x + attention(x)); with `norm_before`, y + ffn(norm(y)) of y = x + attention(norm(x)), where both
-    branches may have a gain.
+    """norm(y + ffn(y)) of y = norm(x + attention(x)); with `norm_before`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
+    both branches may have a gain.
 
     Args:
         hidden_states: [B, L, H] float32 or bfloat16.
@@ -111,6 +110,7 @@ def encoder_layer(
             arXiv:1910.10683, section 2.1). Excludes a window.
         rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as transformers' rotary modules
             return them, for pairs of features half of them apart (Su et al. 2021, arXiv:2104.09864).
+        window: how many tokens before and after itself a token attends to; None for all.
 
     Returns:
         [B, L, H] contiguous, dtype of the input. Sums are float32.
@@ -130,7 +130,7 @@ def encoder_layer(
         )
     cos, sin = (None, None) if rotary is None else rotary
     return torch.ops.hf_cpu_accel.encoder_layer(
-        hidden_states, padding, mask, relative, cos, sin, *weights.arguments()
+        hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments()
     )
 
 
@@ -141,6 +141,7 @@ def _reference(
     relative: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
+    window: int,
     qkv: Tensor,
     qkv_scale: Tensor | None,
     qkv_bias: Tensor | None,
@@ -171,7 +172,6 @@ def _reference(
     gated: bool,
     attention_gain: Tensor | None,
     ffn_gain: Tensor | None,
-    window: int,
 ) -> Tensor:
     """The op in plain torch, float32 between the steps."""
     length, features = hidden_states.shape[1:]
@@ -265,12 +265,12 @@ def _fake(hidden_states: Tensor, *arguments: Any) -> Tensor:
 
 declare(
     "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
-    "Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
+    "int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
     "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
     "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
-    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, int window) -> Tensor",
+    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain) -> Tensor",
     fake=_fake,
     reference=_reference,
 )

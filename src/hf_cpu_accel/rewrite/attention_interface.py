@@ -15,6 +15,7 @@ from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
 from hf_cpu_accel.rewrite.paged import paged_attention_forward
 from hf_cpu_accel.rewrite.stored_heads import readable
+from hf_cpu_accel.rewrite.window_mask import WindowMask, is_window
 
 NAME = "hf_cpu_accel"
 REPLACED = "sdpa"
@@ -47,7 +48,7 @@ def attention_mask(
 ) -> Tensor | None:
     """transformers' `sdpa_mask`, except that causality, a window and padding are made only where somebody reads them.
 
-    Padding alone is a view of the padding mask; see `CausalMask` for the masks of decoders.
+    Padding alone is a view of the padding mask; see `CausalMask` for the masks of decoders, `WindowMask` for those of encoders.
 
     Args:
         attention_mask: bool [batch_size, number of tokens], True where there is a token, or None.
@@ -76,6 +77,17 @@ def attention_mask(
         return mask
 
     tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if (
+        allow_is_bidirectional_skip
+        and local_size is not None
+        and not (use_vmap or allow_is_causal_skip or tracing)
+        and q_length == kv_length
+        and q_offset == kv_offset == 0
+        and (attention_mask is None or attention_mask.shape == (batch_size, kv_length))
+        and is_window(mask_function, local_size)
+    ):
+        hides = attention_mask is not None and not attention_mask.all()
+        return WindowMask.of(batch_size, kv_length, local_size, attention_mask if hides else None)
     if (
         allow_is_causal_skip
         and not (use_vmap or allow_is_bidirectional_skip or tracing)

@@ -140,7 +140,12 @@ def is_sliding_causal(function: Callable[..., Any], window: int) -> bool:
     """Whether `function` is transformers' mask function of a causal sliding window: other overlays have a size, too."""
     from transformers.masking_utils import sliding_window_causal_mask_function
 
-    return _content(function) == _content(sliding_window_causal_mask_function(window))
+    return same_function(function, sliding_window_causal_mask_function(window))
+
+
+def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions have the same code and close over the same values."""
+    return _content(one) == _content(other)
 
 
 @cache

@@ -10,7 +10,8 @@ from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 # Tokens of the text from which a table is read. No model is known whose biases still change beyond 128 tokens.
 TOKENS = 192
 _FARTHEST = 150
-_ROOM = 512  # so many tokens on both sides have an entry of their own: the kernel reads entries in a row faster than the last one again
+# So many tokens on both sides have an entry of their own: the kernel reads entries in a row faster than the last one again.
+_ROOM = 512
 
 
 class DistanceBias(LazyTensor):

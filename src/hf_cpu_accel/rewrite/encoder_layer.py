@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.window_mask import WindowMask
 
 STRUCTURE = "encoder layer"
 
@@ -36,9 +37,9 @@ _NO_TABLES = (None, None)
 class FusedEncoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden states,
-    a mask and positions (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed linears.
-    So does a number of tokens for which other providers than our kernels make the linears faster than fusing them does.
+    So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden
+    states, a mask and positions (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed
+    linears. So does a number of tokens for which other providers than our kernels make the linears faster than fusing them does.
     """
 
     _parts: EncoderLayerParts
@@ -62,7 +63,7 @@ class FusedEncoderLayer(Mixed):
         return self._signature.returned(output, bias)
 
     def _inputs(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op's padding, mask, relative, cos and sin, and the layer's position bias; None if the op cannot do what is asked."""
+        """The op's inputs from padding to window, and the layer's position bias; None if the op cannot do what is asked for."""
         signature = self._signature
         arguments = kwargs if not args else dict(zip(signature.names, args, strict=False)) | kwargs
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
@@ -86,8 +87,11 @@ class FusedEncoderLayer(Mixed):
                 return None
         if signature.rotates and tables is _NO_TABLES:
             return None
-        padding = None
-        if mask is not None:
+        padding, window = None, 0
+        around = self._window_of(mask, bias)
+        if around is not None:
+            padding, window, mask = around.padding, around.window, None
+        elif mask is not None:
             padding = padding_of(mask) if self._skips_padding else None
             mask = None if padding is not None else _broadcastable(mask, hidden_states)
         relative = self._parts.relative if bias is None else None
@@ -99,7 +103,13 @@ class FusedEncoderLayer(Mixed):
             relative = bias.table
         elif bias is not None:
             mask = _with_bias(mask, bias)
-        return padding, mask, relative, *tables, bias
+        return padding, mask, relative, *tables, window, bias
+
+    def _window_of(self, mask: Any, bias: Any) -> WindowMask | None:
+        """`mask`, if the op can find the keys by itself."""
+        if not isinstance(mask, WindowMask) or bias is not None or self._parts.relative is not None:
+            return None
+        return mask if self._skips_padding or mask.padding is None else None
 
     def _knows_mask(self, mask: Any) -> bool:
         """Whether that is a mask of truth values or of numbers to add, as the layer takes them."""
