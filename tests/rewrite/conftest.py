@@ -2,9 +2,12 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from hf_cpu_accel.rewrite import pending
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -13,3 +16,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _one_thread(_seed_and_threads: None) -> None:
     """Threads that wait for one another in microsecond ops cost more than they save, the more so on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers each call of `decoder_layers` ran, in order."""
+    calls: list[int] = []
+    op = pending._DECODER_LAYERS
+
+    def counted(*args: Any) -> Any:
+        calls.append(len(args[3]))  # the layout
+        return op(*args)
+
+    monkeypatch.setattr(pending, "_DECODER_LAYERS", counted)
+    return calls

@@ -17,7 +17,7 @@ _SIZES = {
     "intermediate_size": 96,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
@@ -30,14 +30,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": LAYERS, "n_head": 4, "n_positions": 256}
+_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": LAYERS, "n_head": 4, "n_positions": 512}
 _OPT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "ffn_dim": 96,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 512,
     "word_embed_proj_dim": 64,
 }
 _FALCON = {
@@ -136,7 +136,7 @@ DECODERS = {
     "bloom": Decoder("Bloom", {"vocab_size": VOCABULARY, "hidden_size": 96, "n_layer": LAYERS, "n_head": 6}),
     "mpt": Decoder(
         "Mpt",
-        {"vocab_size": VOCABULARY, "d_model": 64, "n_layers": LAYERS, "n_heads": 4, "max_seq_len": 256},
+        {"vocab_size": VOCABULARY, "d_model": 64, "n_layers": LAYERS, "n_heads": 4, "max_seq_len": 512},
     ),
     "cohere": Decoder("Cohere"),
     "command-r-plus": Decoder("Cohere", {**_GROUPED, "use_qk_norm": True}),
@@ -172,6 +172,42 @@ DECODERS = {
         },
     ),
 }  # fmt: skip
+
+
+_ROTARY = {"rope_theta": 10000.0, "original_max_position_embeddings": 32}
+_FACTORS = [1.0 + 0.5 * number for number in range(8)]
+
+# Rotary positions that are scaled for sequences of more than 32 tokens, some of them only from there on.
+SCALED = {
+    "linear": Decoder(
+        "Llama", {**_GROUPED, "rope_parameters": {**_ROTARY, "rope_type": "linear", "factor": 4.0}}
+    ),
+    "dynamic": Decoder(
+        "Llama",
+        {
+            **_GROUPED,
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 4.0},
+        },
+    ),
+    "yarn": Decoder(
+        "Qwen2", {**_GROUPED, "rope_parameters": {**_ROTARY, "rope_type": "yarn", "factor": 8.0}}
+    ),
+    "llama3": DECODERS["llama-3.2"],
+    "longrope": Decoder(
+        "Phi3",
+        {
+            **_GROUPED,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                **_ROTARY,
+                "rope_type": "longrope",
+                "short_factor": _FACTORS,
+                "long_factor": [8 * factor for factor in _FACTORS],
+            },
+        },
+    ),
+}
 
 
 # Layers with parts that the op does not have: their linears and norms are accelerated alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoder_families import DECODERS, UNFUSED, VOCABULARY, Decoder, padded
+from decoder_families import DECODERS, LAYERS, SCALED, UNFUSED, VOCABULARY, Decoder, padded
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -70,10 +70,25 @@ def test_same_logits_in_float32(family: Decoder) -> None:
 @torch.no_grad()
 def test_same_greedy_tokens(family: Decoder) -> None:
     model = family.build(seed=1)
-    batch, options = padded()["left"], {"max_new_tokens": 64, "do_sample": False}
+    batch, options = padded()["left"], {"max_new_tokens": 256, "do_sample": False}
     expected = model.generate(**batch, **options)
     accelerate_for_cpu(model, dtype="float32")
     assert torch.equal(model.generate(**batch, **options), expected)
+
+
+@pytest.mark.parametrize("family", SCALED.values(), ids=SCALED)
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_scaled_rotary_positions(family: Decoder, beams: int, lengths: list[int]) -> None:
+    """Twice: some begin anew with shorter sequences, and with other frequencies compute all tokens anew."""
+    model, batch = family.build(seed=1), padded()["left"]
+    options = {"max_new_tokens": 256 if beams == 1 else 40, "do_sample": False, "num_beams": beams}
+    expected = model.generate(**batch, **options)
+    accelerate_for_cpu(model, dtype="float32")
+    for _ in range(2):
+        lengths.clear()
+        assert torch.equal(model.generate(**batch, **options), expected)
+        assert lengths == [LAYERS] * options["max_new_tokens"]
 
 
 @every_family

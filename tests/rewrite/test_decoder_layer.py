@@ -14,28 +14,11 @@ from transformers import DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, restore
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite import pending
 from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.pending import PendingHiddenStates
 from hf_cpu_accel.rewrite.verify import row_error
 
 BATCH = padded()["full"]
-
-
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many layers each call of the op ran, in order."""
-    calls: list[int] = []
-    op = pending._DECODER_LAYERS
-
-    def counted(
-        hidden_states: Tensor, weights: object, vectors: object, layout: Tensor, *rest: object
-    ) -> Tensor:
-        calls.append(len(layout))
-        return op(hidden_states, weights, vectors, layout, *rest)
-
-    monkeypatch.setattr(pending, "_DECODER_LAYERS", counted)
-    return calls
 
 
 def llama(layers: int = 5) -> nn.Module:

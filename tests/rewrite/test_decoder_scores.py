@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite import pending
 from hf_cpu_accel.rewrite.decoder_masks import form_of, understood
 from hf_cpu_accel.rewrite.decoder_scores import Slopes, read_scores
 from hf_cpu_accel.rewrite.decoder_trace import AttentionCall
@@ -18,20 +17,6 @@ from hf_cpu_accel.rewrite.verify import row_error
 SLOPES = torch.tensor([0.5, 0.3, 0.004])
 LOWEST = torch.finfo(torch.float32).min
 WITH_SLOPES = ["bloom", "mpt", "falcon-rw"]
-
-
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many layers each call of the op ran, in order."""
-    calls: list[int] = []
-    op = pending._DECODER_LAYERS
-
-    def counted(*args: object) -> Tensor:
-        calls.append(len(args[3]))
-        return op(*args)
-
-    monkeypatch.setattr(pending, "_DECODER_LAYERS", counted)
-    return calls
 
 
 def attention(kv_heads: int = 3) -> tuple[Tensor, Tensor, Tensor]:

@@ -59,6 +59,7 @@ def beam_search(
         ids, last = beams.tokens()
         del outputs, logits, scores
         outputs = model(**step_inputs.after(last, ids), return_dict=True)
+        step_inputs.go_on_with(outputs)
     sequences, sequences_scores, beam_indices = beams.results()
     if not generation_config.return_dict_in_generate:
         return sequences

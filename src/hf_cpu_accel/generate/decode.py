@@ -74,6 +74,7 @@ def decode(
             break
         del outputs, logits, scores  # of the prompt they may be large
         outputs = model(**step_inputs.after(chosen, ids), return_dict=True)
+        step_inputs.go_on_with(outputs)
     if streamer is not None:
         streamer.end()
     if not generation_config.return_dict_in_generate:

@@ -92,8 +92,14 @@ class PrepareInputs(Override):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.__wrapped__(*args, **kwargs)
         placing = _placing.get()
-        if placing is not None and "past_key_values" in inputs:
-            inputs["past_key_values"] = placing.of(inputs["past_key_values"])
+        if placing is None:
+            return inputs
+        cache = inputs.get("past_key_values")
+        if cache is None and type(kwargs.get("past_key_values")) is CPUCache:
+            # Phi-3 computes all tokens anew with other frequencies once there are so many, and lets its forward make a cache.
+            inputs["past_key_values"] = CPUCache(self.model.config, placing.dtype)
+        elif cache is not None:
+            inputs["past_key_values"] = placing.of(cache)
         return inputs
 
 

@@ -97,6 +97,11 @@ class StepInputs:
         prepared: dict[str, Any] = self._own_way(ids, next_sequence_length=1, **inputs)
         return prepared
 
+    def go_on_with(self, outputs: Any) -> None:
+        """Take up the cache that the model handed back: a model with its own way may have begun another one."""
+        if self._own_way is not None:
+            self.cache = self._inputs["past_key_values"] = _handed_back(outputs, self.cache)
+
 
 class _GrowingMask:
     """An attention mask [batch, tokens] that gets a column of ones with each token."""
