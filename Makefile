@@ -41,6 +41,12 @@ asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
 	$(BIN)/python tests/ops/asan.py
 
+# PyTorch Geometric's own tests of its layers, which its packages lack: PYG_SOURCE is a checkout at the installed version.
+PYG_SOURCE ?=
+test-pyg: kernels
+	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
+	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

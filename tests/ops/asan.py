@@ -23,7 +23,11 @@ def main(cases: str) -> int:
         print(f"{LIBRARY} is not there: run `make asan`, which builds it")
         return 2
     compiler = os.environ.get("CXX", "g++")
-    runtime = subprocess.check_output([compiler, "-print-file-name=libasan.so"], text=True).strip()
+    # Python itself has no C++ runtime: AddressSanitizer would not find the one to hook exceptions of.
+    runtimes = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "hf_cpu_accel"
         package.mkdir()
@@ -34,7 +38,7 @@ def main(cases: str) -> int:
         for tier in ("generic", "avx512_bf16"):
             environment = {
                 **os.environ,
-                "LD_PRELOAD": runtime,
+                "LD_PRELOAD": " ".join(runtimes),
                 "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
                 "HF_CPU_ACCEL_ISA": tier,
                 "PYTHONPATH": folder,

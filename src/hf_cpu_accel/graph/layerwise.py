@@ -49,8 +49,8 @@ def inference(
     Unlike `BasicGNN.inference` this needs no loader, and degrees are those of the whole graph.
 
     Args:
-        model: an `nn.Module` of `torch_geometric.nn.models` (GCN, GraphSAGE, GIN, GAT, EdgeCNN, PNA) in eval mode, with `jk` None or
-            "last"; accelerated or not.
+        model: one of `torch_geometric.nn.models` (GCN, GraphSAGE, GIN, GAT, EdgeCNN, PNA) in eval mode, with `jk` None or "last";
+            accelerated or not.
         x: [N, features]; may be mapped from a file (`torch.from_file`, or `torch.from_numpy` of a `numpy.memmap`): it is read
             a chunk at a time.
         edge_index: [2, E] int64 or int32, sources and targets.
