@@ -187,3 +187,19 @@ def test_weights_of_gcn(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
             for candidate in (stock, conv):
                 with pytest.raises((IndexError, RuntimeError)):
                     candidate(x, edge_index, torch.rand(shape))
+
+
+def test_torch_script_compiles_the_layer_as_it_was(x: Tensor) -> None:
+    edge_index = torch.randint(0, NODES, (2, 150))
+    conv = accelerate_for_cpu(pyg.GCNConv(FEATURES, 8).eval(), dtype="float32")
+    scripted = torch.jit.script(conv)
+    torch.testing.assert_close(scripted(x, edge_index), conv(x, edge_index), rtol=1e-4, atol=1e-5)
+    assert "propagate" in vars(conv)
+
+
+def test_sparse_features_go_to_the_layer() -> None:
+    edge_index, x = torch.randint(0, NODES, (2, 150)), torch.randn(NODES, FEATURES).relu()
+    conv = pyg.GCNConv(FEATURES, 2 * FEATURES).eval()
+    expected = conv(x, edge_index)
+    accelerate_for_cpu(conv, dtype="float32")
+    torch.testing.assert_close(conv(x.to_sparse(), edge_index), expected, rtol=1e-4, atol=1e-5)

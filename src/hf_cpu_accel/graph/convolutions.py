@@ -51,7 +51,11 @@ def _graph(
     source, target = (x, x) if isinstance(x, Tensor) else x
     if not takes(conv, edge_index) or not isinstance(source, Tensor) or source.dim() != 2:
         return None
-    if source.dtype not in KERNEL_DTYPES or (target is not None and target.dim() != 2):
+    if (
+        source.layout is not torch.strided
+        or source.dtype not in KERNEL_DTYPES
+        or (target is not None and target.dim() != 2)
+    ):
         return None
     if conv.flow == "target_to_source" and not isinstance(x, Tensor):
         return None

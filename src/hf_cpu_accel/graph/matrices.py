@@ -36,7 +36,7 @@ class MatrixEdges:
     """The entries of a matrix.
 
     Attributes:
-        edge_index: [2, E] int32, sources and targets.
+        edge_index: [2, E] int64, sources and targets.
         values: [E], or None where each is one.
         sources, targets: the matrix is [targets, sources].
         dtype: of the entries; None where the matrix has none, but only places.
@@ -138,7 +138,7 @@ def _edges(matrix: Any, first: Tensor, second: Tensor, values: Tensor | None) ->
     target, source = (second, first) if layout is torch.sparse_csc else (first, second)
     ones = values is None or bool((values == 1).all())
     return MatrixEdges(
-        torch.stack([source.int(), target.int()]),
+        torch.stack([source.long(), target.long()]),
         # A copy: what torch hands out may keep the matrix alive.
         None if ones or values is None else values.clone(),
         cols,

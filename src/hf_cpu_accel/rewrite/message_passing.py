@@ -41,6 +41,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     from hf_cpu_accel.graph.convolutions import FORWARDS, FastForward
     from hf_cpu_accel.graph.message import read_message
     from hf_cpu_accel.graph.propagate import FastPropagate
+    from hf_cpu_accel.graph.scripting import StockForScript
 
     name = type(conv).__name__
     reduce = _reduction(conv)
@@ -52,6 +53,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
         message = None
     propagate = FastPropagate(conv, message, reduce)
     add_attribute(context.journal, conv, "propagate", propagate)
+    add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
     op = "spmm_reduce" if message is not None else "own message, spmm_reduce"
     for cls, compute in FORWARDS.items():
         same = all(getattr(type(conv), method) is getattr(cls, method) for method in _METHODS)
