@@ -82,6 +82,7 @@ Dispatch choose() {
              kernels.norm,
              kernels.heads,
              kernels.sparse,
+             kernels.messages,
              kernels.embedding_norm,
              kernels.combine,
              kernels.quantize_int4,

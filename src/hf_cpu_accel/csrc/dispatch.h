@@ -13,6 +13,7 @@ struct Dispatch {
   NormKernels norm;
   HeadKernels heads;
   SparseKernels sparse;
+  MessageKernels messages;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;

@@ -7,6 +7,7 @@
 #include "gemm/gemm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
+#include "sparse/messages.h"
 #include "sparse/sparse.h"
 
 namespace hfca {
@@ -17,6 +18,7 @@ struct Kernels {
   NormKernels norm;
   HeadKernels heads;
   SparseKernels sparse;
+  MessageKernels messages;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;
