@@ -38,6 +38,15 @@ def x() -> Tensor:
 
 WEIGHT = {"edge_weight": torch.rand(EDGES)}
 ATTRIBUTES = {"edge_attr": torch.rand(EDGES, 5)}
+TYPES = {"edge_type": torch.randint(0, 3, (EDGES,))}
+AGGREGATORS, SCALERS = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
+DEGREES = torch.tensor([5, 3, 9, 8, 7, 6, 4, 3, 2, 1])
+
+
+def pna(*more: str, scalers: tuple[str, ...] = (), **options: object) -> nn.Module:
+    return pyg.PNAConv(FEATURES, 12, [*AGGREGATORS, *more], [*SCALERS, *scalers], DEGREES, **options)
+
+
 LAYERS = {
     "gcn": (lambda: pyg.GCNConv(FEATURES, 10), {}),
     "gcn wider": (lambda: pyg.GCNConv(FEATURES, 40), {}),
@@ -60,13 +69,44 @@ LAYERS = {
     "gat edges": (lambda: pyg.GATConv(FEATURES, 8, heads=2, edge_dim=5), ATTRIBUTES),
     "gatv2": (lambda: pyg.GATv2Conv(FEATURES, 8, heads=4), {}),
     "gatv2 shared": (lambda: pyg.GATv2Conv(FEATURES, 7, heads=3, concat=False, share_weights=True), {}),
+    "gat edges, no loops": (
+        lambda: pyg.GATConv(FEATURES, 8, heads=2, edge_dim=5, add_self_loops=False),
+        ATTRIBUTES,
+    ),
     "transformer": (lambda: pyg.TransformerConv(FEATURES, 8, heads=4), {}),
+    "transformer beta": (
+        lambda: pyg.TransformerConv(FEATURES, 8, heads=4, concat=False, beta=True),
+        {},
+    ),
+    "transformer edges": (lambda: pyg.TransformerConv(FEATURES, 8, heads=4, edge_dim=5), ATTRIBUTES),
+    "transformer no root": (lambda: pyg.TransformerConv(FEATURES, 8, root_weight=False), {}),
+    "pna": (pna, {}),
+    "pna towers": (lambda: pna("var", "sum", scalers=("linear", "inverse_linear"), towers=3), {}),
+    "pna edges": (
+        lambda: pna(towers=3, divide_input=True, edge_dim=5, train_norm=True),
+        ATTRIBUTES,
+    ),
+    "pna deep": (lambda: pna(towers=2, pre_layers=2, post_layers=2, edge_dim=5), ATTRIBUTES),
+    "pna deep elu": (lambda: pna(pre_layers=2, act="elu"), {}),
+    "sage std": (lambda: pyg.SAGEConv(FEATURES, 10, aggr="std"), {}),
+    "sage list": (lambda: pyg.SAGEConv(FEATURES, 10, aggr=["mean", "max", "std"]), {}),
+    "sage sum of many": (
+        lambda: pyg.SAGEConv(FEATURES, 10, aggr=pyg.MultiAggregation(["var", "max"], mode="sum")),
+        {},
+    ),
+    "edge list": (lambda: pyg.EdgeConv(nn.Linear(2 * FEATURES, 6), aggr=["mean", "max"]), {}),
     "tag": (lambda: pyg.TAGConv(FEATURES, 10), {}),
     "cheb": (lambda: pyg.ChebConv(FEATURES, 10, 3), {}),
     "appnp": (lambda: pyg.APPNP(3, 0.1), {}),
     "arma": (lambda: pyg.ARMAConv(FEATURES, 10), {}),
     "edge": (lambda: pyg.EdgeConv(mlp(2 * FEATURES, 10)), {}),
-    "rgcn": (lambda: pyg.RGCNConv(FEATURES, 10, 3), {"edge_type": torch.randint(0, 3, (EDGES,))}),
+    "rgcn": (lambda: pyg.RGCNConv(FEATURES, 10, 3), TYPES),
+    "rgcn bases": (lambda: pyg.RGCNConv(FEATURES, 10, 3, num_bases=2, aggr="sum"), TYPES),
+    "rgcn blocks": (
+        lambda: pyg.RGCNConv(FEATURES, 10, 3, num_blocks=2, aggr="max", root_weight=False, bias=False),
+        TYPES,
+    ),
+    "fast rgcn": (lambda: pyg.FastRGCNConv(FEATURES, 10, 3), TYPES),
     "gated": (lambda: pyg.GatedGraphConv(FEATURES, 2), {}),
 }
 
@@ -81,6 +121,12 @@ def run(conv: nn.Module, x: Tensor, edge_index: Tensor, **arguments: Tensor) -> 
     return [output.detach(), *(grad for grad in grads if grad is not None)]
 
 
+def served(conv: nn.Module) -> int:
+    """How many calls of the layer were ours."""
+    own = vars(conv)
+    return (own["propagate"] if "propagate" in own else own["forward"].propagate).served
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients(name: str, x: Tensor, edge_index: Tensor) -> None:
     make, arguments = LAYERS[name]
@@ -90,7 +136,7 @@ def test_outputs_and_gradients(name: str, x: Tensor, edge_index: Tensor) -> None
     assert explain(conv).replaced
     for ours, theirs in zip(run(conv, x, edge_index, **arguments), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert vars(conv)["propagate"].served > 0
+    assert served(conv) > 0
     restore(conv)
     assert "propagate" not in vars(conv)
     assert "forward" not in vars(conv)
@@ -152,18 +198,17 @@ def test_dropout_of_attention(x: Tensor, edge_index: Tensor) -> None:
 
 
 def test_the_plan_says_what_is_left_and_why() -> None:
-    degrees = torch.ones(4, dtype=torch.long)
     model = nn.ModuleDict(
         {
             "sage": pyg.SAGEConv(8, 8),
-            "pna": pyg.PNAConv(8, 8, ["mean", "std"], ["identity"], degrees),
+            "lstm": pyg.SAGEConv(8, 8, aggr="lstm", aggr_kwargs={"in_channels": 8, "out_channels": 8}),
             "skipped": pyg.GCNConv(8, 8),
         }
     )
     plan = explain(accelerate_for_cpu(model, skip_modules=("skipped",)))
     items = {item.name: item for item in plan.items}
     assert items["sage"].reason is None
-    assert "sum, mean, min and max" in items["pna"].reason
+    assert "sum, mean, min, max" in items["lstm"].reason
     assert items["skipped"].reason == "skip_modules"
     assert "sage" in str(plan)
 
@@ -179,6 +224,33 @@ def test_bipartite_graphs(edge_index: Tensor) -> None:
     expected = conv((source, None), edge_index, size=(NODES, NODES - 5))
     accelerate_for_cpu(conv)
     torch.testing.assert_close(conv((source, None), edge_index, size=(NODES, NODES - 5)), expected)
+
+
+def test_relations_of_bipartite_graphs_and_of_nodes_without_features(edge_index: Tensor) -> None:
+    source, target = torch.randn(NODES, 12), torch.randn(NODES - 5, 7)
+    conv = pyg.RGCNConv((12, 7), 4, 3)
+    expected = conv((source, target), edge_index, **TYPES)
+    accelerate_for_cpu(conv)
+    torch.testing.assert_close(conv((source, target), edge_index, **TYPES), expected, rtol=1e-4, atol=1e-4)
+    for cls, options in ((pyg.RGCNConv, {"num_bases": 2}), (pyg.FastRGCNConv, {"aggr": "sum"})):
+        conv = cls(NODES, 10, 3, **options)
+        expected = conv(None, edge_index, **TYPES)
+        accelerate_for_cpu(conv)
+        torch.testing.assert_close(conv(None, edge_index, **TYPES), expected, rtol=1e-4, atol=1e-4)
+        assert served(conv) == 1
+
+
+def test_types_of_edges_that_are_edited_or_not_there(x: Tensor, edge_index: Tensor) -> None:
+    conv = accelerate_for_cpu(pyg.RGCNConv(FEATURES, 10, 3))
+    types = TYPES["edge_type"].clone()
+    for edit in (lambda: None, lambda: types.fill_(2)):
+        edit()
+        expected = restore(copy.deepcopy(conv))(x, edge_index, types)
+        torch.testing.assert_close(conv(x, edge_index, types), expected, rtol=1e-4, atol=1e-4)
+    assert served(conv) == 2
+    types[:9] = 7
+    with pytest.raises(RuntimeError, match="index 7 is out of bounds"):  # the layer's own
+        conv(x, edge_index, types)
 
 
 def test_other_forms_of_edges(x: Tensor, edge_index: Tensor) -> None:

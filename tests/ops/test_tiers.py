@@ -23,6 +23,7 @@ CHECKS = {
     "test_paged_attention": "check_paged_attention",
     "test_quantize": "check_quantize",
     "test_sparse": "check_sparse",
+    "test_messages": "check_messages",
 }
 
 best = extension.status().tier

@@ -83,6 +83,7 @@ Dispatch choose() {
              kernels.heads,
              kernels.token_rows,
              kernels.sparse,
+             kernels.messages,
              kernels.embedding_norm,
              kernels.combine,
              kernels.quantize_int4,

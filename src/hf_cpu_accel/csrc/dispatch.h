@@ -14,6 +14,7 @@ struct Dispatch {
   HeadKernels heads;
   TokenRowKernels token_rows;
   SparseKernels sparse;
+  MessageKernels messages;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;

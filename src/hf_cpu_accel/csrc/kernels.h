@@ -8,6 +8,7 @@
 #include "gemm/gemm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
+#include "sparse/messages.h"
 #include "sparse/sparse.h"
 
 namespace hfca {
@@ -19,6 +20,7 @@ struct Kernels {
   HeadKernels heads;
   TokenRowKernels token_rows;
   SparseKernels sparse;
+  MessageKernels messages;
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;

@@ -13,6 +13,7 @@
 #include "probe/limits.h"
 #include "quantize/int4_search.h"
 #include "sparse/edge_rows.h"
+#include "sparse/message_rows.h"
 
 #define HFCA_CONCAT_(a, b) a##b
 #define HFCA_CONCAT(a, b) HFCA_CONCAT_(a, b)
@@ -37,6 +38,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::head_kernels(),
       HFCA_TIER::token_row_kernels(),
       HFCA_TIER::sparse_kernels(),
+      HFCA_TIER::message_kernels(),
       &HFCA_TIER::embedding_norm,
       &HFCA_TIER::combine_rows,
       &HFCA_TIER::quantize_int4,

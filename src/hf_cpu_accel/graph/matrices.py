@@ -186,19 +186,21 @@ def propagate_matrix(propagate: FastPropagate, matrix: Any, kwargs: dict[str, An
     message = propagate.message
     if not takes(conv, edges.edge_index):
         return None
-    if message is not None and not message.heads and conv.fuse:
+    if message is not None and propagate.reduce is not None and not message.heads and conv.fuse:
         x: Any = kwargs.get(message.features)
         weighted = message.weight is not None and kwargs.get(message.weight) is not None
         if weighted or not edges.fits(x) or not _is_product(conv, message, propagate.reduce):
             return None
-        return _multiply(propagate, edges, x if isinstance(x, Tensor) else x[0], kwargs)
+        return _multiply(propagate, propagate.reduce, edges, x if isinstance(x, Tensor) else x[0], kwargs)
     own = {name for name in conv._user_args if kwargs.get(name) is None}
     if conv.fuse or edges.values is not None or own.intersection(_FROM_ENTRIES):
         return None
     return propagate(edges.edge_index, size=(edges.sources, edges.targets), **kwargs)
 
 
-def _multiply(propagate: FastPropagate, edges: MatrixEdges, x: Tensor, kwargs: dict[str, Any]) -> Any:
+def _multiply(
+    propagate: FastPropagate, reduce: str, edges: MatrixEdges, x: Tensor, kwargs: dict[str, Any]
+) -> Any:
     try:
         adjacency = adjacencies.get(edges.edge_index, "source_to_target", edges.targets, edges.sources)
     except RuntimeError:  # entries outside of the matrix: torch checks for them only if asked to
@@ -206,7 +208,7 @@ def _multiply(propagate: FastPropagate, edges: MatrixEdges, x: Tensor, kwargs: d
     value = None if edges.values is None else adjacency.sort(edges.values)
     needs = torch.is_grad_enabled() and x.requires_grad
     transposed = adjacency.transposed() if needs else None
-    output = spmm_reduce(adjacency.rowptr, adjacency.col, value, x, propagate.reduce, transposed=transposed)
+    output = spmm_reduce(adjacency.rowptr, adjacency.col, value, x, reduce, transposed=transposed)
     return propagate._update(output, kwargs)
 
 

@@ -17,7 +17,9 @@ from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
-from hf_cpu_accel.ops.sparse import spmm_reduce
+from hf_cpu_accel.graph.reduction import Reduction
+from hf_cpu_accel.ops.messages import message_reduce
+from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _HOOKS = (
@@ -58,15 +60,25 @@ def adjacency_of(
         return None
 
 
+def transposed_if(adjacency: Adjacency, *learned: Tensor | None) -> Transposed | None:
+    """The transposed graph if a gradient of one of these will be asked for."""
+    needs = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in learned)
+    return adjacency.transposed() if needs else None
+
+
 def aggregate(
     adjacency: Adjacency, x: Tensor, reduce: str, value: Tensor | None = None, **epilogue: Any
 ) -> Tensor:
     """`spmm_reduce` of x [N, ...] over the graph; the transposed graph is there if a gradient will be asked for."""
-    needs = torch.is_grad_enabled() and x.requires_grad
-    transposed = adjacency.transposed() if needs else None
     flat = x if x.dim() == 2 else x.flatten(1)
     output = spmm_reduce(
-        adjacency.rowptr, adjacency.col, value, flat, reduce, transposed=transposed, **epilogue
+        adjacency.rowptr,
+        adjacency.col,
+        value,
+        flat,
+        reduce,
+        transposed=transposed_if(adjacency, x),
+        **epilogue,
     )
     return output if x.dim() == 2 else output.unflatten(1, x.shape[1:])
 
@@ -76,12 +88,14 @@ class FastPropagate:
 
     Attributes:
         message: what the layer's messages are, None if only its own `message` knows.
-        reduce: how they are reduced.
+        reduction: how they are reduced.
+        reduce: the name of the reduction, if it is one that `spmm_reduce` has.
         served: how many calls were ours.
     """
 
-    def __init__(self, conv: MessagePassing, message: Message | None, reduce: str) -> None:
-        self.conv, self.message, self.reduce = conv, message, reduce
+    def __init__(self, conv: MessagePassing, message: Message | None, reduction: Reduction) -> None:
+        self.conv, self.message, self.reduction = conv, message, reduction
+        self.reduce = reduction.plain
         self.served = 0
 
     def __call__(self, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
@@ -147,8 +161,24 @@ class FastPropagate:
         adjacency = adjacency_of(self.conv, edge_index, *sizes)
         if adjacency is None:
             return None
+        if self.reduce is None:
+            if weight is not None:
+                return None
+            turned = transposed_if(adjacency, x)
+            return self._update(self._reduce(adjacency, adjacency.col, x, turned), kwargs)
         value = None if weight is None else adjacency.sort(weight)
         return self._update(aggregate(adjacency, x, self.reduce, value), kwargs)
+
+    def _reduce(self, adjacency: Adjacency, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
+        """All reductions of those rows of x that the entries of the graph refer to."""
+        flat = x if x.dim() == 2 else x.flatten(1)
+        rowptr, names = adjacency.rowptr, self.reduction.names
+        if self.reduce is not None:
+            output = spmm_reduce(rowptr, rows, None, flat, self.reduce, transposed=transposed)
+            return output.view(-1, *x.shape[1:])
+        reduced = message_reduce(rowptr, rows, flat, names, transposed=transposed)
+        outputs = reduced.view(-1, len(names), *x.shape[1:]).unbind(1)
+        return self.reduction.combine(list(outputs), rowptr.diff())
 
     def _reduce_messages(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         conv = self.conv
@@ -156,23 +186,19 @@ class FastPropagate:
             return None
         collected = conv._collect(conv._user_args, edge_index, conv._check_input(edge_index, size), kwargs)
         messages = conv.message(**conv.inspector.collect_param_data("message", collected))
-        flat = messages if messages.dim() == 2 else messages.flatten(1) if messages.dim() > 2 else None
         targets = collected["dim_size"]
-        at_front = conv.node_dim in (0, -messages.dim())
+        at_front = messages.dim() >= 2 and conv.node_dim in (0, -messages.dim())
         adjacency = None
-        if flat is not None and at_front and targets is not None and flat.shape[0] == edge_index.shape[1]:
+        if at_front and targets is not None and messages.shape[0] == edge_index.shape[1]:
             # Indices of sources are not looked up again: `message` has them, or does not need them.
             adjacency = adjacency_of(conv, edge_index, targets, max(targets, collected["size_j"] or 0))
-        if adjacency is None or flat is None:
+        if adjacency is None:
             arguments = conv.inspector.collect_param_data("aggregate", collected)
             output = conv.aggregate(messages, **arguments)
         else:
             needs = torch.is_grad_enabled() and messages.requires_grad
             transposed = adjacency.as_segments() if needs else None
-            output = spmm_reduce(
-                adjacency.rowptr, adjacency.order, None, flat, self.reduce, transposed=transposed
-            )
-            output = output.unflatten(1, messages.shape[1:]) if messages.dim() > 2 else output
+            output = self._reduce(adjacency, adjacency.order, messages, transposed)
         return conv.update(output, **conv.inspector.collect_param_data("update", collected))
 
     def _update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hf_cpu_accel.graph.message import Message
 
 _METHODS = ("forward", "message", "aggregate", "message_and_aggregate", "update", "edge_update")
+_OWN_REDUCTION = (
+    "it reduces its messages in a way of its own: sum, mean, min, max, var, std and lists of them are served"
+)
 _DENSE = "torch's BLAS serves it: with a row per node, packing the weight gains nothing"
 
 
@@ -38,48 +41,47 @@ def accelerate_message_passing(context: Context) -> list[PlanItem]:
 
 
 def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
-    from hf_cpu_accel.graph.convolutions import FORWARDS, FastForward
+    from torch_geometric.nn.conv import MessagePassing
+
+    from hf_cpu_accel.graph.forward import FastForward
+    from hf_cpu_accel.graph.forwards import FORWARDS
     from hf_cpu_accel.graph.message import read_message
     from hf_cpu_accel.graph.propagate import FastPropagate
+    from hf_cpu_accel.graph.reduction import read_reduction
     from hf_cpu_accel.graph.scripting import StockForScript
 
     name = type(conv).__name__
-    reduce = _reduction(conv)
-    refusal = "skip_modules" if context.skipped(path) else _refusal(conv, reduce)
-    if refusal is not None or reduce is None:
+    reduction = read_reduction(conv.aggr_module)
+    refusal = "skip_modules" if context.skipped(path) else _refusal(conv)
+    compute = next((compute for cls, compute in FORWARDS.items() if _is_class(conv, cls)), None)
+    plain = type(conv).aggregate is MessagePassing.aggregate
+    if refusal is None and (reduction is None or not (plain or compute)):
+        refusal = _OWN_REDUCTION
+    if refusal is not None or reduction is None:
         return PlanItem.left(path, name, refusal or "")
     message = read_message(conv, conv.inspector.get_param_names("message"))
     if message is not None and _update_gathers(conv):
         message = None
-    propagate = FastPropagate(conv, message, reduce)
-    add_attribute(context.journal, conv, "propagate", propagate)
+    propagate = FastPropagate(conv, message, reduction)
+    if plain:
+        add_attribute(context.journal, conv, "propagate", propagate)
     add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
-    op = "spmm_reduce" if message is not None else "own message, spmm_reduce"
-    for cls, compute in FORWARDS.items():
-        same = all(getattr(type(conv), method) is getattr(cls, method) for method in _METHODS)
-        if isinstance(conv, cls) and same:
-            add_attribute(context.journal, conv, "forward", FastForward(conv, propagate, compute))
-            op = f"{compute.__name__}, {op}"
-    return PlanItem(path, f"{_describe(message)}, {reduce}", op, "float32", packed_bytes=0, reason=None)
+    kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
+    op = kernel if message is not None else f"own message, {kernel}"
+    if compute is not None:
+        add_attribute(context.journal, conv, "forward", FastForward(conv, propagate, compute))
+        op = f"{compute.__name__}, {op}" if plain else compute.__name__
+    return PlanItem(path, f"{_describe(message)}, {reduction}", op, "float32", packed_bytes=0, reason=None)
 
 
-def _reduction(conv: MessagePassing) -> str | None:
-    from torch_geometric.nn import aggr
-
-    reductions = {
-        aggr.SumAggregation: "sum",
-        aggr.MeanAggregation: "mean",
-        aggr.MinAggregation: "min",
-        aggr.MaxAggregation: "max",
-    }
-    return reductions.get(type(conv.aggr_module))
+def _is_class(conv: MessagePassing, cls: type[MessagePassing]) -> bool:
+    """Whether `conv` computes what `cls` does: a subclass that changes one of its methods does not."""
+    return isinstance(conv, cls) and all(
+        getattr(type(conv), method) is getattr(cls, method) for method in _METHODS
+    )
 
 
-def _refusal(conv: MessagePassing, reduce: str | None) -> str | None:
-    from torch_geometric.nn.conv import MessagePassing
-
-    if reduce is None or type(conv).aggregate is not MessagePassing.aggregate:
-        return "it reduces its messages in a way of its own: sum, mean, min and max are served"
+def _refusal(conv: MessagePassing) -> str | None:
     if "propagate" in vars(conv) or "forward" in vars(conv):
         return "its propagate or forward was replaced already"
     if getattr(type(conv), "_jinja_propagate", None) is not type(conv).propagate:

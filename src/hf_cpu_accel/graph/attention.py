@@ -1,0 +1,200 @@
+"""Forwards of the layers that weigh neighbours by attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.forward import graph_of
+from hf_cpu_accel.graph.propagate import FastPropagate, aggregate
+from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
+from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
+from hf_cpu_accel.ops.sparse_reference import row_of_edge
+
+
+def _finish_attention(conv: GATConv | GATv2Conv, output: Tensor, residual: Tensor | None) -> Tensor:
+    if not conv.concat:
+        output = output.view(-1, conv.heads, conv.out_channels).mean(dim=1)
+    if residual is not None:
+        output = output + residual
+    if conv.bias is None:
+        return output
+    fresh = not (torch.is_grad_enabled() and (output.requires_grad or conv.bias.requires_grad))
+    return output.add_(conv.bias) if fresh else output + conv.bias
+
+
+def _edge_scores(adjacency: Adjacency, source: Tensor, target: Tensor | None) -> Tensor:
+    """source[j] + target[i] per edge and head."""
+    edges = adjacency.col.shape[0]
+    scores = source.index_select(0, adjacency.col)
+    if target is not None:
+        scores = scores + target.index_select(0, row_of_edge(adjacency.rowptr, edges))
+    return scores
+
+
+def gat_conv(
+    conv: GATConv,
+    propagate: FastPropagate,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Any = None,
+    size: Any = None,
+    return_attention_weights: Any = None,
+) -> Any:
+    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones."""
+    if not _attends_plainly(conv, propagate, x, edge_attr, return_attention_weights) or conv.lin is None:
+        return NotImplemented
+    graph = graph_of(conv, propagate, edge_index, x, size, loops=conv.add_self_loops)
+    if graph is None:
+        return NotImplemented
+    adjacency, _, _ = graph
+    residual = None if conv.res is None else conv.res(x)
+    features = conv.lin(x)
+    # <W x, a> = <x, W^T a>: two more columns per head instead of a pass over the features.
+    weight = conv.lin.weight.view(conv.heads, conv.out_channels, -1)
+    attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
+    scores = F.linear(x, torch.matmul(attention, weight).flatten(0, 2)).float()
+    source, target = scores.split(conv.heads, dim=1)
+    learns = torch.is_grad_enabled() and features.requires_grad
+    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+        output = gat(adjacency.rowptr, adjacency.col, features, source, target, conv.negative_slope)
+    else:
+        logits = _edge_scores(adjacency, source, target)
+        if edge_attr is not None:
+            logits = logits + _scores_of_attributes(conv, adjacency, edge_attr)
+        alpha = segment_softmax(adjacency.rowptr, F.leaky_relu(logits, conv.negative_slope))
+        alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
+        output = aggregate(adjacency, features, "sum", alpha)
+    return _finish_attention(conv, output, residual)
+
+
+def _attends_plainly(
+    conv: GATConv | GATv2Conv, propagate: FastPropagate, x: Any, edge_attr: Any, weights: Any
+) -> bool:
+    if weights is not None or propagate.reduce != "sum" or not isinstance(x, Tensor):
+        return False
+    if edge_attr is None:
+        return True
+    # Loops have the mean of the attributes of a node's other edges, found by where these point to.
+    filled = not conv.add_self_loops or (conv.fill_value == "mean" and conv.flow == "source_to_target")
+    return isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
+
+
+def _scores_of_attributes(conv: GATConv, adjacency: Adjacency, edge_attr: Tensor) -> Tensor:
+    """[entries, heads]: <W e, a> = <e, W^T a>."""
+    weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
+    by_head = torch.matmul(conv.att_edge[0].unsqueeze(1), weight).squeeze(1)
+    edges = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+    return with_loops(adjacency, F.linear(edges, by_head).float()).index_select(0, adjacency.order)
+
+
+def with_loops(adjacency: Adjacency, values: Tensor) -> Tensor:
+    """`values` [edges, K] of the edges as they were given, followed by those of the added loops: means of a node's other edges."""
+    if adjacency.loops < 0:
+        return values
+    padded = F.pad(values, (0, 0, 0, adjacency.loops))
+    total = spmm_reduce(adjacency.rowptr, adjacency.order, None, padded)[: adjacency.loops]
+    others = (adjacency.rowptr.diff()[: adjacency.loops] - 1).clamp(min=1).unsqueeze(1)
+    return torch.cat([values, (total / others).to(values.dtype)])
+
+
+def gatv2_conv(
+    conv: GATv2Conv,
+    propagate: FastPropagate,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Any = None,
+    return_attention_weights: Any = None,
+) -> Any:
+    """Inference only: the gradient of the scores needs the features of each edge, which the layer's own path has."""
+    if edge_attr is not None or not _attends_plainly(conv, propagate, x, None, return_attention_weights):
+        return NotImplemented
+    if (conv.training and conv.dropout > 0) or (torch.is_grad_enabled() and _learns(conv, x)):
+        return NotImplemented
+    graph = graph_of(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
+    if graph is None:
+        return NotImplemented
+    adjacency, _, _ = graph
+    residual = None if conv.res is None else conv.res(x)
+    source = conv.lin_l(x)
+    target = source if conv.share_weights else conv.lin_r(x)
+    output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
+    return _finish_attention(conv, output, residual)
+
+
+def _learns(conv: nn.Module, x: Tensor) -> bool:
+    return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
+
+
+def transformer_conv(
+    conv: TransformerConv,
+    propagate: FastPropagate,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Any = None,
+    return_attention_weights: Any = None,
+) -> Any:
+    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones."""
+    if return_attention_weights is not None or propagate.reduce != "sum":
+        return NotImplemented
+    if (edge_attr is None) != (conv.lin_edge is None):
+        return NotImplemented
+    graph = graph_of(conv, propagate, edge_index, x, None)
+    if graph is None or graph[2] is None:
+        return NotImplemented
+    adjacency, source, target = graph
+    query, key, value = conv.lin_query(target), conv.lin_key(source), conv.lin_value(source)
+    learns = torch.is_grad_enabled() and _learns(conv, source)
+    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+        scale = 1.0 / math.sqrt(conv.out_channels)
+        output = dot_attention(adjacency.rowptr, adjacency.col, query, key, value, conv.heads, scale)
+    else:
+        output = _attend(conv, adjacency, query, key, value, edge_attr)
+    if not conv.concat:
+        output = output.view(-1, conv.heads, conv.out_channels).mean(dim=1)
+    if not conv.root_weight:
+        return output
+    own = conv.lin_skip(target)
+    if conv.lin_beta is None:
+        return output + own
+    beta = conv.lin_beta(torch.cat([output, own, output - own], dim=-1)).sigmoid()
+    return beta * own + (1 - beta) * output
+
+
+def _attend(
+    conv: TransformerConv,
+    adjacency: Adjacency,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_attr: Tensor | None,
+) -> Tensor:
+    """[targets, heads * out_channels]. Keys and values have W e added, for the attributes e of each edge and W of each head:
+
+    <q, k + W e> = <q, k> + <W^T q, e>, and sum alpha (v + W e) = sum alpha v + W sum alpha e,
+
+    so that there is nothing per edge but its attributes, in which all heads share.
+    """
+    heads, width = conv.heads, conv.out_channels
+    scores = sddmm(adjacency.rowptr, adjacency.col, query, key, heads)
+    attributes = weight = None
+    if edge_attr is not None:
+        weight = conv.lin_edge.weight.view(heads, width, -1)
+        attributes = adjacency.sort(edge_attr.view(-1, weight.shape[2]))
+        turned = query.view(-1, heads, width).transpose(0, 1) @ weight
+        scores = scores + torch.cat(
+            [sddmm(adjacency.rowptr, None, part, attributes) for part in turned], dim=1
+        )
+    alpha = segment_softmax(adjacency.rowptr, scores / math.sqrt(width))
+    alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
+    output = aggregate(adjacency, value, "sum", alpha)
+    if attributes is None or weight is None:
+        return output
+    summed = [spmm_reduce(adjacency.rowptr, None, part, attributes) for part in alpha.unbind(1)]
+    return output + (torch.stack(summed) @ weight.mT).transpose(0, 1).flatten(1)

@@ -1,0 +1,57 @@
+"""`FastForward`: what stands in front of a layer's `forward`, and what forwards have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.matrices import with_plain_edges
+from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of, takes
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
+
+
+class FastForward:
+    """Called in place of `conv.forward`, which stays on the class.
+
+    Attributes:
+        compute: takes the layer, its FastPropagate and the arguments of its forward; NotImplemented if they are not for it.
+    """
+
+    def __init__(self, conv: MessagePassing, propagate: FastPropagate, compute: Callable[..., Any]) -> None:
+        self.conv, self.propagate, self.compute = conv, propagate, compute
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain, named = with_plain_edges(self.conv, args, kwargs)
+        output = self.compute(self.conv, self.propagate, *plain, **named)
+        if output is NotImplemented:
+            return type(self.conv).forward(self.conv, *args, **kwargs)
+        self.propagate.served += 1
+        return output
+
+
+def graph_of(
+    conv: MessagePassing, propagate: FastPropagate, edge_index: Any, x: Any, size: Any, loops: bool = False
+) -> tuple[Adjacency, Tensor, Tensor | None] | None:
+    """The adjacency, and x of the sources and of the targets; None if `conv` has to see to the call itself."""
+    source, target = (x, x) if isinstance(x, Tensor) else x
+    if not takes(conv, edge_index) or not isinstance(source, Tensor) or source.dim() != 2:
+        return None
+    if (
+        source.layout is not torch.strided
+        or source.dtype not in KERNEL_DTYPES
+        or (target is not None and target.dim() != 2)
+    ):
+        return None
+    if conv.flow == "target_to_source" and not isinstance(x, Tensor):
+        return None
+    targets = len(source) if target is None else len(target)
+    if size is not None or (not isinstance(x, Tensor) and target is None):
+        return None
+    added = min(targets, len(source)) if loops else -1
+    adjacency = adjacency_of(conv, edge_index, targets, len(source), added)
+    return None if adjacency is None else (adjacency, source, target)

@@ -1,0 +1,105 @@
+"""What an aggregation module of PyTorch Geometric computes: names of `ops.messages.message_reduce`, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import aggr
+
+_NAMES: dict[type[nn.Module], str] = {
+    aggr.SumAggregation: "sum",
+    aggr.MeanAggregation: "mean",
+    aggr.MinAggregation: "min",
+    aggr.MaxAggregation: "max",
+    aggr.VarAggregation: "var",
+    aggr.StdAggregation: "std",
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The reductions of a layer's messages, and what makes one tensor of them.
+
+    Attributes:
+        names: as `message_reduce` knows them, each once.
+        module: combines the reductions, and scales them by degree; None where there is one.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module | None = None
+
+    @property
+    def plain(self) -> str | None:
+        """The one reduction if it is one that `spmm_reduce` has."""
+        return (
+            self.names[0] if self.module is None and self.names[0] in ("sum", "mean", "min", "max") else None
+        )
+
+    def combine(self, outputs: list[Tensor], degree: Tensor) -> Tensor:
+        """What the module makes of the reductions, each [nodes, ..., features]; degree is int32 [nodes]."""
+        if self.module is None:
+            return outputs[0]
+        if not isinstance(self.module, aggr.DegreeScalerAggregation):
+            return _combine_inner(self.module, self.names, outputs)
+        inner = _combine_inner(self.module.aggr, self.names, outputs)
+        shape = (-1, *[1] * (inner.dim() - 1))
+        scales = degree_scales(self.module, degree, inner.dtype)
+        scaled = [inner if scale is None else inner * scale.view(shape) for scale in scales]
+        return torch.cat(scaled, dim=-1) if len(scaled) > 1 else scaled[0]
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+def _combine_inner(module: nn.Module, names: tuple[str, ...], outputs: list[Tensor]) -> Tensor:
+    if not isinstance(module, aggr.MultiAggregation):
+        return outputs[0]
+    known = dict(zip(names, outputs, strict=True))
+    return module.combine([known[_NAMES[type(part)]] for part in module.aggrs])
+
+
+def degree_scales(
+    module: aggr.DegreeScalerAggregation, degree: Tensor, dtype: torch.dtype
+) -> list[Tensor | None]:
+    """The factor of each node, per scaler of `module`; None for one that leaves everything as it is.
+
+    Corso et al. 2020, arXiv:2004.05718: the logarithm of the degree over its mean in the training set, and its inverse.
+    """
+    degrees = degree.to(dtype)
+    at_least_one = degrees.clamp(min=1)
+    scales = {
+        "identity": lambda: None,
+        "amplification": lambda: torch.log(degrees + 1) / module.avg_deg_log,
+        "attenuation": lambda: module.avg_deg_log / torch.log(at_least_one + 1),
+        "linear": lambda: degrees / module.avg_deg_lin,
+        "inverse_linear": lambda: module.avg_deg_lin / at_least_one,
+    }
+    return [scales[name]() for name in module.scaler]
+
+
+def read_reduction(module: nn.Module | None) -> Reduction | None:
+    """The reductions that `module` makes; None if it makes others, or changes their gradients."""
+    names = _names_of(module)
+    if names is None:
+        return None
+    return Reduction(names, None if type(module) in _NAMES else module)
+
+
+def _names_of(module: Any) -> tuple[str, ...] | None:
+    if type(module) is aggr.DegreeScalerAggregation:
+        known = all(
+            name in ("identity", "amplification", "attenuation", "linear", "inverse_linear")
+            for name in module.scaler
+        )
+        return _names_of(module.aggr) if known else None
+    parts = list(module.aggrs) if type(module) is aggr.MultiAggregation else [module]
+    names = []
+    for part in parts:
+        variance = part.var_aggr if type(part) is aggr.StdAggregation else part
+        if type(part) not in _NAMES or getattr(variance, "semi_grad", False):
+            return None
+        names.append(_NAMES[type(part)])
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,84 @@
+"""`Relations`: the edges of a graph by type and target, for layers that aggregate each type of edge on its own."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose
+from hf_cpu_accel.ops.sparse_reference import row_of_edge
+
+
+class Relations:
+    """Pairs of a relation and a target that an edge of this relation points to, in the order of relations, then of targets.
+
+    There are at most as many pairs as edges, where relations x targets would mostly be empty.
+
+    Attributes:
+        rowptr, col: the CSR of the edges by pair; col are sources.
+        relation: [edges] int64, that of each entry.
+        ends: after how many pairs each relation ends.
+        target_rowptr, target_pairs: the CSR of the pairs by target.
+    """
+
+    def __init__(self, adjacency: Adjacency, edge_type: Tensor, count: int) -> None:
+        self.sources = adjacency.sources
+        types = edge_type.index_select(0, adjacency.order)
+        targets = row_of_edge(adjacency.rowptr, len(types))
+        # The entries are in the order of targets already, and sorting is stable.
+        bounds, target, order = coo_to_csr(types, targets.to(types.dtype), count, adjacency.targets)
+        self.col = adjacency.col.index_select(0, order)
+        self.relation = types.index_select(0, order).long()
+        first = torch.ones(len(target), dtype=torch.bool)
+        first[1:] = (target.diff() != 0) | (self.relation.diff() != 0)
+        starts = first.nonzero().view(-1)
+        self.rowptr = torch.cat([starts, torch.tensor([len(target)])]).int()
+        self.ends: list[int] = torch.searchsorted(starts, bounds[1:].long()).tolist()
+        self._target = target.index_select(0, starts)
+        pairs = torch.arange(len(starts), dtype=torch.int32)
+        self.target_rowptr, self.target_pairs, _ = coo_to_csr(
+            self._target, pairs, adjacency.targets, len(starts)
+        )
+        self._transposed: Transposed | None = None
+
+    def transposed(self) -> Transposed:
+        """The CSR of the edges by source."""
+        if self._transposed is None:
+            self._transposed = csr_transpose(self.rowptr, self.col, self.sources)
+        return self._transposed
+
+    def by_pair(self) -> Transposed:
+        """The transposed matrix of the pairs by target: pair p goes to its target."""
+        every = torch.arange(len(self._target) + 1, dtype=torch.int32)
+        return every, self._target, every[:-1]
+
+
+class RelationsCache:
+    """The relations of each adjacency, for the last tensor of types that was used with it and not written to since."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Adjacency, tuple[weakref.ref[Tensor], int, int, Relations]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, adjacency: Adjacency, edge_type: Tensor, count: int) -> Relations:
+        """Relations below `count`.
+
+        Raises:
+            RuntimeError: a type is negative or not below `count`.
+        """
+        if edge_type.is_inference():  # it has no version
+            return Relations(adjacency, edge_type, count)
+        known = self._known.get(adjacency)
+        if known is not None and known[0]() is edge_type and known[1:3] == (edge_type._version, count):
+            return known[3]
+        found = Relations(adjacency, edge_type, count)
+        self._known[adjacency] = weakref.ref(edge_type), edge_type._version, count, found
+        return found
+
+
+relations = RelationsCache()
+"""The relations of this process."""

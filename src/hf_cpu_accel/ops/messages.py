@@ -1,0 +1,192 @@
+"""Messages of more parts than a row of x, and several reductions of them in one pass over the edges.
+
+    message(e) = x[col[e]] + target[i] + edge[order[e]]      for entry e of row i, through ReLU if wanted
+
+This is what the first linear layer of a network on cat(x_i, x_j, e_ij) amounts to once its weight is split in three: each part is
+multiplied per node (or edge), and nothing as large as edges x features is made. The graph is a CSR as in ops/sparse.py. Used for
+PNA (Corso et al. 2020, arXiv:2004.05718), GINE (Hu et al. 2020, arXiv:1905.12265), EdgeConv (Wang et al. 2019, arXiv:1801.07829).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .messages_reference import (
+    edge_messages_reference,
+    message_grad_edges_reference,
+    message_grad_sources_reference,
+    message_reduce_reference,
+)
+from .registry import declare
+from .sparse import KERNEL_DTYPES, Transposed
+
+AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
+
+
+def message_reduce(
+    rowptr: Tensor,
+    col: Tensor | None,
+    x: Tensor,
+    reduces: Sequence[str],
+    *,
+    target: Tensor | None = None,
+    edge: Tensor | None = None,
+    order: Tensor | None = None,
+    relu: bool = False,
+    transposed: Transposed | None = None,
+) -> Tensor:
+    """The reductions of each row's messages, side by side; all from one read of the rows of x.
+
+    Args:
+        rowptr: [M + 1] int32.
+        col: [E] int32 below N; None where entry e has row e of x.
+        x: [N, K] float32 or bfloat16, in which case gradients are computed in float32. Other dtypes run in plain torch.
+        reduces: of "sum", "mean", "min", "max", "var" (of all the messages: divided by their number) and "std" (its root; 0 where
+            var is at most 1e-5, as in PyTorch Geometric). Rows without edges give 0.
+        target: [M, K] in the dtype of x.
+        edge: [E', K] in the dtype of x.
+        order: [E] int32 below E', each row at most once; None where entry e has row e of `edge`.
+        transposed: what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
+
+    Returns:
+        [M, len(reduces) * K] contiguous, dtype of x. Extremes share their gradient evenly among ties.
+
+    Raises:
+        ValueError: an unknown reduction, or shapes that do not fit.
+        RuntimeError: rowptr, col or order that refer to what is not there.
+    """
+    unknown = [reduce for reduce in reduces if reduce not in AGGREGATES]
+    if unknown or not reduces:
+        raise ValueError(f"reduces={list(reduces)!r}: accepted are one or more of {', '.join(AGGREGATES)}")
+    _check(rowptr, x, target, edge)
+    if x.dtype not in KERNEL_DTYPES:
+        return message_reduce_reference(rowptr, col, order, x, target, edge, relu, ",".join(reduces), False)[
+            0
+        ]
+    if col is None and edge is not None:
+        x, edge = x + (edge if order is None else edge.index_select(0, order)), None
+    order = None if edge is None else order
+    turned = transposed or (None, None, None)
+    if not _needs_grad(x, target, edge):
+        return torch.ops.hf_cpu_accel.message_reduce(
+            rowptr, col, order, x, target, edge, relu, ",".join(reduces), False, *turned
+        )[0]
+    wanted = list(reduces)
+    if ("var" in wanted or "std" in wanted) and "mean" not in wanted:
+        wanted.append("mean")  # for the gradient
+    ties = "min" in wanted or "max" in wanted
+    parts = [None if part is None else part.float() for part in (x, target, edge)]
+    output, _ = torch.ops.hf_cpu_accel.message_reduce(
+        rowptr, col, order, *parts, relu, ",".join(wanted), ties, *turned
+    )
+    return output[:, : len(reduces) * x.shape[1]].to(x.dtype)
+
+
+def edge_messages(
+    rowptr: Tensor,
+    col: Tensor | None,
+    x: Tensor,
+    *,
+    target: Tensor | None = None,
+    edge: Tensor | None = None,
+    order: Tensor | None = None,
+    relu: bool = False,
+    transposed: Transposed | None = None,
+) -> Tensor:
+    """[E, K]: the messages themselves, in the order of the entries; arguments and errors as of `message_reduce`.
+
+    Entries of no row give 0.
+    """
+    _check(rowptr, x, target, edge)
+    if x.dtype not in KERNEL_DTYPES:
+        return edge_messages_reference(rowptr, col, order, x, target, edge, relu)
+    order = None if edge is None else order
+    turned = transposed or (None, None, None)
+    return torch.ops.hf_cpu_accel.edge_messages(rowptr, col, order, x, target, edge, relu, *turned)
+
+
+def _needs_grad(*parts: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
+
+
+def _check(rowptr: Tensor, x: Tensor, target: Tensor | None, edge: Tensor | None) -> None:
+    if x.dim() != 2:
+        raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, features]")
+    rows, features = rowptr.shape[0] - 1, x.shape[1]
+    if target is not None and target.shape != (rows, features):
+        raise ValueError(f"target of shape {tuple(target.shape)}: expected {(rows, features)}")
+    if edge is not None and (edge.dim() != 2 or edge.shape[1] != features):
+        raise ValueError(f"edge of shape {tuple(edge.shape)}: expected [edges, {features}]")
+    for name, part in (("target", target), ("edge", edge)):
+        if part is not None and part.dtype is not x.dtype:
+            raise TypeError(f"{name} is {part.dtype}: expected {x.dtype}, as x is")
+
+
+def _reduce_fake(
+    rowptr: Tensor,
+    col: Tensor | None,
+    order: Tensor | None,
+    x: Tensor,
+    target: Tensor | None,
+    edge: Tensor | None,
+    relu: bool,
+    reduces: str,
+    ties: bool,
+    *_: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    rows, features = rowptr.shape[0] - 1, x.shape[1]
+    count = len(reduces.split(","))
+    return x.new_empty(rows, count * features), x.new_empty(
+        rows if ties else 0, 2 * features, dtype=torch.float32
+    )
+
+
+def _messages_fake(rowptr: Tensor, col: Tensor | None, order: Tensor | None, x: Tensor, *_: object) -> Tensor:
+    return x.new_empty((x if col is None else col).shape[0], x.shape[1])
+
+
+def _grad_edges_fake(
+    rowptr: Tensor,
+    col: Tensor | None,
+    order: Tensor | None,
+    x: Tensor,
+    target: Tensor | None,
+    edge: Tensor | None,
+    relu: bool,
+    table: Tensor,
+    groups: str,
+    with_target: bool,
+    with_edge: bool,
+) -> tuple[Tensor, Tensor]:
+    features, edges = x.shape[1], (x if edge is None else edge).shape[0]
+    rows = rowptr.shape[0] - 1 if with_target else 0
+    return x.new_empty(rows, features), x.new_empty(edges if with_edge else 0, features)
+
+
+declare(
+    "message_reduce(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
+    "str reduces, bool ties, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> (Tensor, Tensor)",
+    fake=_reduce_fake,
+    reference=message_reduce_reference,
+)
+declare(
+    "edge_messages(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
+    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor",
+    fake=_messages_fake,
+    reference=edge_messages_reference,
+)
+declare(
+    "message_grad_edges(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
+    "Tensor table, str groups, bool with_target, bool with_edge) -> (Tensor, Tensor)",
+    fake=_grad_edges_fake,
+    reference=message_grad_edges_reference,
+)
+declare(
+    "message_grad_sources(Tensor t_rowptr, Tensor t_col, Tensor x, Tensor? target, bool relu, Tensor table, str groups) "
+    "-> Tensor",
+    fake=lambda t_rowptr, t_col, x, *_: x.new_empty(x.shape),
+    reference=message_grad_sources_reference,
+)

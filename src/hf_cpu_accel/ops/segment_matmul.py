@@ -1,0 +1,105 @@
+"""Rows in segments, each multiplied by a weight of its own: one GEMM per relation of a heterogeneous graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import NAMESPACE, declare, library
+
+
+def segment_matmul(x: Tensor, ends: Sequence[int], weight: Tensor) -> Tensor:
+    """[P, out]: rows [ends[r - 1], ends[r]) of x times weight[r].
+
+    Args:
+        x: [P, in].
+        ends: R ascending numbers, the last one P.
+        weight: [R, in, out]; or [R, B, in / B, out / B] for B blocks of a block-diagonal matrix.
+
+    Raises:
+        ValueError: sizes that do not fit.
+    """
+    features = weight.shape[1] if weight.dim() == 3 else weight.shape[1] * weight.shape[2]
+    if weight.dim() not in (3, 4) or x.dim() != 2 or x.shape[1] != features or len(ends) != weight.shape[0]:
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} with {len(ends)} segments does not fit a weight of shape {tuple(weight.shape)}"
+        )
+    return torch.ops.hf_cpu_accel.segment_matmul(x, list(ends), weight)
+
+
+def segment_matmul_reference(x: Tensor, ends: list[int], weight: Tensor) -> Tensor:
+    """The op: the products are torch's."""
+    output = _fake(x, ends, weight)
+    begin = 0
+    for end, matrix in zip(ends, weight.unbind(0), strict=True):
+        if end > begin:
+            if matrix.dim() == 2:
+                torch.mm(x[begin:end], matrix, out=output[begin:end])
+            else:
+                output[begin:end] = (
+                    torch.bmm(_blocks(x[begin:end], len(matrix)), matrix).transpose(0, 1).flatten(1)
+                )
+        begin = end
+    return output
+
+
+def segment_matmul_weight_reference(x: Tensor, ends: list[int], grad: Tensor, blocks: int) -> Tensor:
+    """The gradient of the weight: x^T grad of each segment."""
+    output = _weight_fake(x, ends, grad, blocks)
+    begin = 0
+    for end, matrix in zip(ends, output.unbind(0), strict=True):
+        if blocks == 0:
+            torch.mm(x[begin:end].t(), grad[begin:end], out=matrix)
+        else:
+            torch.bmm(_blocks(x[begin:end], blocks).mT, _blocks(grad[begin:end], blocks), out=matrix)
+        begin = end
+    return output
+
+
+def _blocks(x: Tensor, count: int) -> Tensor:
+    """[blocks, rows, features of a block]"""
+    return x.view(x.shape[0], count, x.shape[1] // count).transpose(0, 1)
+
+
+def _fake(x: Tensor, ends: list[int], weight: Tensor) -> Tensor:
+    features = weight.shape[2] if weight.dim() == 3 else weight.shape[1] * weight.shape[3]
+    return x.new_empty(x.shape[0], features)
+
+
+def _weight_fake(x: Tensor, ends: list[int], grad: Tensor, blocks: int) -> Tensor:
+    if blocks == 0:
+        return x.new_empty(len(ends), x.shape[1], grad.shape[1])
+    return x.new_empty(len(ends), blocks, x.shape[1] // blocks, grad.shape[1] // blocks)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.ends, weight = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    ops = torch.ops.hf_cpu_accel
+    grad = grad.contiguous()
+    grad_x = ops.segment_matmul(grad, ctx.ends, weight.mT) if ctx.needs_input_grad[0] else None
+    grad_weight = None
+    if ctx.needs_input_grad[2]:
+        blocks = weight.shape[1] if weight.dim() == 4 else 0
+        grad_weight = ops.segment_matmul_weight(x, ctx.ends, grad, blocks)
+    return grad_x, None, grad_weight
+
+
+declare(
+    "segment_matmul(Tensor x, SymInt[] ends, Tensor weight) -> Tensor",
+    fake=_fake,
+    reference=segment_matmul_reference,
+)
+declare(
+    "segment_matmul_weight(Tensor x, SymInt[] ends, Tensor grad, SymInt blocks) -> Tensor",
+    fake=_weight_fake,
+    reference=segment_matmul_weight_reference,
+)
+torch.library.register_autograd(f"{NAMESPACE}::segment_matmul", _backward, setup_context=_save, lib=library)
