@@ -15,7 +15,9 @@ from hf_cpu_accel.compiler.report import GraphReport
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh_dynamo(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     torch.set_num_threads(1)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
     torch._dynamo.reset()

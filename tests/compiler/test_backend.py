@@ -6,12 +6,12 @@ import copy
 import logging
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
@@ -37,7 +37,9 @@ def check(model: Callable[..., Tensor], reference: nn.Module, *inputs: Tensor, a
 def test_is_found_by_its_name(tmp_path: Path) -> None:
     if sys.version_info < (3, 11):
         pytest.skip("tomllib")
-    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "torch_dynamo_backends"
+    ]
     info = tmp_path / "declared-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 1\n")
@@ -76,7 +78,9 @@ def test_inductor_afterwards_is_as_before(compiled: Callable[..., Any]) -> None:
 
 def test_passes_of_the_user_stay(compiled: Callable[..., Any]) -> None:
     seen = []
-    with inductor_config.patch(post_grad_custom_pre_pass=lambda graph: seen.append(graph), force_disable_caches=True):
+    with inductor_config.patch(
+        post_grad_custom_pre_pass=lambda graph: seen.append(graph), force_disable_caches=True
+    ):
         model = mlp()
         check(compiled(model), model, torch.randn(3, 16))
     assert len(seen) == 1
@@ -85,7 +89,11 @@ def test_passes_of_the_user_stay(compiled: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "mode", "message"),
     [
-        ({"dtypes": "int8"}, None, "options: 'dtypes' is unknown, accepted are 'dtype', 'skip_passes', 'inductor'"),
+        (
+            {"dtypes": "int8"},
+            None,
+            "options: 'dtypes' is unknown, accepted are 'dtype', 'skip_passes', 'inductor'",
+        ),
         ({"dtype": "int3"}, None, "options: dtype='int3': accepted are None, 'float32'"),
         ({"skip_passes": ("layer",)}, None, "options: skip_passes holds 'layer': passes are 'simplify'"),
         ({"inductor": {"fast": True}}, None, "options: inductor: 'fast' is no setting"),
@@ -137,7 +145,9 @@ def test_autocast_is_left_to_inductor(compiled: Callable[..., Any]) -> None:
 
 
 @pytest.mark.usefixtures("no_codegen")
-def test_without_a_compiler_our_ops_serve(compiled: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_our_ops_serve(
+    compiled: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     backend._say.cache_clear()
     model, other = mlp(), mlp()
     with caplog.at_level(logging.WARNING):
@@ -170,7 +180,10 @@ def test_an_unknown_torch_gets_plain_inductor(
     finally:
         torch_private.problem.cache_clear()
     (record,) = caplog.records
-    assert "is not among the versions it was checked on (2.1): Inductor compiles the graph" in record.getMessage()
+    assert (
+        "is not among the versions it was checked on (2.1): Inductor compiles the graph"
+        in record.getMessage()
+    )
     assert not only_graph().ours
     assert only_graph().left
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from torch.fx import GraphModule
@@ -73,7 +73,9 @@ def _compile(
     entry.record(aten.graph)
     inputs = [node.meta["val"] for node in aten.graph.find_nodes(op="placeholder")]
     if not torch_private.has_compiler():
-        _say("no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest")
+        _say(
+            "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
+        )
         entry.left = "no C++ compiler"
         return Bound(aten.forward, kept, requests)
     patches = {**options.inductor, **torch_private.with_pass(fingerprint)}
@@ -84,7 +86,7 @@ def _compile(
     return Bound(compiled, kept, requests)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _say(message: str) -> None:
     """Once per process: every graph would repeat it."""
     logger.warning("hf_cpu_accel: %s", message)

@@ -43,7 +43,9 @@ class Bound:
         requests: what to derive.
     """
 
-    def __init__(self, compiled: Callable[..., Any], kept: Sequence[int], requests: Sequence[Request]) -> None:
+    def __init__(
+        self, compiled: Callable[..., Any], kept: Sequence[int], requests: Sequence[Request]
+    ) -> None:
         self._compiled = compiled
         self._kept = list(kept)
         self._requests = list(requests)

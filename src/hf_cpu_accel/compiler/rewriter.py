@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,15 @@ from hf_cpu_accel.compiler.recipes import Recipe
 
 aten = torch.ops.aten
 Target = Callable[..., Any]
+_ARITHMETIC = (
+    operator.mul,
+    operator.truediv,
+    operator.pow,
+    operator.add,
+    operator.sub,
+    operator.neg,
+    torch._sym_sqrt,
+)
 
 
 class Rewriter:
@@ -51,13 +61,18 @@ class Rewriter:
         return isinstance(value, Node) and self._positions.get(value) in self._parameters
 
     def number(self, value: object) -> float | None:
-        """The number that an argument stands for, if it is one; a float that Dynamo passes as an input is guarded by this."""
+        """The number that an argument stands for, if it is one; floats that Dynamo passes as inputs are guarded by this."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        if isinstance(value, Node) and value.target is aten.item.default:
-            scalar = self._scalars.get(self._positions.get(value.args[0], -1))  # type: ignore[call-overload]
+        if not isinstance(value, Node) or value.op != "call_function":
+            return None
+        if value.target is aten.item.default:
+            scalar = self._scalars.get(self._positions.get(value.args[0], -1))  # type: ignore[call-overload, arg-type]
             return None if scalar is None else float(scalar)
-        return None
+        if value.target not in _ARITHMETIC or value.kwargs:
+            return None
+        numbers = [self.number(argument) for argument in value.args]
+        return None if None in numbers else float(value.target(*numbers))  # type: ignore[operator]
 
     def is_written(self, *nodes: Node) -> bool:
         """Whether an op of the graph writes in place to the memory of one of them: then its value depends on when it is read."""

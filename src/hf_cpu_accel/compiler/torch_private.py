@@ -56,7 +56,9 @@ def counters(name: str) -> Counter[str]:
     return counters[name]
 
 
-def compile_with_inductor(graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]) -> Callable[..., Any]:
+def compile_with_inductor(
+    graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
+) -> Callable[..., Any]:
     """Inductor's answer to `graph`, with `patches` to its config for this graph alone.
 
     It takes ownership of the graph.
@@ -104,7 +106,9 @@ def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
         def uuid(self) -> str:
             return uuid()
 
-    return {"post_grad_custom_pre_pass": [*get_custom_graph_passes(config.post_grad_custom_pre_pass), Marker()]}
+    return {
+        "post_grad_custom_pre_pass": [*get_custom_graph_passes(config.post_grad_custom_pre_pass), Marker()]
+    }
 
 
 @contextmanager
@@ -180,7 +184,11 @@ def is_plain_tensor(value: Tensor) -> bool:
     """No subclass that unpacks itself while it is traced, and not of another device."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    return value.device.type == "cpu" and value.layout is torch.strided and not is_traceable_wrapper_subclass(value)
+    return (
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not is_traceable_wrapper_subclass(value)
+    )
 
 
 def is_static_input(placeholder: torch.fx.Node) -> bool:

@@ -10,14 +10,32 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hf_cpu_accel.compiler import torch_private
-from hf_cpu_accel.compiler.passes import linear, simplify
+from hf_cpu_accel.compiler.passes import (
+    activation,
+    attention,
+    ffn,
+    handwritten_attention,
+    linear,
+    norm,
+    parallel_linears,
+    residual,
+    simplify,
+)
 
 if TYPE_CHECKING:
     from hf_cpu_accel.compiler.rewriter import Rewriter
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
+    "norm": norm.apply,
+    "attention": attention.apply,
+    "handwritten_attention": handwritten_attention.apply,
     "linear": linear.apply,
+    "views": simplify.apply,  # once more: what attention and linear leave meets others of its kind
+    "parallel_linears": parallel_linears.apply,
+    "activation": activation.apply,
+    "residual": residual.apply,
+    "ffn": ffn.apply,
 }
 
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hf_cpu_accel.compiler.passes.reading import VIEWS, argument, axis, is_call, same_sizes
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 _CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.to.other)
-_VIEWS = (aten.view.default, aten.reshape.default, aten.expand.default, aten.slice.Tensor)
+_VIEWS = (*VIEWS, aten.expand.default, aten.slice.Tensor)
 _NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.default, aten.detach.default)
 
 
 def apply(rewriter: Rewriter) -> int:
     count = 0
-    for node in rewriter.calls(*_CONVERSIONS, *_VIEWS, *_NOTHING, aten.cat.default, aten.transpose.int):
+    for node in rewriter.calls(
+        *_CONVERSIONS, *_VIEWS, *_NOTHING, aten.cat.default, aten.transpose.int, aten.add.Tensor
+    ):
         same = _same(node)
         if same is not None and not rewriter.is_written(node):
             rewriter.replace(node, same)
@@ -37,8 +39,14 @@ def _same(node: Node) -> Node | None:
         return None
     if node.target is aten.transpose.int:
         return _transposed_back(node, input)
+    if node.target is aten.add.Tensor:
+        return input if _adds_nothing(node) and _is_alike(node, input, strides=True) else None
     if node.target in _CONVERSIONS:
         return input if _is_alike(node, input, strides=True) and not _copies(node) else None
+    if is_call(node, *VIEWS) and is_call(input, *VIEWS):
+        whole = _node(input.args[0])
+        if whole is not None and _is_alike(node, whole, strides=True):
+            return whole
     if node.target in _VIEWS:
         return input if _is_alike(node, input, strides=False) else None
     return input
@@ -51,28 +59,22 @@ def _node(value: object) -> Node | None:
 def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
     """Same dtype and the same (symbolic) shape, and strides if asked; a view or slice of the same shape keeps the strides."""
     before, after = input.meta["val"], node.meta["val"]
-    if not isinstance(before, Tensor) or before.dtype is not after.dtype or before.dim() != after.dim():
+    if not isinstance(before, Tensor) or before.dtype is not after.dtype:
         return False
-    if strides and not _are_equal(before.stride(), after.stride()):
+    if strides and not same_sizes(before.stride(), after.stride()):
         return False
-    return _are_equal(before.shape, after.shape)
+    return same_sizes(before.shape, after.shape)
 
 
-def _are_equal(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether sizes are the same for all inputs; asking must not add guards."""
-    return all(
-        str(a) == str(b) if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt) else a == b
-        for a, b in zip(first, second, strict=True)
-    )
+def _adds_nothing(node: Node) -> bool:
+    return isinstance(node.args[1], int | float) and node.args[1] == 0
 
 
 def _copies(node: Node) -> bool:
     """Whether a conversion was asked for a copy, or for another order in memory."""
     if node.target is aten._to_copy.default:
         return True
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return given.get("copy", False) is True or given.get("memory_format") is not None
+    return argument(node, "copy") is True or argument(node, "memory_format") is not None
 
 
 def _only_part(parts: Sequence[Node]) -> Node | None:
@@ -85,5 +87,5 @@ def _transposed_back(node: Node, input: Node) -> Node | None:
     if input.target is not aten.transpose.int:
         return None
     dims = node.meta["val"].dim()
-    before, after = ({int(d) % dims for d in n.args[1:3]} for n in (input, node))  # type: ignore[call-overload]
+    before, after = ({axis(d, dims) for d in n.args[1:3]} for n in (input, node))
     return _node(input.args[0]) if before == after else None
