@@ -87,23 +87,41 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
     Raises:
         ValueError: for another dtype or group, or a weight that is not a matrix.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(
             f"weight must be a floating point matrix, got {weight.dtype} of shape {tuple(weight.shape)}"
         )
     weight = weight.detach()
     out_features, in_features = weight.shape
+    (shape, kind), *_ = shapes_of(out_features, in_features, dtype, int4_group=int4_group)
     if dtype in QUANTISED:
         data, scale = _pack_rotated(weight, dtype, int4_group)
     else:
-        per_word = 2 if dtype == "bfloat16" else 1
-        panels, words = -(-out_features // PANEL_FEATURES), -(-in_features // per_word)
-        data = allocate((panels, words, PANEL_FEATURES, per_word), getattr(torch, dtype))
-        data.copy_(_panels(weight.to(data.dtype), per_word))
+        data = allocate(shape, kind)
+        data.copy_(_panels(weight.to(kind), shape[-1]))
         scale = None
     return PackedWeight(data, scale, in_features, out_features, dtype)
+
+
+def shapes_of(
+    out_features: int, in_features: int, dtype: str, *, int4_group: int = 32
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of the `data` of a packed weight N x K, and of its `scale` if it has one.
+
+    Raises:
+        ValueError: for a dtype outside of DTYPES.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
+    panels = -(-out_features // PANEL_FEATURES)
+    data: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "float32": ((panels, in_features, PANEL_FEATURES, 1), torch.float32),
+        "bfloat16": ((panels, -(-in_features // 2), PANEL_FEATURES, 2), torch.bfloat16),
+        "int8": ((panels, -(-in_features // 4), PANEL_FEATURES, 4), torch.int8),
+        "int8-weight": ((panels, -(-in_features // 4), PANEL_FEATURES * 4), torch.int8),
+        "int4": ((panels, -(-in_features // int4_group), PANEL_FEATURES + 16 * int4_group), torch.uint8),
+    }
+    return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
 
 
 def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
@@ -161,13 +179,9 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
     """Data and scale of integer weights. Some panels at a time: the rotation makes several float32 copies, and packing must not
     take much more memory than one layer."""
     out_features, in_features = weight.shape
-    panels, words = -(-out_features // PANEL_FEATURES), -(-in_features // 4)
-    shape, kind = {
-        "int8": ((panels, words, PANEL_FEATURES, 4), torch.int8),
-        "int8-weight": ((panels, words, PANEL_FEATURES * 4), torch.int8),
-        "int4": ((panels, -(-in_features // group), PANEL_FEATURES + 16 * group), torch.uint8),
-    }[dtype]
-    data, scale = allocate(shape, kind), torch.empty((2, out_features))
+    (shape, kind), (scale_shape, _) = shapes_of(out_features, in_features, dtype, int4_group=group)
+    data, scale = allocate(shape, kind), torch.empty(scale_shape)
+    panels = shape[0]
     step = max(1, _ROTATED_VALUES // max(1, in_features) // PANEL_FEATURES)
     for panel in range(0, panels, step):
         rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))

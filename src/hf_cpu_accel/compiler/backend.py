@@ -1,0 +1,92 @@
+"""The backend: what `torch.compile(model, backend="hf_cpu_accel")` calls with each graph."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from torch.fx import GraphModule
+
+from hf_cpu_accel.compiler import report, torch_private
+from hf_cpu_accel.compiler.bind import Bound
+from hf_cpu_accel.compiler.capture import NotCaptured, capture
+from hf_cpu_accel.compiler.fingerprint import fingerprint
+from hf_cpu_accel.compiler.options import Options
+from hf_cpu_accel.compiler.passes import run_passes
+from hf_cpu_accel.compiler.report import GraphReport
+from hf_cpu_accel.compiler.rewriter import Rewriter
+
+logger = logging.getLogger("hf_cpu_accel.compiler")
+
+
+def hf_cpu_accel(
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo's: parts that match become our ops on packed weights, the rest Inductor's code.
+
+    Graphs that ask for gradients, and others that cannot be read, are Inductor's alone. Without a C++ compiler the rewritten graph
+    runs as it is. `report.graphs()` tells what became of each.
+
+    Args:
+        graph_module, example_inputs: from Dynamo.
+        mode: one of `options.MODES`.
+        options: fields of `options.Options`.
+
+    Raises:
+        ValueError, TypeError: as `Options.of`.
+    """
+    chosen = Options.of(options, mode)
+    entry = GraphReport(nodes=len(graph_module.graph.nodes))
+    report.add(entry)
+    start = time.process_time()
+    try:
+        return _compile(graph_module, example_inputs, chosen, entry)
+    finally:
+        entry.cpu_seconds = time.process_time() - start
+
+
+def _compile(
+    graph_module: GraphModule, example_inputs: Sequence[Any], options: Options, entry: GraphReport
+) -> Callable[..., Any]:
+    problem = torch_private.problem()
+    if problem is not None:
+        _say(f"{problem}: Inductor compiles the graph without our passes")
+        entry.left = problem
+        return torch_private.plain_inductor(graph_module, example_inputs)
+    try:
+        captured = capture(graph_module, example_inputs)
+    except NotCaptured as reason:
+        entry.left = str(reason)
+        return torch_private.compile_with_inductor(graph_module, example_inputs, dict(options.inductor))
+    rewriter = Rewriter(captured, options)
+    entry.rewrites = run_passes(rewriter)
+    kept, requests = rewriter.finish()
+    aten = captured.graph_module
+    aten.recompile()
+    entry.record(aten.graph)
+    inputs = [node.meta["val"] for node in aten.graph.find_nodes(op="placeholder")]
+    if not torch_private.has_compiler():
+        _say(
+            "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
+        )
+        entry.left = "no C++ compiler"
+        return Bound(aten.forward, kept, requests)
+    patches = {**options.inductor, **torch_private.with_pass(fingerprint)}
+    with torch_private.without_floats(
+        scalar for position, scalar in captured.scalars.items() if position not in kept
+    ):
+        compiled = torch_private.compile_with_inductor(aten, inputs, patches)
+    return Bound(compiled, kept, requests)
+
+
+@cache
+def _say(message: str) -> None:
+    """Once per process: every graph would repeat it."""
+    logger.warning("hf_cpu_accel: %s", message)

@@ -1,0 +1,91 @@
+"""Dynamo's graph in ATen ops.
+
+Dynamo records what the model called: functions, methods and operators, each in several spellings. One trace on fake tensors makes
+them the same few hundred ops with their arguments in order, before anything is decomposed, which is what the passes read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from hf_cpu_accel.compiler import torch_private
+
+
+class NotCaptured(Exception):
+    """The graph is left to Inductor; the message says why."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Attributes:
+    graph_module: ATen ops, inputs in Dynamo's order.
+    inputs: fake tensors and symbolic integers, one per input.
+    parameters: positions of the inputs that stay the same from call to call: parameters, and buffers of modules.
+    scalars: {position of an input: the symbolic float that it carries}. Where sizes are dynamic Dynamo passes floats of modules as
+        tensors without dimensions; `float()` of the symbol gives the value and guards it.
+    """
+
+    graph_module: GraphModule
+    inputs: list[Any]
+    parameters: frozenset[int]
+    scalars: dict[int, Any]
+
+
+def capture(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Captured:
+    """The graph in ATen ops.
+
+    Args:
+        graph_module: what Dynamo hands to a backend.
+        example_inputs: its inputs, not fake.
+
+    Raises:
+        NotCaptured: gradients are asked for, or the graph holds something that passes cannot read.
+    """
+    _check(graph_module, example_inputs)
+    fakes = torch_private.fake_inputs(example_inputs)
+    with torch_private.tracing(torch_private.fake_mode()):
+        aten = torch_private.trace_aten(graph_module, fakes)
+    return Captured(aten, fakes, _parameters(graph_module, example_inputs), _scalars(graph_module))
+
+
+def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
+    tensors = [input for input in example_inputs if isinstance(input, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise NotCaptured("gradients are asked for")
+    if torch.is_autocast_enabled("cpu"):
+        raise NotCaptured("autocast chooses dtypes call by call")
+    if not all(torch_private.is_plain_tensor(tensor) for tensor in tensors):
+        raise NotCaptured("an input is not a plain tensor on the CPU")
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function" and torch_private.is_higher_order(node.target):
+            raise NotCaptured(f"it holds {node.target}, which takes graphs as arguments")
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in _MODE_SWITCHES:
+            raise NotCaptured(f"it switches modes on the way ({node.target.__name__})")
+
+
+_MODE_SWITCHES = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode")
+
+
+def _parameters(graph_module: GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
+    inputs = zip(graph_module.graph.find_nodes(op="placeholder"), example_inputs, strict=True)
+    return frozenset(
+        position
+        for position, (node, example) in enumerate(inputs)
+        if isinstance(example, torch.nn.Parameter) or torch_private.is_static_input(node)
+    )
+
+
+def _scalars(graph_module: GraphModule) -> dict[int, Any]:
+    found = {}
+    for position, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
+        for user in node.users:
+            value = user.meta.get("example_value")
+            if user.op == "call_method" and user.target == "item" and isinstance(value, torch.SymFloat):
+                found[position] = value
+    return found

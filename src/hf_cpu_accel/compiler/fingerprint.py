@@ -1,0 +1,29 @@
+"""What the caches of compiled graphs must know of us besides the graph: the graph names our ops, this says which ones they are."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import hf_cpu_accel
+
+# The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights.
+_SOURCES = ("compiler", "ops", "packing.py", "int4.py", "rotation.py")
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """Another one after any file of the passes, lowerings, ops or packing has changed."""
+    return fingerprint_of(Path(hf_cpu_accel.__file__).parent)
+
+
+def fingerprint_of(package: Path) -> str:
+    """The same of the package in that folder."""
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        path = package / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(package)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,91 @@
+"""What `torch.compile(..., options=..., mode=...)` may say to the backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.packing import DTYPES
+
+# torch's names for how much a user is ready to wait. What they set in Inductor:
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    # No Python between the kernels of a graph.
+    "reduce-overhead": {"cpp_wrapper": True},
+    # Inductor's templates for matrix products lose to packed weights on CPUs without AMX: there is nothing more to tune.
+    "max-autotune": {"cpp_wrapper": True},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of one compilation.
+
+    Args:
+        dtype: of packed weights, one of `packing.DTYPES`, or None for that of each weight.
+        skip_passes: names of passes that do not run, see `passes.PASSES`.
+        inductor: settings of `torch._inductor.config` that hold for these graphs alone.
+
+    Raises:
+        ValueError: a value that is not accepted.
+        TypeError: a value of the wrong type.
+    """
+
+    dtype: str | None = None
+    skip_passes: tuple[str, ...] = ()
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from hf_cpu_accel.compiler.passes import PASSES
+
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ValueError(f"options: dtype={self.dtype!r}: accepted are None, {_listed(DTYPES)}")
+        if isinstance(self.skip_passes, str) or not isinstance(self.skip_passes, list | tuple):
+            raise TypeError(f"options: skip_passes={self.skip_passes!r}: expected a tuple of names")
+        for name in self.skip_passes:
+            if name not in PASSES:
+                raise ValueError(f"options: skip_passes holds {name!r}: passes are {_listed(PASSES)}")
+        if not isinstance(self.inductor, Mapping):
+            raise TypeError(f"options: inductor={self.inductor!r}: expected a dict of settings")
+        for name in self.inductor:
+            _check_setting(name)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None, mode: str | None) -> Options:
+        """What a user said to `torch.compile`.
+
+        Raises:
+            ValueError: an unknown option or mode, or a value that is not accepted.
+            TypeError: a value of the wrong type.
+        """
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"mode={mode!r}: accepted are {_listed(MODES)}")
+        known = [field.name for field in dataclasses.fields(cls)]
+        options = {} if options is None else options
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ValueError(
+                f"options: {unknown[0]!r} is unknown, accepted are {_listed(known)}; "
+                "settings of Inductor go into options={'inductor': {...}}"
+            )
+        chosen = cls(**options)
+        return dataclasses.replace(chosen, inductor={**MODES[mode or "default"], **chosen.inductor})
+
+
+def _check_setting(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"options: inductor holds {name!r}: expected names of settings")
+    if name == "freezing":
+        # Dynamo would have had to know while it traced, and both caches of compiled graphs would be off.
+        raise ValueError("options: inductor: freezing is not available, weights are packed without it")
+    try:
+        torch_private.inductor_default(name)
+    except AttributeError:
+        raise ValueError(f"options: inductor: {name!r} is no setting of torch._inductor.config") from None
+
+
+def _listed(names: object) -> str:
+    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]

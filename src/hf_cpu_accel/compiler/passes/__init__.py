@@ -1,0 +1,52 @@
+"""The passes, in order. Each is a file with `apply(rewriter) -> int`: how often it matched.
+
+A pass reads ATen ops (`capture.py`) and what passes before it made of them, and never more than it can prove: the shapes and dtypes
+of `meta["val"]`, one user where a value disappears, nothing that is written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.passes import (
+    activation,
+    attention,
+    ffn,
+    handwritten_attention,
+    linear,
+    norm,
+    parallel_linears,
+    residual,
+    simplify,
+)
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.compiler.rewriter import Rewriter
+
+PASSES: dict[str, Callable[[Rewriter], int]] = {
+    "simplify": simplify.apply,
+    "norm": norm.apply,
+    "attention": attention.apply,
+    "handwritten_attention": handwritten_attention.apply,
+    "linear": linear.apply,
+    "views": simplify.apply,  # once more: what attention and linear leave meets others of its kind
+    "parallel_linears": parallel_linears.apply,
+    "activation": activation.apply,
+    "residual": residual.apply,
+    "ffn": ffn.apply,
+}
+
+
+def run_passes(rewriter: Rewriter) -> dict[str, int]:
+    """Run all that `options.skip_passes` does not name, and count: {pass: matches}, also in Dynamo's counters."""
+    rewrites = {}
+    counters = torch_private.counters("hf_cpu_accel")
+    for name, apply in PASSES.items():
+        if name in rewriter.options.skip_passes:
+            continue
+        rewrites[name] = apply(rewriter)
+        counters[name] += rewrites[name]
+        rewriter.clean()
+    return rewrites

@@ -1,0 +1,88 @@
+"""The activation after a linear layer, as a call of ATen's or written out: into the epilogue of the product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.linear import LinearCall
+from hf_cpu_accel.compiler.passes.reading import argument, is_call
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+
+ours = torch.ops.hf_cpu_accel
+Reader = Callable[[Rewriter, Node], Node | None]  # the activation's input, or None
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(
+        aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.mul.Tensor
+    ):
+        found = _read(rewriter, node)
+        if found is None or not is_call(found[0], ours.linear.default) or rewriter.is_written(found[0]):
+            continue
+        input, name, users = found
+        call = LinearCall.of(input)
+        if len(input.users) != users or call.activation != "none" or call.residual is not None:
+            continue
+        rewriter.replace(node, call.remade(rewriter, node, activation=name))
+        count += 1
+    return count
+
+
+def _read(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
+    """Input, name and number of uses of the input of the activation that ends in `node`."""
+    if node.target is aten.mul.Tensor:
+        return _quick_gelu(rewriter, node) or _gelu_tanh(rewriter, node)
+    name = {aten.relu.default: "relu", aten.silu.default: "silu", aten.tanh.default: "tanh"}.get(node.target)
+    if name is None:
+        name = "gelu_tanh" if argument(node, "approximate") == "tanh" else "gelu"
+    return node.args[0], name, 1  # type: ignore[return-value]
+
+
+def _quick_gelu(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
+    """x * sigmoid(1.702 x)"""
+    for x, gate in (node.args, node.args[::-1]):
+        if is_call(gate, aten.sigmoid.default) and is_call(gate.args[0], aten.mul.Tensor):  # type: ignore[union-attr]
+            inner = gate.args[0]  # type: ignore[union-attr]
+            if _times(rewriter, inner, 1.702) is x:
+                return x, "quick_gelu", 2  # type: ignore[return-value]
+    return None
+
+
+def _gelu_tanh(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
+    """0.5 x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))"""
+    for half, rest in (node.args, node.args[::-1]):
+        x = _times(rewriter, half, 0.5)
+        curve = _plus(rewriter, rest, 1.0)
+        if x is None or not is_call(curve, aten.tanh.default):
+            continue
+        total = _times(rewriter, curve.args[0], math.sqrt(2 / math.pi))
+        if not is_call(total, aten.add.Tensor) or total.args[0] is not x:
+            continue
+        cube = _times(rewriter, total.args[1], 0.044715)
+        if is_call(cube, aten.pow.Tensor_Scalar) and cube.args[0] is x and cube.args[1] == 3:
+            return x, "gelu_tanh", 3
+    return None
+
+
+def _times(rewriter: Rewriter, node: object, number: float) -> Node | None:
+    return _with_number(rewriter, node, aten.mul.Tensor, number)
+
+
+def _plus(rewriter: Rewriter, node: object, number: float) -> Node | None:
+    return _with_number(rewriter, node, aten.add.Tensor, number)
+
+
+def _with_number(rewriter: Rewriter, node: object, target: object, number: float) -> Node | None:
+    """The other argument of a commutative op on `number`."""
+    if not is_call(node, target):
+        return None
+    for value, other in (node.args, node.args[::-1]):  # type: ignore[union-attr]
+        found = rewriter.number(other)
+        if isinstance(value, Node) and found is not None and math.isclose(found, number, rel_tol=1e-6):
+            return value
+    return None

@@ -1,0 +1,119 @@
+"""`scaled_dot_product_attention`: our `attention`, on keys and values whose heads were not repeated, and without a mask in memory where
+it says no more than causality and padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.masks import Mask, read_mask
+from hf_cpu_accel.compiler.passes.reading import (
+    FLOATING,
+    argument,
+    is_call,
+    is_one,
+    same_size,
+    same_sizes,
+    value,
+)
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+
+ours = torch.ops.hf_cpu_accel
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(aten.scaled_dot_product_attention.default):
+        query, key, value, mask, is_causal, scale = (argument(node, name) for name in _ARGUMENTS)
+        if rewriter.number(argument(node, "dropout_p")) != 0:
+            continue
+        if is_causal and not same_size(query.meta["val"].shape[2], key.meta["val"].shape[2]):
+            continue  # torch counts from the first key, ours from the last
+        number = None if scale is None else rewriter.number(scale)
+        if scale is not None and number is None:
+            continue
+        count += fuse(rewriter, node, query, key, value, mask, is_causal=is_causal, scale=number)
+    return count
+
+
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "is_causal", "scale")
+
+
+def fuse(
+    rewriter: Rewriter,
+    node: Node,
+    query: Node,
+    key: Node,
+    values: Node,
+    mask: Node | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> bool:
+    """Put `attention` in the place of `node`, whose shape is [B, Hq, Lq, Dv]. Returns whether its shapes and dtypes allow it."""
+    key, values = _unrepeated(key), _unrepeated(values)
+    if not _fit(node, query, key, values) or rewriter.is_written(query, key, values):
+        return False
+    mask, read = _mask(rewriter, node, query, key, mask)
+    if read is None:
+        return False
+    causal = is_causal or read.causal
+    attended = rewriter.call(node, ours.attention.default, query, key, values, mask, causal, scale)
+    rewriter.replace(node, rewriter.call(node, aten.transpose.int, attended, 1, 2))
+    return True
+
+
+def _fit(node: Node, query: Node, key: Node, values: Node) -> bool:
+    q, k, v = (value(part) for part in (query, key, values))
+    if {q.dim(), k.dim(), v.dim()} != {4} or q.dtype not in FLOATING or len({q.dtype, k.dtype, v.dtype}) != 1:
+        return False
+    if value(node).dtype is not q.dtype or not same_size(q.shape[0], k.shape[0]):
+        return False
+    heads = [part.shape[1] for part in (q, k)]
+    if any(isinstance(number, torch.SymInt) for number in heads) or heads[0] % heads[1]:
+        return False
+    return same_sizes(k.shape[:3], v.shape[:3]) and same_size(q.shape[3], k.shape[3])
+
+
+def _mask(
+    rewriter: Rewriter, node: Node, query: Node, key: Node, mask: Node | None
+) -> tuple[Node | None, Mask | None]:
+    """The mask that the op takes, and what else is to be said; (any, None) for one that it does not take."""
+    if mask is None:
+        return None, Mask()
+    (batch, heads, q_len, _), kv_len = value(query).shape, value(key).shape[2]
+    given = value(mask)
+    if given.dtype is torch.bool:
+        read = read_mask(mask, batch, q_len, kv_len)
+        if read is not None:
+            return read.padding, read
+    if given.dtype not in (torch.bool, *FLOATING) or given.dim() > 4:
+        return None, None
+    wanted = (batch, heads, q_len, kv_len)[4 - given.dim() :]
+    if not all(is_one(size) or same_size(size, full) for size, full in zip(given.shape, wanted, strict=True)):
+        return None, None
+    while value(mask).dim() < 4:
+        mask = rewriter.call(node, aten.unsqueeze.default, mask, 0)
+    if is_one(value(mask).shape[3]) and not is_one(kv_len):
+        return None, None
+    return mask, Mask()
+
+
+def _unrepeated(node: Node) -> Node:
+    """Keys or values before their heads were repeated for groups of query heads, [B, Hkv, 1, L, D] expanded to [B, Hkv, G, L, D]."""
+    if not is_call(node, aten.reshape.default, aten.view.default):
+        return node
+    expanded = node.args[0]
+    if not is_call(expanded, aten.expand.default) or not is_call(expanded.args[0], aten.unsqueeze.default):  # type: ignore[union-attr]
+        return node
+    inner = expanded.args[0]  # type: ignore[union-attr]
+    source: Any = inner.args[0]  # type: ignore[union-attr]
+    before, repeated, after = value(source).shape, value(expanded).shape, value(node).shape  # type: ignore[arg-type]
+    if len(before) != 4 or inner.args[1] != 2:  # type: ignore[union-attr]
+        return node
+    is_repeat = same_sizes((*repeated[:2], *repeated[3:]), before) and same_sizes(
+        (before[0], before[1] * repeated[2], *before[2:]), after
+    )
+    return source if is_repeat else node

@@ -1,0 +1,29 @@
+"""Two linear layers with an activation between them: one call, the intermediate never in memory as a tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_cpu_accel.compiler.passes.linear import LinearCall
+from hf_cpu_accel.compiler.passes.reading import is_call
+from hf_cpu_accel.compiler.rewriter import Rewriter
+
+ours = torch.ops.hf_cpu_accel
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(ours.linear.default):
+        down = LinearCall.of(node)
+        if not is_call(down.input, ours.linear.default) or down.activation != "none":
+            continue
+        up = LinearCall.of(down.input)
+        if len(up.node.users) != 1 or up.residual is not None or up.activation == "none":
+            continue
+        if up.dtype != down.dtype:
+            continue
+        arguments = (up.weight, up.scale, up.bias, down.weight, down.scale, down.bias, down.residual)
+        sizes = (up.out_features, down.out_features, up.activation)
+        rewriter.replace(node, rewriter.call(node, ours.ffn.default, up.input, *arguments, *sizes))
+        count += 1
+    return count

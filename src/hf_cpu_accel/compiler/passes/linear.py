@@ -1,0 +1,117 @@
+"""Linear layers whose weight is a parameter: `linear` on the packed weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.reading import FLOATING, VIEWS, axis, is_call, same_size, value
+from hf_cpu_accel.compiler.recipes import PackedLinears
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.packing import dtype_of
+
+ours = torch.ops.hf_cpu_accel
+# Fewer output features are mostly padding of a panel.
+MIN_OUT_FEATURES = 16
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """A call of our `linear` in the graph, its arguments by name."""
+
+    node: Node
+    input: Node
+    weight: Node
+    scale: Node | None
+    bias: Node | None
+    residual: Node | None
+    out_features: int
+    activation: str
+
+    @classmethod
+    def of(cls, node: Node) -> LinearCall:
+        return cls(node, *node.args)  # type: ignore[arg-type]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the product is returned as it is."""
+        return self.residual is None and self.activation == "none"
+
+    @property
+    def dtype(self) -> str:
+        """Of the packed weight."""
+        return dtype_of(self.weight.meta["val"])
+
+    def remade(
+        self, rewriter: Rewriter, before: Node, *, activation: str | None = None, residual: Node | None = None
+    ) -> Node:
+        """The same call in front of `before`, with more in its epilogue."""
+        arguments = (self.input, self.weight, self.scale, self.bias)
+        epilogue = (residual or self.residual, self.out_features, activation or self.activation)
+        return rewriter.call(before, ours.linear.default, *arguments, *epilogue)
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
+        count += _pack(rewriter, node)
+    return count
+
+
+def _pack(rewriter: Rewriter, node: Node) -> bool:
+    input, weight, bias, transposed = _read(node)
+    if not _fits(rewriter, node, input, weight, bias):
+        return False
+    out_features = int(value(weight).shape[1 if transposed else 0])
+    if out_features < MIN_OUT_FEATURES:
+        return False
+    dtype = rewriter.options.dtype or str(value(weight).dtype).removeprefix("torch.")
+    data, *scale = rewriter.derived(PackedLinears(dtype, transposed), [weight])
+    input = _unflattened(input)
+    arguments = (input, data, scale[0] if scale else None, bias, None, out_features, "none")
+    product = rewriter.call(node, ours.linear.default, *arguments)
+    if value(product).dim() != value(node).dim():
+        product = rewriter.call(node, aten.view.default, product, [-1, out_features])
+    rewriter.replace(node, product)
+    return True
+
+
+def _unflattened(input: Node) -> Node:
+    """The [..., K] that was made a matrix for ops that take nothing else."""
+    if is_call(input, *VIEWS) and value(input).dim() == 2:
+        whole: Node = input.args[0]  # type: ignore[assignment]
+        if same_size(value(whole).shape[-1], value(input).shape[-1]):
+            return whole
+    return input
+
+
+def _read(node: Node) -> tuple[Node, Node, Node | None, bool]:
+    """Input, weight, bias, and whether the weight is [K, N]."""
+    if node.target is aten.linear.default:
+        input, weight, bias = (*node.args, None)[:3]
+        return input, weight, bias, False  # type: ignore[return-value]
+    if node.target is aten.addmm.default:
+        bias, input, weight = node.args
+        return input, weight, bias, True  # type: ignore[return-value]
+    input, weight = node.args
+    if isinstance(weight, Node) and _is_transposition(weight):
+        return input, weight.args[0], None, False  # type: ignore[return-value]
+    return input, weight, None, True  # type: ignore[return-value]
+
+
+def _is_transposition(node: Node) -> bool:
+    if node.target in (aten.t.default, aten.numpy_T.default):
+        return True
+    return node.target is aten.transpose.int and {axis(d, 2) for d in node.args[1:3]} == {0, 1}
+
+
+def _fits(rewriter: Rewriter, node: Node, input: Node, weight: Node, bias: Node | None) -> bool:
+    if not rewriter.is_parameter(weight) or node.kwargs or rewriter.is_written(weight):
+        return False
+    if value(weight).dim() != 2 or value(weight).dtype not in FLOATING or value(input).dim() < 2:
+        return False
+    if bias is not None and value(bias).dim() != 1:
+        return False
+    return value(node).dtype is value(input).dtype is value(weight).dtype

@@ -1,0 +1,99 @@
+"""Layer norms, and RMS norms as models write them out: one pass over memory each.
+
+weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.reading import FLOATING, argument, axis, is_call, is_tensor, value
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+
+ours = torch.ops.hf_cpu_accel
+_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(aten.layer_norm.default):
+        count += _layer_norm(rewriter, node)
+    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor):
+        count += _rms_norm(rewriter, node)
+    return count
+
+
+def _layer_norm(rewriter: Rewriter, node: Node) -> bool:
+    input, shape, weight, bias, eps = (argument(node, name) for name in _LAYER_NORM)
+    eps = rewriter.number(eps)
+    if len(shape) != 1 or eps is None or not _fits(input, node) or rewriter.is_written(input):
+        return False
+    rewriter.replace(node, rewriter.call(node, ours.layer_norm.default, input, weight, bias, eps))
+    return True
+
+
+_LAYER_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
+
+
+def _rms_norm(rewriter: Rewriter, node: Node) -> bool:
+    if node.target is aten.rms_norm.default:
+        input, shape, weight, eps = (
+            argument(node, name) for name in ("input", "normalized_shape", "weight", "eps")
+        )
+        found = (input, weight, rewriter.number(eps)) if len(shape) == 1 else None
+    else:
+        found = _written_out(rewriter, node)
+    if found is None or found[2] is None or not _fits(found[0], node) or rewriter.is_written(found[0]):
+        return False
+    rewriter.replace(node, rewriter.call(node, ours.rms_norm.default, *found))
+    return True
+
+
+def _fits(input: Node, node: Node) -> bool:
+    return value(input).dtype in FLOATING and value(input).dtype is value(node).dtype
+
+
+def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | None] | None:
+    """Input, weight and eps of an RMS norm that ends in `node`."""
+    for weight, normed in (node.args, node.args[::-1]):
+        if not rewriter.is_parameter(weight) or value(weight).dim() != 1 or not is_tensor(normed):  # type: ignore[arg-type]
+            continue
+        product = _unconverted(normed)  # type: ignore[arg-type]
+        if not is_call(product, aten.mul.Tensor):
+            continue
+        for x, factor in (product.args, product.args[::-1]):
+            eps = _factor_of(rewriter, factor, x)
+            if eps is not None:
+                return _unconverted(x), weight, eps  # type: ignore[return-value, arg-type]
+    return None
+
+
+def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:
+    """eps, if `factor` is rsqrt(mean(x^2) + eps) over the last dimension."""
+    if not is_call(factor, aten.rsqrt.default):
+        return None
+    total = factor.args[0]  # type: ignore[union-attr]
+    if not is_call(total, aten.add.Tensor) or not is_call(total.args[0], aten.mean.dim):
+        return None
+    mean = total.args[0]
+    square, dims, keepdim = (argument(mean, name) for name in ("self", "dim", "keepdim"))
+    if (
+        not keepdim
+        or dims is None
+        or [axis(d, value(square).dim()) for d in dims] != [value(square).dim() - 1]
+    ):
+        return None
+    is_square = (is_call(square, aten.pow.Tensor_Scalar) and square.args[0] is x and square.args[1] == 2) or (
+        is_call(square, aten.mul.Tensor) and square.args[0] is x and square.args[1] is x
+    )
+    if not is_square and not (is_call(square, aten.square.default) and square.args[0] is x):
+        return None
+    return rewriter.number(total.args[1])
+
+
+def _unconverted(node: Node) -> Node:
+    """What `node` is a conversion of to another floating dtype, or `node`."""
+    if is_call(node, *_CONVERSIONS) and value(node.args[0]).is_floating_point():  # type: ignore[arg-type]
+        return node.args[0]  # type: ignore[return-value]
+    return node

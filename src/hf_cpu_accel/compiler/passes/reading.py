@@ -1,0 +1,66 @@
+"""Small questions that several passes ask of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+FLOATING = (torch.float32, torch.bfloat16)
+
+
+def is_call(value: object, *targets: Any) -> bool:
+    """Whether `value` is a node that calls one of `targets`."""
+    return isinstance(value, Node) and value.op == "call_function" and value.target in targets
+
+
+def value(node: Node) -> Tensor:
+    """The fake tensor of a node."""
+    found = node.meta["val"]
+    assert isinstance(found, Tensor), f"{node} is no tensor"
+    return found
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+def only_user(node: Node) -> Node | None:
+    """The one node that uses `node`, once; None if there are others."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
+
+
+def argument(node: Node, name: str) -> Any:
+    """An argument of an ATen call by its name in the schema, given or default."""
+    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if declared.name == name:
+            if position < len(node.args):
+                return node.args[position]
+            return node.kwargs.get(name, declared.default_value)
+    raise KeyError(name)
+
+
+def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether sizes are equal for all inputs. Symbols are compared as they are written: asking must not add guards."""
+    return len(first) == len(second) and all(same_size(a, b) for a, b in zip(first, second, strict=True))
+
+
+def same_size(first: object, second: object) -> bool:
+    if isinstance(first, torch.SymInt) or isinstance(second, torch.SymInt):
+        return str(first) == str(second)
+    return first == second
+
+
+def is_one(size: object) -> bool:
+    """Whether a size is 1 for all inputs."""
+    return not isinstance(size, torch.SymInt) and size == 1
+
+
+def axis(number: Any, dims: int) -> int:
+    """A dimension counted from the front."""
+    return int(number) % dims

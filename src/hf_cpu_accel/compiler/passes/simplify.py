@@ -1,0 +1,91 @@
+"""What changes nothing goes: dropout of evaluation, conversions to the same dtype, whole slices, views of the same shape, and pairs
+of transpositions. Models are full of it, and each would stand between two ops that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.reading import VIEWS, argument, axis, is_call, same_sizes
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+
+_CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.to.other)
+_VIEWS = (*VIEWS, aten.expand.default, aten.slice.Tensor)
+_NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.default, aten.detach.default)
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(
+        *_CONVERSIONS, *_VIEWS, *_NOTHING, aten.cat.default, aten.transpose.int, aten.add.Tensor
+    ):
+        same = _same(node)
+        if same is not None and not rewriter.is_written(node):
+            rewriter.replace(node, same)
+            count += 1
+    return count
+
+
+def _same(node: Node) -> Node | None:
+    """The argument that `node` returns as it is, or None."""
+    if node.target in (aten.dropout.default, aten.feature_dropout.default):
+        return _node(node.args[0]) if node.args[2] is False else None
+    if node.target is aten.cat.default:
+        return _only_part(node.args[0])  # type: ignore[arg-type]
+    input = _node(node.args[0])
+    if input is None:
+        return None
+    if node.target is aten.transpose.int:
+        return _transposed_back(node, input)
+    if node.target is aten.add.Tensor:
+        return input if _adds_nothing(node) and _is_alike(node, input, strides=True) else None
+    if node.target in _CONVERSIONS:
+        return input if _is_alike(node, input, strides=True) and not _copies(node) else None
+    if is_call(node, *VIEWS) and is_call(input, *VIEWS):
+        whole = _node(input.args[0])
+        if whole is not None and _is_alike(node, whole, strides=True):
+            return whole
+    if node.target in _VIEWS:
+        return input if _is_alike(node, input, strides=False) else None
+    return input
+
+
+def _node(value: object) -> Node | None:
+    return value if isinstance(value, Node) else None
+
+
+def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
+    """Same dtype and the same (symbolic) shape, and strides if asked; a view or slice of the same shape keeps the strides."""
+    before, after = input.meta["val"], node.meta["val"]
+    if not isinstance(before, Tensor) or before.dtype is not after.dtype:
+        return False
+    if strides and not same_sizes(before.stride(), after.stride()):
+        return False
+    return same_sizes(before.shape, after.shape)
+
+
+def _adds_nothing(node: Node) -> bool:
+    return isinstance(node.args[1], int | float) and node.args[1] == 0
+
+
+def _copies(node: Node) -> bool:
+    """Whether a conversion was asked for a copy, or for another order in memory."""
+    if node.target is aten._to_copy.default:
+        return True
+    return argument(node, "copy") is True or argument(node, "memory_format") is not None
+
+
+def _only_part(parts: Sequence[Node]) -> Node | None:
+    """Of a concatenation with empty vectors, as caches start out with, the part that is not empty."""
+    filled = [part for part in parts if tuple(part.meta["val"].shape) != (0,)]
+    return filled[0] if len(filled) == 1 and filled[0].meta["val"].dim() > 1 else None
+
+
+def _transposed_back(node: Node, input: Node) -> Node | None:
+    if input.target is not aten.transpose.int:
+        return None
+    dims = node.meta["val"].dim()
+    before, after = ({axis(d, dims) for d in n.args[1:3]} for n in (input, node))
+    return _node(input.args[0]) if before == after else None

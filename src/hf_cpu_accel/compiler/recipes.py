@@ -1,0 +1,104 @@
+"""Tensors that are made from parameters ahead of the calls of a graph: packed weights and joined biases.
+
+A pass asks for one while it rewrites (`Rewriter.derived`) and gets inputs of the graph in return; `bind.py` makes the tensors on the
+first call, and again when a parameter has changed. So compiled graphs hold no weights: they are cached, and reused by models with
+other weights.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hf_cpu_accel.packing import concat, pack_linear, shapes_of
+
+
+class Recipe(Protocol):
+    """How to make tensors from parameters. Hashable: equal recipes for the same parameters are made once."""
+
+    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Of what `make` gives, from the shapes of the sources."""
+
+    def make(self, *sources: Tensor) -> list[Tensor]: ...
+
+
+@dataclass(frozen=True)
+class PackedLinears:
+    """The weights of one linear layer, or of several whose outputs stand side by side, as `packing.pack_linear` gives them: data,
+    and scale for integers.
+
+    Attributes:
+        dtype: one of `packing.DTYPES`.
+        transposed: the sources are [K, N], not [N, K].
+    """
+
+    dtype: str
+    transposed: bool = False
+
+    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        rows, columns = (1, 0) if self.transposed else (0, 1)
+        return shapes_of(sum(int(w.shape[rows]) for w in sources), int(sources[0].shape[columns]), self.dtype)
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        packed = concat([pack_linear(w.t() if self.transposed else w, self.dtype) for w in sources])
+        return [packed.data] if packed.scale is None else [packed.data, packed.scale]
+
+
+@dataclass(frozen=True)
+class JoinedBiases:
+    """The biases of several linear layers side by side in float32.
+
+    Attributes:
+        sizes: of each layer: its features, and whether it has a bias; zeros stand for those that are missing.
+    """
+
+    sizes: tuple[tuple[int, bool], ...]
+
+    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        return [((sum(features for features, _ in self.sizes),), torch.float32)]
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        given = iter(sources)
+        return [torch.cat([next(given).float() if has else torch.zeros(n) for n, has in self.sizes])]
+
+
+class Derived:
+    """What a recipe made, and from what.
+
+    Attributes:
+        tensors: the result.
+    """
+
+    def __init__(self, recipe: Recipe, sources: Sequence[Tensor]) -> None:
+        self.stamps = [stamp(source) for source in sources]
+        with torch.no_grad():
+            self.tensors = recipe.make(*(source.detach() for source in sources))
+
+
+def stamp(tensor: Tensor) -> tuple[int, int]:
+    """Another one after the tensor was written to, or got other memory."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+_lock = RLock()
+# first source -> {(recipe, ids of the other sources): what was made}. Held weakly on both sides: by parameter and by user.
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def derive(recipe: Recipe, sources: Sequence[Tensor]) -> Derived:
+    """What `recipe` makes of `sources`, shared by all graphs that use it and made anew if a source has changed."""
+    with _lock:
+        of_first = _known.setdefault(sources[0], weakref.WeakValueDictionary())
+        # The id of a source cannot be another's while what was made from it is in use: its users hold the sources.
+        key = (recipe, *(id(source) for source in sources[1:]))
+        derived: Derived | None = of_first.get(key)
+        if derived is None or derived.stamps != [stamp(source) for source in sources]:
+            derived = of_first[key] = Derived(recipe, sources)
+        return derived

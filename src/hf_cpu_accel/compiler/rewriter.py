@@ -1,0 +1,161 @@
+"""What passes are given: the graph, what its nodes hold, and ways to change it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.bind import Request
+from hf_cpu_accel.compiler.capture import Captured
+from hf_cpu_accel.compiler.options import Options
+from hf_cpu_accel.compiler.recipes import Recipe
+
+aten = torch.ops.aten
+Target = Callable[..., Any]
+_ARITHMETIC = (
+    operator.mul,
+    operator.truediv,
+    operator.pow,
+    operator.add,
+    operator.sub,
+    operator.neg,
+    torch._sym_sqrt,
+)
+
+
+class Rewriter:
+    """A captured graph under rewrite.
+
+    Attributes:
+        graph: the graph. Every node has its fake tensor (or symbolic number) in `meta["val"]`.
+        options: of the compilation.
+    """
+
+    def __init__(self, captured: Captured, options: Options) -> None:
+        self.graph: Graph = captured.graph_module.graph
+        self.options = options
+        self._mode = torch_private.fake_mode()
+        self._inputs = list(self.graph.find_nodes(op="placeholder"))
+        self._positions = {node: position for position, node in enumerate(self._inputs)}
+        self._parameters = captured.parameters
+        self._scalars = captured.scalars
+        self._derived: dict[tuple[Recipe, tuple[int, ...]], list[Node]] = {}
+        self._written = _written_storages(self.graph)
+
+    # What is there.
+
+    def calls(self, *targets: Target) -> Iterator[Node]:
+        """The nodes that call one of `targets`, in order; the graph may change meanwhile."""
+        for node in list(self.graph.nodes):
+            if node.op == "call_function" and node.target in targets and not node._erased:
+                yield node
+
+    def is_parameter(self, value: object) -> bool:
+        """An input that stays the same from call to call: a parameter, or a buffer of a module."""
+        return isinstance(value, Node) and self._positions.get(value) in self._parameters
+
+    def number(self, value: object) -> float | None:
+        """The number that an argument stands for, if it is one; floats that Dynamo passes as inputs are guarded by this."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if not isinstance(value, Node) or value.op != "call_function":
+            return None
+        if value.target is aten.item.default:
+            scalar = self._scalars.get(self._positions.get(value.args[0], -1))  # type: ignore[call-overload, arg-type]
+            return None if scalar is None else float(scalar)
+        if value.target not in _ARITHMETIC or value.kwargs:
+            return None
+        numbers = [self.number(argument) for argument in value.args]
+        return None if None in numbers else float(value.target(*numbers))  # type: ignore[operator]
+
+    def is_written(self, *nodes: Node) -> bool:
+        """Whether an op of the graph writes in place to the memory of one of them: then its value depends on when it is read."""
+        return any(
+            isinstance(value, Tensor) and torch_private.storage_of(value) in self._written
+            for value in (node.meta.get("val") for node in nodes)
+        )
+
+    # What is changed.
+
+    def call(self, before: Node, target: Target, *args: Any) -> Node:
+        """A new node in front of `before`, its fake tensor computed."""
+        with self.graph.inserting_before(before):
+            node = self.graph.call_function(target, args)
+        with torch_private.tracing(self._mode):
+            node.meta["val"] = target(*torch.fx.map_arg(args, value_of))
+        return node
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Let the users of `old` use `new`. What `old` alone was made of goes with it at the end of the pass."""
+        old.replace_all_uses_with(new)
+        self.graph.erase_node(old)
+
+    def derived(self, recipe: Recipe, sources: Sequence[Node]) -> list[Node]:
+        """New inputs of the graph: what `recipe` makes of the parameters `sources`, ahead of the calls."""
+        key = (recipe, tuple(self._positions[source] for source in sources))
+        if key not in self._derived:
+            last = next(reversed(self.graph.find_nodes(op="placeholder")))  # type: ignore[call-overload]
+            shapes = recipe.shapes(*(source.meta["val"] for source in sources))
+            self._derived[key] = []
+            for number, (shape, dtype) in enumerate(shapes):
+                with self.graph.inserting_after(last):
+                    last = self.graph.placeholder(f"derived_{len(self._derived)}_{number}")
+                with self._mode:
+                    last.meta["val"] = torch.empty(shape, dtype=dtype)
+                self._derived[key].append(last)
+        return self._derived[key]
+
+    def clean(self) -> None:
+        """Drop what nothing uses any more; inputs stay."""
+        self.graph.eliminate_dead_code()
+
+    def sources_of(self, derived: Node) -> tuple[Recipe, tuple[Node, ...]] | None:
+        """From what `derived` made that input; None for any other node."""
+        for (recipe, positions), nodes in self._derived.items():
+            if derived in nodes:
+                return recipe, tuple(self._inputs[position] for position in positions)
+        return None
+
+    def finish(self) -> tuple[list[int], list[Request]]:
+        """Drop the inputs that nothing uses.
+
+        Returns:
+            The positions of Dynamo's inputs that stay, and the requests behind the inputs that follow them.
+        """
+        self.clean()
+        kept = [position for position, node in enumerate(self._inputs) if node.users]
+        requests = []
+        for (recipe, positions), nodes in self._derived.items():
+            if any(node.users for node in nodes):
+                requests.append(Request(recipe, positions))
+            else:
+                for node in nodes:
+                    self.graph.erase_node(node)
+        for node in self._inputs:
+            if not node.users:
+                self.graph.erase_node(node)
+        self.graph.lint()
+        return kept, requests
+
+
+def value_of(node: Node) -> Any:
+    """The fake tensor or symbolic number that a node stands for."""
+    return node.meta["val"]
+
+
+def _written_storages(graph: Graph) -> set[int]:
+    written = set()
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
+                written.add(torch_private.storage_of(value.meta["val"]))
+    return written

@@ -1,0 +1,206 @@
+"""The only file that touches names of torch which carry no promise, with the versions of torch on which they were checked.
+
+Everything else in this folder imports from here. `problem()` says why the names cannot be used; the backend then hands the graph to
+Inductor as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+# torch "major.minor" -> how it was checked. A version that is missing is served by plain Inductor.
+CHECKED = {
+    "2.13": "tests/compiler on 2.13.0+cpu",
+}
+
+
+_MODULES = (
+    "torch._dispatch.python",
+    "torch._dynamo.symbolic_convert",
+    "torch._dynamo.utils",
+    "torch._guards",
+    "torch._inductor.compile_fx",
+    "torch._inductor.cpp_builder",
+    "torch._inductor.custom_graph_pass",
+    "torch.fx.experimental.proxy_tensor",
+)
+
+
+@lru_cache(maxsize=1)
+def problem() -> str | None:
+    """Why the private names cannot be relied upon, None if they can."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    if version not in CHECKED:
+        return f"torch {torch.__version__} is not among the versions it was checked on ({', '.join(CHECKED)})"
+    for name in _MODULES:
+        try:
+            import_module(name)
+        except ImportError as error:
+            return f"torch {torch.__version__} lacks a module that it needs: {error}"
+    return None
+
+
+def counters(name: str) -> Counter[str]:
+    """Dynamo's counters of that name."""
+    from torch._dynamo.utils import counters
+
+    return counters[name]
+
+
+def compile_with_inductor(
+    graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
+) -> Callable[..., Any]:
+    """Inductor's answer to `graph`, with `patches` to its config for this graph alone.
+
+    It takes ownership of the graph.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, list(inputs), config_patches=patches)
+
+
+def inductor_default(name: str) -> Any:
+    """The setting of Inductor's config that holds now.
+
+    Raises:
+        AttributeError: there is none of that name.
+    """
+    from torch._inductor import config
+
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def has_compiler() -> bool:
+    """Whether Inductor finds a C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
+    """A patch that makes `uuid` part of the keys of Inductor's caches, behind the passes that the user may have set."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+
+    class Marker(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return uuid()
+
+    return {
+        "post_grad_custom_pre_pass": [*get_custom_graph_passes(config.post_grad_custom_pre_pass), Marker()]
+    }
+
+
+@contextmanager
+def without_floats(scalars: Iterable[torch.SymFloat]) -> Iterator[None]:
+    """Inside, compilation does not start over because these floats are no inputs of the graph any more.
+
+    Where a symbolic float did not become a tensor's value, Inductor has Dynamo trace the model once more with that float as a
+    constant. Those that our graph dropped, or guarded, need no second trace.
+    """
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    before = set(TensorifyState.force_specializations)
+    for scalar in scalars:
+        TensorifyState.specialize(str(scalar.node._expr))
+    try:
+        yield
+    finally:
+        TensorifyState.force_specializations.intersection_update(before)
+
+
+def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Inductor as torch documents it for graphs of one's own."""
+    from torch._inductor import compile
+
+    return compile(graph, list(inputs))
+
+
+def fake_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """Dynamo's example inputs as fake tensors, with the symbolic sizes that Dynamo gave them."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.get()
+    mode = context.fake_mode
+    assert mode is not None, "a backend is called while Dynamo traces"
+    fakes = []
+    for input in inputs:
+        if not isinstance(input, Tensor):
+            fakes.append(input)
+            continue
+        known = context.tensor_to_context.get(input)
+        source = None if known is None else known.tensor_source
+        # Dynamo has fakified this tensor before: with the same context it gets the same symbols.
+        fakes.append(mode.from_tensor(input, symbolic_context=known, source=source, trace=known is None))
+    return fakes
+
+
+def fake_mode() -> Any:
+    """The mode that the fake inputs of the graph being compiled belong to."""
+    from torch._guards import TracingContext
+
+    return TracingContext.get().fake_mode
+
+
+def tracing(mode: Any) -> AbstractContextManager[Any]:
+    """Where graphs of fake tensors are traced: without gradients, and new tensors are fake."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(mode)
+    stack.enter_context(enable_python_dispatcher())
+    return stack
+
+
+def trace_aten(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """`graph` in ATen ops, none of them decomposed: linear, layer_norm, gelu and scaled_dot_product_attention stay whole."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(graph, decomposition_table={}, pre_dispatch=True)(*inputs)
+
+
+def is_plain_tensor(value: Tensor) -> bool:
+    """No subclass that unpacks itself while it is traced, and not of another device."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return (
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not is_traceable_wrapper_subclass(value)
+    )
+
+
+def is_static_input(placeholder: torch.fx.Node) -> bool:
+    """Whether Dynamo found this input of its graph in a module."""
+    return bool((placeholder.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether the target of a node takes graphs as arguments."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def storage_of(value: Tensor) -> int:
+    """Equal for tensors, fake ones too, that share their memory."""
+    return int(value.untyped_storage()._cdata)

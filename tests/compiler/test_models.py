@@ -1,0 +1,198 @@
+"""What becomes of stock models of transformers: how much is fused, exactly, and that answers stay what they are for all lengths."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    T5Config,
+    T5EncoderModel,
+    ViTConfig,
+    ViTModel,
+)
+
+from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel.compiler import report, torch_private
+
+from .conftest import only_graph
+
+LAYERS = 2
+
+
+def bert() -> nn.Module:
+    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    return BertModel(BertConfig(vocab_size=100, **sizes))
+
+
+def llama() -> nn.Module:
+    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    return LlamaModel(LlamaConfig(vocab_size=100, num_key_value_heads=2, use_cache=False, **sizes))
+
+
+def t5() -> nn.Module:
+    return T5EncoderModel(
+        T5Config(d_model=64, num_layers=LAYERS, num_heads=4, d_kv=16, d_ff=128, vocab_size=100)
+    )
+
+
+def gpt2() -> nn.Module:
+    return GPT2Model(GPT2Config(n_embd=64, n_layer=LAYERS, n_head=4, vocab_size=100, use_cache=False))
+
+
+def vit() -> nn.Module:
+    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    return ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes))
+
+
+# Rewrites of each pass in a model of 2 layers, and what the graph then consists of besides Inductor's part.
+FUSED: dict[Callable[[], nn.Module], tuple[dict[str, int], dict[str, int]]] = {
+    bert: (
+        {
+            "norm": 5,
+            "attention": 2,
+            "linear": 13,
+            "parallel_linears": 2,
+            "activation": 3,
+            "residual": 4,
+            "ffn": 2,
+        },
+        {"layer_norm": 5, "linear_split": 2, "attention": 2, "linear": 3, "ffn": 2},
+    ),
+    vit: (
+        {
+            "norm": 5,
+            "attention": 2,
+            "linear": 13,
+            "parallel_linears": 2,
+            "activation": 3,
+            "residual": 4,
+            "ffn": 2,
+        },
+        {"layer_norm": 5, "linear_split": 2, "attention": 2, "linear": 3, "ffn": 2},
+    ),
+    llama: (
+        {"norm": 5, "attention": 2, "linear": 14, "parallel_linears": 4, "residual": 4},
+        {"rms_norm": 5, "linear_split": 4, "attention": 2, "linear": 4},
+    ),
+    t5: (
+        {
+            "norm": 5,
+            "attention": 2,
+            "linear": 12,
+            "parallel_linears": 2,
+            "activation": 2,
+            "residual": 4,
+            "ffn": 2,
+        },
+        {"rms_norm": 5, "linear_split": 2, "attention": 2, "linear": 2, "ffn": 2},
+    ),
+    gpt2: (
+        {"norm": 5, "attention": 2, "linear": 8, "activation": 2, "residual": 4, "ffn": 2},
+        {"layer_norm": 5, "attention": 2, "linear": 4, "ffn": 2},
+    ),
+}
+
+
+def inputs(make: Callable[[], nn.Module], batch: int, length: int) -> dict[str, Tensor]:
+    if make is vit:
+        return {"pixel_values": torch.randn(batch, 3, 32, 32)}
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    if make is bert and length > 2:
+        mask[0, -2:] = 0
+    return {"input_ids": torch.randint(0, 100, (batch, length)), "attention_mask": mask}
+
+
+@torch.no_grad()
+def check(fast: Any, model: nn.Module, given: dict[str, Tensor], atol: float = 2e-5) -> None:
+    got, expected = fast(**given)[0], model(**given)[0]
+    if "attention_mask" in given:  # what stands at the padding is nobody's
+        got, expected = (x[given["attention_mask"].bool()] for x in (got, expected))
+    torch.testing.assert_close(got, expected, atol=atol, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("no_codegen")
+@pytest.mark.parametrize("make", FUSED)
+def test_everything_that_matters_is_fused(
+    make: Callable[[], nn.Module], compiled: Callable[..., Any]
+) -> None:
+    model = make().eval()
+    check(compiled(model), model, inputs(make, 2, 9))
+    rewrites, ops = FUSED[make]
+    graph, counted = only_graph(), torch_private.counters("hf_cpu_accel")
+    found = {name: n for name, n in graph.rewrites.items() if n and name not in ("simplify", "views")}
+    assert found == rewrites
+    assert {name: counted[name] for name in rewrites} == rewrites
+    assert {name.split(".")[1]: n for name, n in graph.ours.items()} == ops
+
+
+@pytest.mark.usefixtures("no_codegen")
+@pytest.mark.parametrize("make", [bert, llama])
+def test_one_graph_serves_all_lengths_and_batches(
+    make: Callable[[], nn.Module], compiled: Callable[..., Any]
+) -> None:
+    model = make().eval()
+    fast = compiled(model)
+    shapes = random.Random(0)
+    for _ in range(50):
+        check(fast, model, inputs(make, shapes.randint(2, 8), shapes.randint(2, 96)))
+    check(fast, model, inputs(make, 2, 512))
+    assert len(report.graphs()) == 1
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+def test_generated_code_agrees(make: Callable[[], nn.Module], compiled: Callable[..., Any]) -> None:
+    model = make().eval()
+    fast = compiled(model)
+    for batch, length in ((2, 9), (3, 20), (5, 4)):
+        check(fast, model, inputs(make, batch, length))
+    assert only_graph().left is None
+
+
+@pytest.mark.usefixtures("no_codegen")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_weights_stay_close(dtype: str, compiled: Callable[..., Any]) -> None:
+    model = bert().eval()
+    given = inputs(bert, 2, 9)
+    with torch.no_grad():
+        got, expected = compiled(model, dtype=dtype)(**given)[0], model(**given)[0]
+    keep = given["attention_mask"].bool()
+    error = (got - expected)[keep].norm() / expected[keep].norm()
+    assert 0 < error < {"bfloat16": 0.02, "int8": 0.1}[dtype]
+
+
+@pytest.mark.usefixtures("no_codegen")
+def test_a_bfloat16_model_is_fused_alike(compiled: Callable[..., Any]) -> None:
+    model, reference = llama().eval(), llama().eval()
+    reference.load_state_dict(model.state_dict())
+    given = inputs(llama, 2, 9)
+    with torch.no_grad():
+        expected = reference(**given)[0]
+        got = compiled(model.bfloat16())(**given)[0]
+    assert got.dtype is torch.bfloat16
+    assert (got - expected).norm() / expected.norm() < 0.02
+    assert {name.split(".")[1]: n for name, n in only_graph().ours.items()} == FUSED[llama][1]
+
+
+@pytest.mark.usefixtures("no_codegen")
+def test_an_accelerated_model_is_traced_whole(compiled: Callable[..., Any]) -> None:
+    model = bert().eval()
+    given = inputs(bert, 2, 9)
+    with torch.no_grad():
+        expected = model(**given)[0]
+    accelerate_for_cpu(model, dtype="float32", originals="memory")
+    keep = given["attention_mask"].bool()
+    with torch.no_grad():
+        got = compiled(model)(**given)[0]
+    torch.testing.assert_close(got[keep], expected[keep], atol=2e-5, rtol=1e-4)
+    assert only_graph().ours
