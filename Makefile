@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean. Everything lives in .venv; nothing is installed by hand.
+# make demo | make test | make test-cpp | make lint | make bench | make bench-peers | make docs | make clean. Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo test test-cpp lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ demo: kernels
 
 test: kernels
 	$(BIN)/python -m pytest -q
+
+# The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
+test-cpp: kernels
+	$(BIN)/python -m pytest -q integrations/cpp
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
