@@ -1,4 +1,5 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean. Everything lives in .venv; nothing is installed by hand.
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean; further tests: test-cpp, test-pyg, fuzz, asan.
+# Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench bench-peers bench-linear bench-attention docs clean kernels fuzz asan test-pyg
+.PHONY: demo test test-cpp test-pyg fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +47,10 @@ PYG_SOURCE ?=
 test-pyg: kernels
 	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
 	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
+
+# The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
+test-cpp: kernels
+	$(BIN)/python -m pytest -q integrations/cpp
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -86,8 +86,8 @@ def bench(
             dtypes=dtypes,
             eager=eager,
         )
-        _check_writable(json, "--json")
-        _check_writable(plot, "--plot")
+        check_writable(json, "--json")
+        check_writable(plot, "--plot")
         if plot is not None and plot.suffix not in bench_report.CHART_SUFFIXES:
             raise ValueError(f"--plot {plot}: accepted endings are {', '.join(bench_report.CHART_SUFFIXES)}")
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -134,7 +134,7 @@ def bench(
         console.print(f"wrote {plot}")
 
 
-def _check_writable(path: Path | None, option: str) -> None:
+def check_writable(path: Path | None, option: str) -> None:
     """Tell before the measurement, not after it, that its result has nowhere to go."""
     if path is not None and not path.resolve().parent.is_dir():
         raise ValueError(f"{option} {path}: {path.resolve().parent} is not a folder; create it first")

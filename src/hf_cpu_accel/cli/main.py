@@ -10,6 +10,7 @@ from hf_cpu_accel.cli.bench import bench
 from hf_cpu_accel.cli.chat import chat
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
+from hf_cpu_accel.cli.export import export
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -21,6 +22,7 @@ app.command()(doctor)
 app.command()(bench)
 app.command()(chat)
 app.command()(demo)
+app.command()(export)
 
 
 def _version(wanted: bool) -> None:

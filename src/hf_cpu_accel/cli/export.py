@@ -1,0 +1,96 @@
+"""`hf-cpu-accel export`: a model as one compiled file that runs without Python."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+
+
+def export(
+    aot: Annotated[Path, typer.Option(help="The file to write; ends in .pt2.", show_default=False)],
+    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
+    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    batch: Annotated[int, typer.Option(min=2, help="Sequences of the example; any number runs later.")] = 2,
+    seq: Annotated[int, typer.Option(min=2, help="Tokens of the example; any number runs later.")] = 128,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="Write the example's inputs here, for the C++ runner.", show_default=False),
+    ] = None,
+    random_config: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the check at the end [default: what doctor says].")
+    ] = None,
+) -> None:
+    """Accelerate a text encoder and compile its forward pass into a file for Python and C++ (see integrations/cpp).
+
+    hf-cpu-accel export --random-config all-MiniLM-L6-v2 --dtype int8 --aot minilm.pt2 --inputs inputs.pt
+    """
+    import torch
+    from rich.console import Console
+
+    from hf_cpu_accel.api import accelerate_for_cpu, explain
+    from hf_cpu_accel.cli.bench import check_writable
+    from hf_cpu_accel.cli.bench_workload import workload
+    from hf_cpu_accel.compiler.aot import export_aot, load_aot
+    from hf_cpu_accel.measure import compare, float_tensors, interleaved
+    from hf_cpu_accel.runtime.threads import apply_threads
+
+    try:
+        if task == "sentence-similarity":
+            raise ValueError(
+                "task='sentence-similarity' cannot be exported; take feature-extraction and pool"
+            )
+        source = workload(model, random_config, task, batch, seq)
+        check_writable(inputs, "--inputs")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = Console(highlight=False)
+    apply_threads(threads)
+    try:
+        with console.status(f"loading {source.title}") as status:
+            built = source.build()
+            example = source.inputs(built)
+            accelerate_for_cpu(built, dtype=dtype, threads=threads, originals="drop")
+            status.update("compiling (about half a minute)")
+            start = time.perf_counter()
+            written = export_aot(built, example, aot)
+            took = time.perf_counter() - start
+            status.update("checking")
+            compiled = load_aot(written)
+    except OSError as error:  # what transformers raises when it finds no such model
+        console.print(f"Cannot load {source.title}: {error}", style="red", markup=False)
+        console.print("Without a network, pass a local folder or --random-config NAME.")
+        raise typer.Exit(1) from error
+    except (ValueError, RuntimeError) as error:
+        console.print(f"{source.title}: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+    if inputs is not None:
+        torch.save(example, inputs)
+
+    systems = {
+        "Python": lambda: float_tensors(built(**example)),
+        "file": lambda: float_tensors(compiled(**example)),
+    }
+    with torch.inference_mode():
+        agreement = compare(systems["file"](), systems["Python"]())
+        timings = interleaved(systems, rounds=5, seconds=0.05)
+    console.print(
+        f"[bold]{written}[/bold], {written.stat().st_size / 1e6:.1f} MB, {explain(built).dtype}, compiled in {took:.0f} s"
+    )
+    console.print(
+        f"{batch} x {seq} tokens: {1e3 * timings['file'].seconds.value:.2f} ms, in Python "
+        f"{1e3 * timings['Python'].seconds.value:.2f} ms; lowest cosine {agreement.worst_cosine:.6f}"
+    )
+    if inputs is not None:
+        console.print(f"example inputs in {inputs}")

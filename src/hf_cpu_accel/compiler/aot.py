@@ -1,0 +1,166 @@
+"""A model as one file that runs without Python: torch.export, then AOTInductor, with this package's ops inside.
+
+What the accelerated model computes in Python it computes there, on the same packed weights, which the file carries.
+Run it from Python with `load_aot`, from C++ with `integrations/cpp`.
+
+The file is machine code: load only files whose maker you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.hardware import detect
+
+SUFFIX = ".pt2"
+_COMPILERS = ("g++", "clang++")
+
+
+def export_aot(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+) -> Path:
+    """Compile the forward pass of `model`, as it is now (accelerated or not), into the file `path`.
+
+    Args:
+        model: a transformers model or any module that `torch.export` can trace, in eval mode.
+        inputs: keyword arguments of one call, with two or more rows, so that the number of rows may vary.
+        path: ends in ".pt2"; written anew.
+        dynamic_shapes: as `torch.export.export` takes them. By default the first dimension of every input may vary, and the second
+            of integer matrices (tokens).
+
+    Returns the path. The outputs are those of the model that are tensors, named in the file's metadata.
+
+    Raises ValueError for a wrong path, inputs or a model in training mode, RuntimeError without a C++ compiler. What the model
+    does that cannot be exported raises torch.export's own error; the model stays as it was.
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ValueError(f"path={str(path)!r}: accepted are files that end in {SUFFIX!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"path={str(path)!r}: the folder {str(path.parent)!r} does not exist")
+    if model.training:
+        raise ValueError("model is in training mode; call model.eval() before it is exported")
+    if not inputs or not all(isinstance(value, Tensor) and value.dim() > 0 for value in inputs.values()):
+        raise ValueError(
+            "inputs: accepted is a mapping of argument names to tensors with at least one dimension"
+        )
+    if dynamic_shapes is None:
+        short = [name for name, value in inputs.items() if value.shape[0] < 2]
+        if short:
+            raise ValueError(
+                f"inputs {short} have one row; give two or more, or their shapes would be fixed (or pass dynamic_shapes)"
+            )
+        dynamic_shapes = _free_rows_and_tokens(inputs)
+    _check_build()
+    program, outputs = _trace(model, inputs, dynamic_shapes)
+    metadata = {
+        "inputs": json.dumps(list(inputs)),
+        "outputs": json.dumps(outputs),
+        "hf_cpu_accel": version("hf_cpu_accel"),
+        "torch": torch.__version__,
+        "cpu": detect().model_name,
+    }
+    written = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(path), inductor_configs={"aot_inductor.metadata": metadata}
+    )
+    return Path(written)
+
+
+def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
+    """What runs the file: takes the inputs by name, returns the outputs by name.
+
+    Raises ValueError if there is no such file or it was not written by `export_aot`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"path={str(path)!r}: there is no such file")
+    _check_kernels()
+    compiled = torch._inductor.aoti_load_package(str(path))
+    metadata = compiled.get_metadata()
+    if "hf_cpu_accel" not in metadata:
+        raise ValueError(f"path={str(path)!r} was not written by export_aot")
+    names, outputs = json.loads(metadata["inputs"]), json.loads(metadata["outputs"])
+
+    def run(**inputs: Tensor) -> dict[str, Tensor]:
+        if set(inputs) != set(names):
+            raise TypeError(f"inputs {sorted(inputs)} do not match the file's: {', '.join(names)}")
+        values = torch.utils._pytree.tree_leaves(compiled(**inputs))
+        return dict(zip(outputs, values, strict=True))
+
+    return run
+
+
+def _free_rows_and_tokens(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
+    batch, sequence = Dim("batch", min=1), Dim("sequence", min=1)
+    return {
+        name: {0: batch, 1: sequence} if value.dim() == 2 and not value.is_floating_point() else {0: batch}
+        for name, value in inputs.items()
+    }
+
+
+def _trace(
+    model: nn.Module, inputs: Mapping[str, Tensor], dynamic_shapes: Mapping[str, Any]
+) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """The program, and what its outputs are called: by the model's own names, with an index inside tuples."""
+    with torch.no_grad():
+        outputs = _names(model(**inputs))
+        transformers = sys.modules.get("transformers")
+        if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+            from transformers.exporters.configs import DynamoConfig
+            from transformers.exporters.exporter_dynamo import DynamoExporter
+
+            config = DynamoConfig(dynamic_shapes=dict(dynamic_shapes))
+            return DynamoExporter().export(model, dict(inputs), config=config).program, outputs
+        program = torch.export.export(
+            model, (), dict(inputs), dynamic_shapes=dict(dynamic_shapes), strict=False
+        )
+        return program, outputs
+
+
+def _names(output: Any, name: str = "") -> list[str]:
+    if isinstance(output, Tensor):
+        return [name or "output"]
+    if isinstance(output, Mapping):
+        parts = [(str(key), value) for key, value in output.items()]
+    elif isinstance(output, (tuple, list)):
+        parts = [(str(index), value) for index, value in enumerate(output)]
+    elif output is None:
+        return []
+    else:
+        raise ValueError(
+            f"the model's output {name or 'itself'} is a {type(output).__name__}; accepted are tensors, and mappings, tuples "
+            "and lists of them"
+        )
+    return [found for key, value in parts for found in _names(value, f"{name}.{key}" if name else key)]
+
+
+def _check_build() -> None:
+    _check_kernels()
+    compiler = os.environ.get("CXX")
+    if shutil.which(compiler) is None if compiler else not any(map(shutil.which, _COMPILERS)):
+        raise RuntimeError(
+            f"export needs a C++ compiler and {compiler or ' or '.join(_COMPILERS)} is not in PATH; install one "
+            "(Debian, Ubuntu: apt install g++) or name it in the variable CXX"
+        )
+
+
+def _check_kernels() -> None:
+    status = extension.status()
+    if not status.loaded:
+        raise RuntimeError(f"compiled files run on the kernels, which are not loaded: {status.error}")
