@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.decoder_calls import CACHES
 from hf_cpu_accel.rewrite.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.encoder_parts import (
     BIAS,
@@ -138,7 +139,8 @@ class _Reader:
     def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature | None:
         """What can be told from one call; None if the layer returns what only itself can make."""
         call = seen.attention[0] if len(seen.attention) == 1 else None
-        if call is None:
+        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
+        if call is None or (call.scale is None and not CACHES.isdisjoint(self.names)):
             return None
         self.heads = call.heads
         rest: list[Literal["bias"] | None] = []
