@@ -139,11 +139,6 @@ FAMILIES = {
         "EuroBertModel", "EuroBertConfig", {**_BERT, "pad_token_id": 0},
         {"encoder layer": 2, "attention": 2, "rms norm": 5, "merged projections": 12, "linear": 2},
     ),
-    "jina-v3": Family(
-        "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", _BERT,
-        {"embeddings": 1, "encoder layer": 2, "attention": 2, "merged projections": 8, "ffn": 4,
-         "first token: linear + activation": 1},
-    ),
     "esm": Family(
         "EsmModel", "EsmConfig", {**_BERT, "pad_token_id": 0, "position_embedding_type": "rotary"},
         {"encoder layer": 2, "attention": 2, "merged projections": 6, "linear + residual": 4, "linear": 2,

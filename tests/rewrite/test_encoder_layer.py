@@ -85,6 +85,33 @@ def modernbert() -> nn.Module:
     return tf.ModernBertModel(tf.ModernBertConfig(**{**SIZES, **windows}, pad_token_id=0)).eval()
 
 
+def nomic() -> nn.Module:
+    return tf.NomicBertModel(tf.NomicBertConfig(**SIZES)).eval()
+
+
+def eurobert() -> nn.Module:
+    return tf.EuroBertModel(tf.EuroBertConfig(**SIZES, pad_token_id=0)).eval()
+
+
+def esm(kind: str) -> nn.Module:
+    return tf.EsmModel(tf.EsmConfig(**SIZES, pad_token_id=0, position_embedding_type=kind)).eval()
+
+
+def clip_text() -> nn.Module:
+    """Causal, by a mask and by an argument."""
+    return tf.CLIPTextModel(tf.CLIPTextConfig(**SIZES)).eval()
+
+
+def hubert() -> nn.Module:
+    front = {
+        "conv_dim": (32, 32),
+        "conv_stride": (5, 2),
+        "conv_kernel": (10, 3),
+        "num_conv_pos_embeddings": 16,
+    }
+    return tf.HubertModel(tf.HubertConfig(**SIZES, **front, num_conv_pos_embedding_groups=4)).eval()
+
+
 def mpnet() -> nn.Module:
     """Attention is written out, and its masks are added."""
     return tf.MPNetModel(tf.MPNetConfig(**SIZES)).eval()
@@ -119,12 +146,20 @@ FUSED = {
     "t5 gated": (lambda: t5(feed_forward_proj="gated-gelu"), 2),
     "modernbert": (modernbert, 2),
     "mpnet": (mpnet, 2),
+    "nomic": (nomic, 2),
+    "eurobert": (eurobert, 2),
+    "esm rotary": (lambda: esm("rotary"), 2),
+    "esm absolute": (lambda: esm("absolute"), 2),
+    "clip text": (clip_text, 2),
+    "hubert": (hubert, 2),
 }
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
     if model.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(2, 3, 32, 32)}
+    if model.main_input_name == "input_values":
+        return {"input_values": torch.randn(1, 2000)}
     if model.main_input_name == "input_features":
         return {"input_features": torch.randn(2, 8, 40)}
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
@@ -142,15 +177,20 @@ def fused_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_layers_are_fused_and_give_the_same(name: str) -> None:
+def test_layers_are_fused_and_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, count = FUSED[name]
+    served: list[int] = []
+    op = encoder_layer._ENCODER_LAYER
+    monkeypatch.setattr(encoder_layer, "_ENCODER_LAYER", lambda *inputs: served.append(1) or op(*inputs))
     model = build()
     batch = inputs(model)
     before, modules = run(model, batch), list(model.modules())
     accelerate_for_cpu(model, dtype="float32")
     assert len(fused_layers(model)) == count
     assert sum(item.structure == STRUCTURE and item.reason is None for item in explain(model).items) == count
+    served.clear()
     torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    assert len(served) == count, "what the host passes sends layers to their own forward"
     restore(model)
     assert torch.equal(run(model, batch), before)
     assert all(one is other for one, other in zip(model.modules(), modules, strict=True))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
-_CACHES = ("past_key_values", "layer_past", "past_key_value")
+CACHES = frozenset({"past_key_values", "layer_past", "past_key_value"})  # names of arguments
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
 # Few enough rows that nobody measures who multiplies them fastest.
 _PROMPT, PADDING = 4, 2
@@ -96,7 +96,7 @@ def _cache_name(module: nn.Module) -> str | None:
     names = parameter_names(module)
     if not names or names[0] != "hidden_states" or "attention_mask" not in names:
         return None
-    return next((name for name in _CACHES if name in names), None)
+    return next((name for name in names if name in CACHES), None)
 
 
 def _is_repeated(path: str) -> bool:

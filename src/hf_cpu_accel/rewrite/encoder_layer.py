@@ -32,6 +32,7 @@ STRUCTURE = "encoder layer"
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _COMBINED = "_hf_cpu_accel_with_bias"  # attribute of a mask: a position bias, and both together
 _NO_TABLES = (None, None)
+_CAUSAL = "is_causal"
 
 
 class FusedEncoderLayer(Mixed):
@@ -72,6 +73,7 @@ class FusedEncoderLayer(Mixed):
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
         mask = bias = None
+        causal = False
         tables: tuple[Tensor | None, Tensor | None] = _NO_TABLES
         for name, value in arguments.items():
             # None and False are what callers pass for what they do not want.
@@ -82,11 +84,13 @@ class FusedEncoderLayer(Mixed):
             elif name == BIAS and name in signature.names and _is_bias(value):
                 bias = value
             elif name == ROTARY and signature.rotates and _are_tables(value, hidden_states.shape[1]):
-                tables = value
+                tables = tuple(table if table.dim() == 3 else table[None] for table in value)
+            elif name == _CAUSAL:
+                causal = True
             else:
                 return None
-        if signature.rotates and tables is _NO_TABLES:
-            return None
+        if (signature.rotates and tables is _NO_TABLES) or (causal and mask is None):
+            return None  # a mask that is there says what is causal about it
         padding, window = None, 0
         around = self._window_of(mask, bias)
         if around is not None:
@@ -157,9 +161,9 @@ def fuse(
     *,
     skips_padding: bool,
     narrow: bool = True,
-) -> nn.Module:
+) -> FusedEncoderLayer:
     """`layer` with the fused forward; the original is not changed."""
-    fused: nn.Module = fused_layer(
+    fused: FusedEncoderLayer = fused_layer(
         FusedEncoderLayer,
         layer,
         _parts=parts,
@@ -221,6 +225,6 @@ def _are_tables(value: Any, length: int) -> bool:
     return (
         isinstance(value, tuple)
         and len(value) == 2
-        and all(isinstance(t, Tensor) and t.dim() == 3 and t.shape[1] == length for t in value)
+        and all(isinstance(t, Tensor) and t.dim() in (2, 3) and t.shape[-2] == length for t in value)
         and all(t.dtype in (torch.float32, torch.bfloat16) for t in value)
     )

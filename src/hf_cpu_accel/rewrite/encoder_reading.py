@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.decoder_calls import CACHES
 from hf_cpu_accel.rewrite.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.encoder_parts import (
     BIAS,
@@ -31,10 +32,12 @@ from hf_cpu_accel.rewrite.verify import probe, row_error
 # rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
-_POSITIONS = "position_ids"  # decided about by what made the tables
+_POSITIONS = "position_ids"  # tables say all about them
+# Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
+_SWITCHES = frozenset({"use_cache", "return_dict"})
 
 Reading = tuple[EncoderLayerParts, EncoderSignature]
-Fuse = Callable[[EncoderLayerParts, EncoderSignature], nn.Module]
+Fuse = Callable[[EncoderLayerParts, EncoderSignature], Any]
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:
@@ -95,6 +98,11 @@ class _Reader:
         best, best_error = None, _TOLERANCES[self.hidden_states.dtype]
         for parts in guesses:
             fused = self.fuse(parts, signature)
+            # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
+            served = [fused._inputs(self.hidden_states, (), call) is not None for call in calls]
+            lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
+            if not (served[-1] if lacks_bias else all(served)):
+                continue
             given = [_hidden_states(fused(self.hidden_states, **call)) for call in calls]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:
@@ -104,8 +112,11 @@ class _Reader:
     def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
         """With padding and without, and with a bias that the layer is handed."""
         batch, length = self.hidden_states.shape[:2]
-        positions = {name: torch.arange(length).expand(batch, -1) for name in signature.ignored}
-        alone = {**self._alone(turn=True), **positions}
+        alone = self._alone(turn=True)
+        if not signature.rotates:
+            alone.pop(ROTARY, None)
+        elif _POSITIONS in self.names:
+            alone[_POSITIONS] = torch.arange(length).expand(batch, -1)
         tokens = torch.ones(batch, length, dtype=torch.bool)
         tokens[-1, length - 1 :] = False
         hidden = torch.zeros(batch, 1, length, length).masked_fill(
@@ -138,7 +149,8 @@ class _Reader:
     def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature | None:
         """What can be told from one call; None if the layer returns what only itself can make."""
         call = seen.attention[0] if len(seen.attention) == 1 else None
-        if call is None:
+        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
+        if call is None or (call.scale is None and not CACHES.isdisjoint(self.names)):
             return None
         self.heads = call.heads
         rest: list[Literal["bias"] | None] = []
@@ -150,7 +162,7 @@ class _Reader:
             _hidden_states(self.layer(self.hidden_states, **self._alone(turn=turn))) for turn in (True, False)
         )
         rotates = not torch.equal(turned, unturned)
-        ignored = frozenset({_POSITIONS} & set(self.names)) if rotates else frozenset()
+        ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
         return EncoderSignature(
             self.names, rotates, ignored=ignored, rest=tuple(rest) if isinstance(output, tuple) else None
         )
