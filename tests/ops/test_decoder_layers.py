@@ -177,13 +177,17 @@ def test_cases(case: Case) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.builds(
-        lambda group, **sizes: Case(heads=group * sizes["kv_heads"], **sizes),
+        lambda group, experts, **sizes: Case(
+            heads=group * sizes["kv_heads"],
+            experts="none" if sizes["features"] % 32 else experts,
+            **sizes,
+        ),
         group=st.integers(1, 9),
         kv_heads=st.integers(1, 3),
         batch=st.integers(1, 4),
         q_len=st.sampled_from([1, 1, 2, 9, 40]),
         past=st.integers(0, 200),
-        features=st.integers(8, 80),
+        features=st.integers(8, 80) | st.sampled_from([32, 64, 96]),
         head_dim=st.sampled_from([16, 17, 64, 80]),
         value_dim=st.sampled_from([16, 33, 64]),
         intermediate=st.sampled_from([32, 96]),
@@ -202,6 +206,7 @@ def test_cases(case: Case) -> None:
         rows=st.booleans(),
         mask=st.sampled_from(MASKS),
         cross=st.sampled_from(CROSSES),
+        experts=st.sampled_from(EXPERTS),
     )
 )
 def test_random_shapes(case: Case) -> None:
