@@ -212,6 +212,18 @@ SCALED = {
 
 # Layers with parts that the op does not have: their linears and norms are accelerated alone.
 UNFUSED = {
+    "glm4-moe-groups": Decoder(
+        "Glm4Moe",
+        {
+            **_ROUTED,
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "first_k_dense_replace": 0,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+        fused=0,
+    ),
     "olmoe-clipped": Decoder(
         "Olmoe", {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 8.0}, fused=0
     ),

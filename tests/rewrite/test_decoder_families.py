@@ -76,6 +76,13 @@ def test_same_greedy_tokens(family: Decoder) -> None:
     assert torch.equal(model.generate(**batch, **options), expected)
 
 
+def test_routing_by_groups_is_told() -> None:
+    model = accelerate_for_cpu(UNFUSED["glm4-moe-groups"].build(), dtype="float32")
+    reasons = [item.reason for item in explain(model).left if item.structure == STRUCTURE]
+    assert len(reasons) == LAYERS
+    assert all("groups of experts" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize("family", SCALED.values(), ids=SCALED)
 @pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()

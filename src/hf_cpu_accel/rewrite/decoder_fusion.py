@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.decoder_calls import LayerCall, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer, Role, fuse
 from hf_cpu_accel.rewrite.decoder_masks import MaskForm, form_of
 from hf_cpu_accel.rewrite.decoder_proof import Proof
-from hf_cpu_accel.rewrite.decoder_reading import read
+from hf_cpu_accel.rewrite.decoder_reading import OTHER, read
 from hf_cpu_accel.rewrite.decoder_scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, trace, twin_of
@@ -27,8 +27,6 @@ from hf_cpu_accel.rewrite.position_bias import PositionBias, RelativeBias, read_
 from hf_cpu_accel.rewrite.rotary_source import RotaryGroups, Rotation, rotations
 
 STRUCTURE = "decoder layer"
-
-_LEFT = "it does something that the fused layer does not, or is watched or skipped: its parts are served one by one"
 
 # An error that can be nothing but rounding of float32.
 _EXACT = 1e-5
@@ -40,8 +38,8 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
     for stack in stacks_of(context.root):
         last = stack.layers[-1][1]
         for (path, layer), role in zip(stack.layers, _roles(stack, context), strict=True):
-            if role is None:
-                items.append(PlanItem.left(path, STRUCTURE, _LEFT))
+            if isinstance(role, str):
+                items.append(PlanItem.left(path, STRUCTURE, role))
             else:
                 role = dataclasses.replace(
                     role,
@@ -53,11 +51,11 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
     return items
 
 
-def _roles(stack: Stack, context: Context) -> Iterator[Role | None]:
-    """The proved reading of each layer, or None for one that is left."""
+def _roles(stack: Stack, context: Context) -> Iterator[Role | str]:
+    """The proved reading of each layer, or why it is left."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
-        yield reader.role(layer, call) if _may_be_fused(path, layer, context) else None
+        yield reader.role(layer, call) if _may_be_fused(path, layer, context) else OTHER
 
 
 def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
@@ -84,34 +82,36 @@ class _Reader:
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
 
-    def role(self, layer: nn.Module, call: LayerCall) -> Role | None:
+    def role(self, layer: nn.Module, call: LayerCall) -> Role | str:
         with torch.no_grad():
             try:
                 twin = twin_of(layer)
                 seen = trace(twin, call)
                 biases = self._biases(layer, twin, call, seen)
             except Exception:  # unknown code: whatever it raises, it does not take what its host passes
-                return None
+                return OTHER
             dtype = call.hidden_states.dtype
-            parts = None if biases is None else read(twin, seen, biases.own, dtype)
-            if parts is None or biases is None:
-                return None
+            if biases is None:
+                return OTHER
+            parts = read(twin, seen, biases.own, dtype)
+            if isinstance(parts, str):
+                return parts
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
             form = form_of(mask, window)
             slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
             if form is None or (slopes is None and parts.alibi is not None):
-                return None
+                return OTHER
             alibi = None if slopes is None else slopes.slopes
             role = _role(
                 dataclasses.replace(parts, window=window, alibi=alibi), call, seen, biases, form, slopes
             )
             role = None if role is None else self._turning(role, layer, twin, call, biases)
             if role is None:
-                return None
+                return OTHER
             proof = Proof(layer, call, role.cache_index, None, biases.handed)
-            return role if proof.error(role) <= proof.tolerance else None
+            return role if proof.error(role) <= proof.tolerance else OTHER
 
     def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
         """Where a layer has its slopes from: the same object for layers that are handed the same."""

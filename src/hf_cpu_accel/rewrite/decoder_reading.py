@@ -37,18 +37,24 @@ from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
 
+OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts are served one by one"
+OTHER_ROUTING = (
+    "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
+    "its parts are served one by one"
+)
+
 
 def read(
     layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
-) -> DecoderParts | None:
-    """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows).
+) -> DecoderParts | str:
+    """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows); or why not.
 
     Args:
         relative: where the layer has the bias of its self-attention from, if that is its own.
         dtype: in which the host made what it handed to the layer.
     """
     reading = _Reading(layer, seen, relative, dtype)
-    return reading.parts()
+    return reading.parts() or reading.refusal
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class _Reading:
         self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
     ) -> None:
         self.dtype = dtype
+        self.refusal = OTHER
         self.layer = layer
         self.seen = seen
         self.relative = relative
@@ -260,6 +267,7 @@ class _Reading:
         call, loose = mixtures[0], self._unknown()
         router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
         if router is None:
+            self.refusal = OTHER_ROUTING
             return
         path = self.paths[id(call.experts)]
         if dense is None:

@@ -30,7 +30,7 @@ _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
 _CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
 _IMPLEMENTATION = "_attn_implementation_internal"
-_BATCH, _TOKENS = 2, 4
+_BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ class DecoderTrace:
 def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     """A forward of `layer`, a twin, on random hidden states and with `call`'s other arguments.
 
+    With experts it is of more tokens: a few may go to the same experts by different rules.
+
     Args:
         past: how many tokens the cache pretends to hold.
 
@@ -135,8 +137,9 @@ def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     """
     features = call.hidden_states.shape[-1]
     generator = torch.Generator().manual_seed(0)
-    seen = DecoderTrace(torch.randn(_BATCH, _TOKENS, features, generator=generator), None)
-    arguments = {name: _unrotated(value) for name, value in call.arguments.items()}
+    tokens = _ROUTED_TOKENS if any(isinstance(m, PackedExperts) for m in layer.modules()) else _TOKENS
+    seen = DecoderTrace(torch.randn(_BATCH, tokens, features, generator=generator), None)
+    arguments = {name: _unrotated(value, tokens) for name, value in call.arguments.items()}
     if call.encoder is not None:
         given = call.arguments[call.encoder]
         seen.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
@@ -202,13 +205,13 @@ def _originals(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in kept if parameter is not None]
 
 
-def _unrotated(value: Any) -> Any:
+def _unrotated(value: Any, tokens: int) -> Any:
     """Positions at which rotary tables say nothing; other tensors in float32."""
     if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and len(value) == 2:
-        cos, sin = (part[:1, :1].float().expand(1, _TOKENS, -1) for part in value)
+        cos, sin = (part[:1, :1].float().expand(1, tokens, -1) for part in value)
         return torch.ones_like(cos), torch.zeros_like(sin)
     if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point():
-        return torch.zeros(_BATCH, _TOKENS, dtype=value.dtype)
+        return torch.zeros(_BATCH, tokens, dtype=value.dtype)
     if isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point():
         return value.float()
     return value
