@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.lm_text import corpus
-from benchmarks.session import Markdown, Out, Threads
+from benchmarks.session import Markdown, Out, Threads, check_markdown
 from benchmarks.train_lm import default_folder, windows
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu
 from hf_cpu_accel.cli.tables import results_table, wide_console
@@ -40,6 +40,7 @@ BARS = {"float32": 1e-4, "bfloat16": 0.003, "int8": 0.01, "int8-weight": 0.01, "
 # The same for what a narrow cache costs beside float32 weights.
 CACHE_BARS = {"bfloat16": 0.001, "int8": 0.003}
 EAGER = "eager-fp32"
+_SECTION = "perplexity"
 _HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greedy\ntokens", "met")
 
 
@@ -211,6 +212,7 @@ def main(
         raise typer.BadParameter(
             f"no model in {where}; run `python -m benchmarks.train_lm`, or pass --folder"
         )
+    check_markdown(markdown, _SECTION)
     choice = apply_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
     plan = Plan()
@@ -234,7 +236,7 @@ def main(
         report.write_markdown(
             markdown,
             text + "\n" + report.markdown_table(_HEADINGS, [cells(r) for r in results]),
-            "perplexity",
+            _SECTION,
         )
     if any(result.met is False for result in results):
         raise typer.Exit(1)

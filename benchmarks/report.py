@@ -95,17 +95,22 @@ def heading(facts: dict[str, object], command: str, threads: int) -> str:
     )
 
 
-def write_markdown(path: Path, text: str, section: str) -> None:
-    """Replace what stands between the two marker lines of a section of the file; the rest stays.
+def around_section(path: Path, section: str) -> tuple[str, str]:
+    """What stands before and after a section of the file, its marker lines included.
 
-    Raises ValueError if the file has no such lines.
+    Raises OSError if the file cannot be read, ValueError if it has no such lines.
     """
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     old = path.read_text(encoding="utf-8")
     if begin not in old or end not in old:
         raise ValueError(f"{path} has no lines {begin!r} and {end!r}; add them where the tables should go")
-    before, after = old.split(begin, 1)[0], old.split(end, 1)[1]
-    path.write_text(f"{before}{begin}\n\n{text.rstrip()}\n\n{end}{after}", encoding="utf-8")
+    return old.split(begin, 1)[0] + begin, end + old.split(end, 1)[1]
+
+
+def write_markdown(path: Path, text: str, section: str) -> None:
+    """Replace what stands between the two marker lines of a section of the file; raises as `around_section`."""
+    before, after = around_section(path, section)
+    path.write_text(f"{before}\n\n{text.rstrip()}\n\n{after}", encoding="utf-8")
 
 
 def _line(values: Sequence[str]) -> str:

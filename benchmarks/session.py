@@ -41,6 +41,15 @@ def chosen_systems(names: str, known: Sequence[str]) -> list[str]:
     return wanted
 
 
+def check_markdown(markdown: Path | None, section: str) -> None:
+    """Refuse a file without a place for the section: minutes of measuring must not end there."""
+    if markdown is not None:
+        try:
+            report.around_section(markdown, section)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"--markdown: {error}") from error
+
+
 @dataclass(frozen=True)
 class Settings:
     """How every workload of a run is measured; see `harness.run`."""
@@ -88,6 +97,7 @@ class Session:
         self._out = out or home_folder() / "bench" / "results.jsonl"
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._markdown, self._section = markdown, section
+        check_markdown(markdown, section)
         threads = apply_threads(settings.threads).count
         self._parts = [report.heading(self._facts, self._command, threads)]
 

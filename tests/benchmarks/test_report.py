@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from benchmarks import report
 from benchmarks.harness import Record
+from benchmarks.session import check_markdown
 from hf_cpu_accel.measure import Agreement, Timing
 
 _PROBE = {"float32": 346.0, "bfloat16": 172.0, "int8": 1380.0, "read_bandwidth": 41.5, "threads": 2}
@@ -61,3 +63,13 @@ def test_a_long_error_does_not_widen_the_table() -> None:
         console.print(report.table("bert-tiny:1x8", [record("eager-fp32", 0.2), failed]))
     assert "torchao-int8 failed: RuntimeError: no such instruction" in capture.get()
     assert "0.999910" in capture.get()
+
+
+def test_a_file_without_a_place_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="nowhere"):
+        check_markdown(tmp_path / "nowhere.md", "measured")
+    path = tmp_path / "RESULTS.md"
+    path.write_text("<!-- measured: begin -->\n<!-- measured: end -->\n")
+    check_markdown(path, "measured")
+    with pytest.raises(typer.BadParameter, match="absent: begin"):
+        check_markdown(path, "absent")
