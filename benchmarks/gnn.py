@@ -7,13 +7,11 @@ stock paths gain most: run with it and without. --nodes and --edges make a graph
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
 
 from benchmarks.gnn_cases import Systems, aggregation_cases, gradient_cases, model_cases
 from benchmarks.gnn_graphs import SIZES, rmat
@@ -52,8 +50,7 @@ def main(
     edge_index = rmat(*size)
     sizes = [int(width) for width in widths.split(",")]
     pages = "huge pages for all" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "default allocator"
-    console = Console(width=110)
-    console.print(f"{size[0]} nodes, {size[1]} edges, {torch.get_num_threads()} threads, {pages}")
+    print(f"{size[0]} nodes, {size[1]} edges, {torch.get_num_threads()} threads, {pages}")
     cases: dict[str, Systems] = {}
     if "aggregation" in kinds:
         cases |= aggregation_cases(edge_index, size[0], sizes)
@@ -65,38 +62,35 @@ def main(
             cases |= model_cases(
                 edge_index, size[0], train=train, names=names, narrow=narrow and not train, compiled=compiled
             )
-    if cases:
-        console.print(times(cases, rounds))
-    if "memory" in kinds:
-        console.print(peaks(edge_index, size[0], names))
-
-
-def times(cases: dict[str, Systems], rounds: int) -> Table:
-    table = Table("case", "system", "ms", "against ours", box=None)
     for case, systems in cases.items():
-        for run in systems.values():
-            run()
-        timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
-        took = {system: timing.seconds.value for system, timing in timings.items()}
-        for system, seconds in took.items():
-            table.add_row(case, system, f"{1e3 * seconds:.1f}", f"{seconds / took['ours']:.2f}")
-    return table
+        report(case, times(systems, rounds), "ms")
+    if "memory" in kinds:
+        for case, systems in model_cases(edge_index, size[0], train=False, names=names).items():
+            report(case, {system: peak(run) for system, run in systems.items()}, "MiB at most")
 
 
-def peaks(edge_index: Tensor, nodes: int, names: list[str]) -> Table:
-    """By how much inference raises the memory of the process, the graph being known already."""
-    table = Table("case", "system", "MiB at most", "against ours", box=None)
-    for case, systems in model_cases(edge_index, nodes, train=False, names=names).items():
-        rose = {}
-        for system, run in systems.items():
-            run()
-            release_buffers()
-            with PeakMemory() as memory:
-                run()
-            rose[system] = memory.peak_bytes or 0
-        for system, peak in rose.items():
-            table.add_row(case, system, f"{peak / 2**20:.0f}", f"{peak / max(rose['ours'], 1):.2f}")
-    return table
+def report(case: str, measured: dict[str, float], unit: str) -> None:
+    """A line per system as soon as it is known: whole tables take minutes."""
+    for system, value in measured.items():
+        ratio = value / max(measured["ours"], 1e-9)
+        print(f"{case:26} {system:18} {value:9.1f} {unit:12} {ratio:6.2f} x ours", flush=True)
+
+
+def times(systems: Systems, rounds: int) -> dict[str, float]:
+    """Milliseconds, medians of turns."""
+    for run in systems.values():
+        run()
+    timings = interleaved(systems, rounds=rounds, calls=1, seconds=0.0)
+    return {system: 1e3 * timing.seconds.value for system, timing in timings.items()}
+
+
+def peak(run: Callable[[], object]) -> float:
+    """MiB by which a call raises the memory of the process, what it keeps for the next call being there already."""
+    run()
+    release_buffers()
+    with PeakMemory() as memory:
+        run()
+    return (memory.peak_bytes or 0) / 2**20
 
 
 if __name__ == "__main__":

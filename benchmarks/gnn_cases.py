@@ -171,7 +171,7 @@ def model_cases(
             compiled_model = torch.compile(stock, dynamic=True)
             systems[COMPILED] = lambda m=compiled_model, run=run: run(m)
         systems |= {"ours": lambda m=ours, run=run: run(m), "ours, new graph": anew}
-        if narrow:
+        if narrow and not typed:  # stock RGCN gives float32 for bfloat16, which its next layer refuses
             half = accelerate_for_cpu(copy.deepcopy(model).bfloat16())
             narrow_x = x.bfloat16()
             systems["ours, bfloat16"] = lambda m=half, x=narrow_x, run=run: run(m, x=x)

@@ -37,7 +37,20 @@ def accelerate_message_passing(context: Context) -> list[PlanItem]:
         else:
             continue
         context.handled.add(id(module))
+    if context.config.reorder != "none" and items:
+        items.append(_reorder(context))
     return items
+
+
+def _reorder(context: Context) -> PlanItem:
+    from hf_cpu_accel.graph.reorder import ReorderedForward
+
+    if "forward" in vars(context.root):
+        return PlanItem.left("", "order of nodes", "its forward was replaced already")
+    reordered = ReorderedForward(context.root, context.config.reorder)
+    add_attribute(context.journal, context.root, "forward", reordered)
+    op = f"reorder={context.config.reorder!r}"
+    return PlanItem("", "order of nodes", op, "float32", packed_bytes=0, reason=None)
 
 
 def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
