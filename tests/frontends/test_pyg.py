@@ -380,6 +380,11 @@ def test_layers_of_a_model_share_the_graph(x: Tensor, edge_index: Tensor) -> Non
     assert len(adjacencies) == 1
 
 
+def test_networks_that_are_taken_apart_are_not_packed() -> None:
+    conv = accelerate_for_cpu(pyg.EdgeConv(mlp(2 * FEATURES, 20)).eval(), dtype="float32")
+    assert [type(layer) for layer in conv.nn] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
 class Hetero(nn.Module):
     """Two types of nodes and three of edges, in the two ways that PyTorch Geometric has for them."""
 

@@ -92,13 +92,13 @@ def _refusal(conv: MessagePassing) -> str | None:
 
 
 def _read_weights(conv: MessagePassing) -> list[int]:
-    """Ids of the linear layers whose weight our forward of `conv` reads: they must not be packed."""
+    """Ids of what our forward of `conv` takes apart, and nobody may pack: the network of an EdgeConv and its first linear."""
     from torch_geometric.nn import EdgeConv
 
     from hf_cpu_accel.graph.edge_networks import first_linear
 
     first = first_linear(conv.nn) if isinstance(conv, EdgeConv) else None
-    return [] if first is None else [id(first)]
+    return [] if first is None else [id(conv.nn), id(first)]
 
 
 def _update_gathers(conv: MessagePassing) -> bool:
