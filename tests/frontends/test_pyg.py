@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.graph import propagate
 from hf_cpu_accel.graph.cache import MOST_GRAPHS, AdjacencyCache, adjacencies
 
 NODES, EDGES, FEATURES = 50, 300, 24
@@ -20,6 +21,12 @@ NODES, EDGES, FEATURES = 50, 300, 24
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+@pytest.fixture(autouse=True)
+def small_graphs_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs as small as those of these tests would be left to some of the layers."""
+    monkeypatch.setattr(propagate, "FEWEST_VALUES", 0)
 
 
 @pytest.fixture
@@ -94,6 +101,17 @@ LAYERS = {
         lambda: pyg.SAGEConv(FEATURES, 10, aggr=pyg.MultiAggregation(["var", "max"], mode="sum")),
         {},
     ),
+    "gine max": (
+        lambda: pyg.GINEConv(mlp(FEATURES, 12), edge_dim=5, train_eps=True, aggr="max"),
+        ATTRIBUTES,
+    ),
+    "edge relu": (lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * FEATURES, 20), nn.ReLU())), {}),
+    "edge sum": (lambda: pyg.EdgeConv(mlp(2 * FEATURES, 20), aggr="sum"), {}),
+    "edge norm": (
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * FEATURES, 8), nn.BatchNorm1d(8), nn.ELU())),
+        {},
+    ),
+    "gatv2 edges": (lambda: pyg.GATv2Conv(FEATURES, 8, heads=2, edge_dim=5, residual=True), ATTRIBUTES),
     "edge list": (lambda: pyg.EdgeConv(nn.Linear(2 * FEATURES, 6), aggr=["mean", "max"]), {}),
     "tag": (lambda: pyg.TAGConv(FEATURES, 10), {}),
     "cheb": (lambda: pyg.ChebConv(FEATURES, 10, 3), {}),
@@ -147,6 +165,16 @@ def test_outputs_and_gradients(name: str, x: Tensor, edge_index: Tensor) -> None
         torch.testing.assert_close(conv(x, edge_index, **arguments), stock, rtol=1e-4, atol=1e-4)
         restore(conv)
         assert torch.equal(conv(x, edge_index, **arguments), stock)
+
+
+def test_small_graphs_are_left_to_the_layer(
+    x: Tensor, edge_index: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(propagate, "FEWEST_VALUES", EDGES * FEATURES + 1)
+    conv = pyg.GINEConv(mlp(FEATURES, 12), edge_dim=5)
+    expected = conv(x, edge_index, **ATTRIBUTES)
+    assert torch.equal(accelerate_for_cpu(conv)(x, edge_index, **ATTRIBUTES), expected)
+    assert served(conv) == 0
 
 
 class Net(nn.Module):
@@ -350,6 +378,72 @@ def test_layers_of_a_model_share_the_graph(x: Tensor, edge_index: Tensor) -> Non
     with torch.no_grad():
         model(x, edge_index)
     assert len(adjacencies) == 1
+
+
+def test_networks_that_are_taken_apart_are_not_packed() -> None:
+    conv = accelerate_for_cpu(pyg.EdgeConv(mlp(2 * FEATURES, 20)).eval(), dtype="float32")
+    assert [type(layer) for layer in conv.nn] == [nn.Linear, nn.ReLU, nn.Linear]
+
+
+class Hetero(nn.Module):
+    """Two types of nodes and three of edges, in the two ways that PyTorch Geometric has for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = [("a", "to", "b"), ("b", "back", "a"), ("a", "same", "a")]
+        self.first = pyg.HeteroConv({kind: pyg.SAGEConv((FEATURES, FEATURES), 16) for kind in kinds})
+        self.second = pyg.HGTConv(16, 16, (["a", "b"], kinds), heads=2)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[tuple[str, str, str], Tensor]) -> Tensor:
+        hidden = {name: part.relu() for name, part in self.first(x, edges).items()}
+        return torch.cat(list(self.second(hidden, edges).values()))
+
+
+def test_heterogeneous_graphs(edge_index: Tensor) -> None:
+    model = Hetero()
+    x = {"a": torch.randn(NODES, FEATURES), "b": torch.randn(NODES, FEATURES)}
+    kinds = model.first.convs.keys()
+    edges = {tuple(kind): edge_index[:, part::3] for part, kind in enumerate(kinds)}
+    stock = copy.deepcopy(model)
+    accelerate_for_cpu(model)
+    results = []
+    for net in (model, stock):
+        output = net(x, edges)
+        weights = torch.linspace(-1, 1, output.numel()).view_as(output)
+        results.append(
+            [
+                output,
+                *torch.autograd.grad((output * weights).sum(), list(net.parameters()), allow_unused=True),
+            ]
+        )
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert served(model.second) == 1
+    assert all(served(conv) == 1 for conv in model.first.convs.values())
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN", "GAT", "PNA", "EdgeCNN"])
+def test_whole_models(name: str, x: Tensor, edge_index: Tensor) -> None:
+    options = {"aggregators": AGGREGATORS, "scalers": SCALERS, "deg": DEGREES} if name == "PNA" else {}
+    model = getattr(pyg, name)(
+        FEATURES, 16, num_layers=2, out_channels=5, norm="batch", jk="cat", **options
+    ).eval()
+    with torch.no_grad():
+        expected = model(x, edge_index)
+        accelerate_for_cpu(model, dtype="float32")
+        torch.testing.assert_close(model(x, edge_index), expected, rtol=1e-4, atol=1e-4)
+        assert all(served(conv) == 1 for conv in model.convs)
+        assert torch.equal(restore(model)(x, edge_index), expected)
+
+
+def test_transformers_of_graphs(x: Tensor, edge_index: Tensor) -> None:
+    model = pyg.GPSConv(FEATURES, pyg.GINEConv(mlp(FEATURES, FEATURES), edge_dim=5), heads=2).eval()
+    expected = model(x, edge_index, **ATTRIBUTES)
+    accelerate_for_cpu(model, dtype="float32")
+    torch.testing.assert_close(model(x, edge_index, **ATTRIBUTES), expected, rtol=1e-4, atol=1e-4)
+    assert served(model.conv) == 1
 
 
 class Scaled(pyg.MessagePassing):

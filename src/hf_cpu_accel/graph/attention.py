@@ -12,8 +12,9 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.forward import graph_of
-from hf_cpu_accel.graph.propagate import FastPropagate, aggregate
+from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small, transposed_if
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
+from hf_cpu_accel.ops.messages import edge_messages
 from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
@@ -112,10 +113,8 @@ def gatv2_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Inference only: the gradient of the scores needs the features of each edge, which the layer's own path has."""
-    if edge_attr is not None or not _attends_plainly(conv, propagate, x, None, return_attention_weights):
-        return NotImplemented
-    if (conv.training and conv.dropout > 0) or (torch.is_grad_enabled() and _learns(conv, x)):
+    """One pass at inference. For training or with edge features, what is scored is written down per edge, but once."""
+    if not _attends_plainly(conv, propagate, x, edge_attr, return_attention_weights):
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
     if graph is None:
@@ -124,8 +123,27 @@ def gatv2_conv(
     residual = None if conv.res is None else conv.res(x)
     source = conv.lin_l(x)
     target = source if conv.share_weights else conv.lin_r(x)
-    output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
-    return _finish_attention(conv, output, residual)
+    learns = torch.is_grad_enabled() and _learns(conv, x)
+    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+        output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
+        return _finish_attention(conv, output, residual)
+    edge = None
+    if edge_attr is not None:
+        edges = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+        edge = conv.lin_edge(with_loops(adjacency, edges))
+    scored = edge_messages(
+        adjacency.rowptr,
+        adjacency.col,
+        source,
+        target=target,
+        edge=edge,
+        order=adjacency.order,
+        transposed=transposed_if(adjacency, source),
+    )
+    by_head = F.leaky_relu(scored, conv.negative_slope).view(-1, conv.heads, conv.out_channels)
+    alpha = segment_softmax(adjacency.rowptr, (by_head * conv.att).sum(dim=-1).float())
+    alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
+    return _finish_attention(conv, aggregate(adjacency, source, "sum", alpha), residual)
 
 
 def _learns(conv: nn.Module, x: Tensor) -> bool:
@@ -144,6 +162,8 @@ def transformer_conv(
     if return_attention_weights is not None or propagate.reduce != "sum":
         return NotImplemented
     if (edge_attr is None) != (conv.lin_edge is None):
+        return NotImplemented
+    if edge_attr is not None and is_small(edge_index, conv.heads * conv.out_channels):
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, None)
     if graph is None or graph[2] is None:

@@ -30,7 +30,7 @@ class FastForward:
         output = self.compute(self.conv, self.propagate, *plain, **named)
         if output is NotImplemented:
             return type(self.conv).forward(self.conv, *args, **kwargs)
-        self.propagate.served += 1
+        self.propagate.count()
         return output
 
 

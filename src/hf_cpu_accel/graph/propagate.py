@@ -7,6 +7,7 @@ explanations, sparse inputs, other devices) goes to its own `propagate`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.graph.reduction import Reduction
 from hf_cpu_accel.ops.messages import message_reduce
 from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
+
+FEWEST_VALUES = 1 << 16
+"""Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _HOOKS = (
@@ -48,6 +52,13 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
         and not torch.jit.is_tracing()
         and not any(getattr(conv, hooks) for hooks in _HOOKS)
     )
+
+
+def is_small(edge_index: Any, features: int) -> bool:
+    """Whether the messages are too few to gain anything. Compiled code serves graphs of all sizes alike."""
+    if torch.compiler.is_compiling() or not isinstance(edge_index, Tensor):
+        return False
+    return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
 def adjacency_of(
@@ -89,12 +100,20 @@ class FastPropagate:
     Attributes:
         message: what the layer's messages are, None if only its own `message` knows.
         reduction: how they are reduced.
+        compute: takes the layer, the edges, their size and the arguments of its `propagate`, and gives what it returns; None for
+            layers whose message and reduction say it all. It may return None for a call that it does not serve.
         reduce: the name of the reduction, if it is one that `spmm_reduce` has.
-        served: how many calls were ours.
+        served: how many calls were ours, without those from compiled code.
     """
 
-    def __init__(self, conv: MessagePassing, message: Message | None, reduction: Reduction) -> None:
-        self.conv, self.message, self.reduction = conv, message, reduction
+    def __init__(
+        self,
+        conv: MessagePassing,
+        message: Message | None,
+        reduction: Reduction,
+        compute: Callable[..., Tensor | None] | None = None,
+    ) -> None:
+        self.conv, self.message, self.reduction, self.compute = conv, message, reduction, compute
         self.reduce = reduction.plain
         self.served = 0
 
@@ -107,14 +126,21 @@ class FastPropagate:
                 return output
             return self._stock(edge_index, *args, size=size, **kwargs)
         output = None
+        if self.compute is not None:
+            output = self.compute(conv, edge_index, size, **kwargs)
+            if output is not None:
+                self.count()
+                return output
         if self.message is not None:
             output = self._sum_rows(self.message, edge_index, size, kwargs)
         if output is None:
             output = self._reduce_messages(edge_index, size, kwargs)
-        if output is None:
-            return self._stock(edge_index, size=size, **kwargs)
-        self.served += 1
-        return output
+        return self._stock(edge_index, size=size, **kwargs) if output is None else output
+
+    def count(self) -> None:
+        """One more call was ours. Compiled code would be made anew for each number that it sees."""
+        if not torch.compiler.is_compiling():
+            self.served += 1
 
     def _stock(self, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
         return type(self.conv).propagate(self.conv, edge_index, *args, **kwargs)
@@ -149,6 +175,8 @@ class FastPropagate:
         weight = None if message.weight is None else kwargs.get(message.weight)
         if not isinstance(x, Tensor) or x.dim() != (3 if message.heads else 2):
             return None
+        if is_small(edge_index, x.shape[1:].numel()):
+            return None
         if self.conv.node_dim not in (0, -x.dim()):
             return None
         if weight is None and not message.copies:
@@ -166,11 +194,13 @@ class FastPropagate:
                 return None
             turned = transposed_if(adjacency, x)
             return self._update(self._reduce(adjacency, adjacency.col, x, turned), kwargs)
+        self.count()
         value = None if weight is None else adjacency.sort(weight)
         return self._update(aggregate(adjacency, x, self.reduce, value), kwargs)
 
     def _reduce(self, adjacency: Adjacency, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
         """All reductions of those rows of x that the entries of the graph refer to."""
+        self.count()
         flat = x if x.dim() == 2 else x.flatten(1)
         rowptr, names = adjacency.rowptr, self.reduction.names
         if self.reduce is not None:
@@ -189,7 +219,8 @@ class FastPropagate:
         targets = collected["dim_size"]
         at_front = messages.dim() >= 2 and conv.node_dim in (0, -messages.dim())
         adjacency = None
-        if at_front and targets is not None and messages.shape[0] == edge_index.shape[1]:
+        fits = at_front and targets is not None and messages.shape[0] == edge_index.shape[1]
+        if fits and not is_small(edge_index, messages.shape[1:].numel()):
             # Indices of sources are not looked up again: `message` has them, or does not need them.
             adjacency = adjacency_of(conv, edge_index, targets, max(targets, collected["size_j"] or 0))
         if adjacency is None:

@@ -57,7 +57,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     from torch_geometric.nn.conv import MessagePassing
 
     from hf_cpu_accel.graph.forward import FastForward
-    from hf_cpu_accel.graph.forwards import FORWARDS
+    from hf_cpu_accel.graph.forwards import FORWARDS, PROPAGATES
     from hf_cpu_accel.graph.message import read_message
     from hf_cpu_accel.graph.propagate import FastPropagate
     from hf_cpu_accel.graph.reduction import read_reduction
@@ -75,12 +75,16 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     message = read_message(conv, conv.inspector.get_param_names("message"))
     if message is not None and _update_gathers(conv):
         message = None
-    propagate = FastPropagate(conv, message, reduction)
+    special = next((compute for cls, compute in PROPAGATES.items() if _is_class(conv, cls)), None)
+    propagate = FastPropagate(conv, message, reduction, special)
     if plain:
         add_attribute(context.journal, conv, "propagate", propagate)
     add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
     kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
+    context.handled.update(_read_weights(conv))
     op = kernel if message is not None else f"own message, {kernel}"
+    if special is not None:
+        op = f"{special.__name__}, {op}"
     if compute is not None:
         add_attribute(context.journal, conv, "forward", FastForward(conv, propagate, compute))
         op = f"{compute.__name__}, {op}" if plain else compute.__name__
@@ -100,6 +104,16 @@ def _refusal(conv: MessagePassing) -> str | None:
     if getattr(type(conv), "_jinja_propagate", None) is not type(conv).propagate:
         return "it has a propagate of its own"
     return None
+
+
+def _read_weights(conv: MessagePassing) -> list[int]:
+    """Ids of what our forward of `conv` takes apart, and nobody may pack: the network of an EdgeConv and its first linear."""
+    from torch_geometric.nn import EdgeConv
+
+    from hf_cpu_accel.graph.edge_networks import first_linear
+
+    first = first_linear(conv.nn) if isinstance(conv, EdgeConv) else None
+    return [] if first is None else [id(conv.nn), id(first)]
 
 
 def _update_gathers(conv: MessagePassing) -> bool:
