@@ -31,12 +31,22 @@ LAYERS = 2
 
 
 def bert() -> nn.Module:
-    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
     return BertModel(BertConfig(vocab_size=100, **sizes))
 
 
 def llama() -> nn.Module:
-    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
     return LlamaModel(LlamaConfig(vocab_size=100, num_key_value_heads=2, use_cache=False, **sizes))
 
 
@@ -51,7 +61,12 @@ def gpt2() -> nn.Module:
 
 
 def vit() -> nn.Module:
-    sizes = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=128)
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
     return ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes))
 
 
