@@ -71,31 +71,22 @@ def vit() -> nn.Module:
 
 
 # Rewrites of each pass in a model of 2 layers, and what the graph then consists of besides Inductor's part.
+ENCODER = (
+    {
+        "norm": 5,
+        "attention": 2,
+        "linear": 13,
+        "parallel_linears": 2,
+        "activation": 3,
+        "residual": 4,
+        "ffn": 2,
+        "encoder_layer": 2,
+    },
+    {"layer_norm": 1, "encoder_layer": 2, "linear": 1},
+)
 FUSED: dict[Callable[[], nn.Module], tuple[dict[str, int], dict[str, int]]] = {
-    bert: (
-        {
-            "norm": 5,
-            "attention": 2,
-            "linear": 13,
-            "parallel_linears": 2,
-            "activation": 3,
-            "residual": 4,
-            "ffn": 2,
-        },
-        {"layer_norm": 5, "linear_split": 2, "attention": 2, "linear": 3, "ffn": 2},
-    ),
-    vit: (
-        {
-            "norm": 5,
-            "attention": 2,
-            "linear": 13,
-            "parallel_linears": 2,
-            "activation": 3,
-            "residual": 4,
-            "ffn": 2,
-        },
-        {"layer_norm": 5, "linear_split": 2, "attention": 2, "linear": 3, "ffn": 2},
-    ),
+    bert: ENCODER,
+    vit: ENCODER,
     llama: (
         {"norm": 5, "attention": 2, "linear": 14, "parallel_linears": 4, "residual": 4},
         {"rms_norm": 5, "linear_split": 4, "attention": 2, "linear": 4},
