@@ -108,7 +108,7 @@ def test_what_is_not_accepted_says_so(options: dict[str, Any] | None, mode: str 
 
 @pytest.mark.parametrize("options", [{"skip_passes": "linear"}, {"inductor": 3}, {"inductor": {3: 4}}])
 def test_wrong_types_say_so(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="^options: "):
+    with pytest.raises(TypeError, match=r"^options: "):
         Options.of(options, None)
 
 
@@ -157,7 +157,7 @@ def test_without_a_compiler_our_ops_serve(
         "hf_cpu_accel: no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is "
         "generated for the rest"
     ]
-    assert sum(graph.ours["hf_cpu_accel.linear.default"] for graph in report.graphs()) >= 2
+    assert all(graph.ours for graph in report.graphs())
 
 
 def test_has_compiler_looks_where_inductor_looks() -> None:

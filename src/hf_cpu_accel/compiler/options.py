@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,5 +87,5 @@ def _check_setting(name: object) -> None:
         raise ValueError(f"options: inductor: {name!r} is no setting of torch._inductor.config") from None
 
 
-def _listed(names: object) -> str:
-    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)

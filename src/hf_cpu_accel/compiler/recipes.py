@@ -1,8 +1,8 @@
 """Tensors that are made from parameters ahead of the calls of a graph: packed weights and joined biases.
 
-A pass asks for one while it rewrites (`Rewriter.derived`) and gets inputs of the graph in return; `bind.py` makes the tensors on the
-first call, and again when a parameter has changed. So compiled graphs hold no weights: they are cached, and reused by models with
-other weights.
+A pass asks for one while it rewrites (`Rewriter.derived`) and gets inputs of the graph in return; `bind.py` makes the tensors on
+the first call, and again when a parameter has changed. So compiled graphs hold no weights: they are cached, and reused by models
+with other weights.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ _ARITHMETIC = (
     operator.add,
     operator.sub,
     operator.neg,
-    torch._sym_sqrt,
+    torch_private.sym_sqrt,
 )
 
 
@@ -56,7 +56,7 @@ class Rewriter:
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
-    def is_parameter(self, value: object) -> bool:
+    def is_parameter(self, value: object) -> TypeGuard[Node]:
         """An input that stays the same from call to call: a parameter, or a buffer of a module."""
         return isinstance(value, Node) and self._positions.get(value) in self._parameters
 
@@ -67,12 +67,13 @@ class Rewriter:
         if not isinstance(value, Node) or value.op != "call_function":
             return None
         if value.target is aten.item.default:
-            scalar = self._scalars.get(self._positions.get(value.args[0], -1))  # type: ignore[call-overload, arg-type]
+            scalar = self._scalars.get(self._positions.get(value.args[0], -1))
             return None if scalar is None else float(scalar)
         if value.target not in _ARITHMETIC or value.kwargs:
             return None
         numbers = [self.number(argument) for argument in value.args]
-        return None if None in numbers else float(value.target(*numbers))  # type: ignore[operator]
+        compute: Any = value.target
+        return None if None in numbers else float(compute(*numbers))
 
     def is_written(self, *nodes: Node) -> bool:
         """Whether an op of the graph writes in place to the memory of one of them: then its value depends on when it is read."""
@@ -100,7 +101,7 @@ class Rewriter:
         """New inputs of the graph: what `recipe` makes of the parameters `sources`, ahead of the calls."""
         key = (recipe, tuple(self._positions[source] for source in sources))
         if key not in self._derived:
-            last = next(reversed(self.graph.find_nodes(op="placeholder")))  # type: ignore[call-overload]
+            last = next(reversed(self.graph.find_nodes(op="placeholder")))
             shapes = recipe.shapes(*(source.meta["val"] for source in sources))
             self._derived[key] = []
             for number, (shape, dtype) in enumerate(shapes):

@@ -23,6 +23,7 @@ CHECKED = {
 }
 
 
+sym_sqrt: Any = getattr(torch, "_sym_sqrt", None)  # what graphs of symbolic numbers call for math.sqrt
 _MODULES = (
     "torch._dispatch.python",
     "torch._dynamo.symbolic_convert",
@@ -65,7 +66,8 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, list(inputs), config_patches=patches)
+    compiled: Any = compile_fx(graph, list(inputs), config_patches=patches)
+    return compiled
 
 
 def inductor_default(name: str) -> Any:
@@ -133,7 +135,8 @@ def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
     """Inductor as torch documents it for graphs of one's own."""
     from torch._inductor import compile
 
-    return compile(graph, list(inputs))
+    compiled: Any = compile(graph, list(inputs))
+    return compiled
 
 
 def fake_inputs(inputs: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes import (
     activation,
     attention,
+    encoder_layer,
     ffn,
     handwritten_attention,
     linear,
@@ -36,6 +37,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "activation": activation.apply,
     "residual": residual.apply,
     "ffn": ffn.apply,
+    "encoder_layer": encoder_layer.apply,
 }
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import argument, is_call
+from hf_cpu_accel.compiler.passes.reading import args_of, argument, is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
-Reader = Callable[[Rewriter, Node], Node | None]  # the activation's input, or None
 
 
 def apply(rewriter: Rewriter) -> int:
@@ -37,34 +36,35 @@ def _read(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
     """Input, name and number of uses of the input of the activation that ends in `node`."""
     if node.target is aten.mul.Tensor:
         return _quick_gelu(rewriter, node) or _gelu_tanh(rewriter, node)
-    name = {aten.relu.default: "relu", aten.silu.default: "silu", aten.tanh.default: "tanh"}.get(node.target)
+    target: Any = node.target
+    name = {aten.relu.default: "relu", aten.silu.default: "silu", aten.tanh.default: "tanh"}.get(target)
     if name is None:
         name = "gelu_tanh" if argument(node, "approximate") == "tanh" else "gelu"
-    return node.args[0], name, 1  # type: ignore[return-value]
+    return args_of(node)[0], name, 1
 
 
 def _quick_gelu(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
     """x * sigmoid(1.702 x)"""
-    for x, gate in (node.args, node.args[::-1]):
-        if is_call(gate, aten.sigmoid.default) and is_call(gate.args[0], aten.mul.Tensor):  # type: ignore[union-attr]
-            inner = gate.args[0]  # type: ignore[union-attr]
-            if _times(rewriter, inner, 1.702) is x:
-                return x, "quick_gelu", 2  # type: ignore[return-value]
+    for x, gate in (args_of(node), args_of(node)[::-1]):
+        if is_call(gate, aten.sigmoid.default) and is_call(args_of(gate)[0], aten.mul.Tensor):
+            inner = args_of(gate)[0]
+            if isinstance(x, Node) and _times(rewriter, inner, 1.702) is x:
+                return x, "quick_gelu", 2
     return None
 
 
 def _gelu_tanh(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
     """0.5 x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))"""
-    for half, rest in (node.args, node.args[::-1]):
+    for half, rest in (args_of(node), args_of(node)[::-1]):
         x = _times(rewriter, half, 0.5)
         curve = _plus(rewriter, rest, 1.0)
         if x is None or not is_call(curve, aten.tanh.default):
             continue
-        total = _times(rewriter, curve.args[0], math.sqrt(2 / math.pi))
-        if not is_call(total, aten.add.Tensor) or total.args[0] is not x:
+        total = _times(rewriter, args_of(curve)[0], math.sqrt(2 / math.pi))
+        if not is_call(total, aten.add.Tensor) or args_of(total)[0] is not x:
             continue
-        cube = _times(rewriter, total.args[1], 0.044715)
-        if is_call(cube, aten.pow.Tensor_Scalar) and cube.args[0] is x and cube.args[1] == 3:
+        cube = _times(rewriter, args_of(total)[1], 0.044715)
+        if is_call(cube, aten.pow.Tensor_Scalar) and args_of(cube)[0] is x and args_of(cube)[1] == 3:
             return x, "gelu_tanh", 3
     return None
 
@@ -81,7 +81,7 @@ def _with_number(rewriter: Rewriter, node: object, target: object, number: float
     """The other argument of a commutative op on `number`."""
     if not is_call(node, target):
         return None
-    for value, other in (node.args, node.args[::-1]):  # type: ignore[union-attr]
+    for value, other in (args_of(node), args_of(node)[::-1]):
         found = rewriter.number(other)
         if isinstance(value, Node) and found is not None and math.isclose(found, number, rel_tol=1e-6):
             return value

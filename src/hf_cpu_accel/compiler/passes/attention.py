@@ -1,5 +1,5 @@
-"""`scaled_dot_product_attention`: our `attention`, on keys and values whose heads were not repeated, and without a mask in memory where
-it says no more than causality and padding."""
+"""`scaled_dot_product_attention`: our `attention`, on keys and values whose heads were not repeated, and without a mask
+in memory where it says no more than causality and padding."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.masks import Mask, read_mask
 from hf_cpu_accel.compiler.passes.reading import (
     FLOATING,
+    args_of,
     argument,
     is_call,
     is_one,
@@ -102,16 +103,18 @@ def _mask(
 
 
 def _unrepeated(node: Node) -> Node:
-    """Keys or values before their heads were repeated for groups of query heads, [B, Hkv, 1, L, D] expanded to [B, Hkv, G, L, D]."""
+    """Keys or values whose heads were not yet repeated for groups of query heads: expanded to [B, Hkv, G, L, D]."""
     if not is_call(node, aten.reshape.default, aten.view.default):
         return node
-    expanded = node.args[0]
-    if not is_call(expanded, aten.expand.default) or not is_call(expanded.args[0], aten.unsqueeze.default):  # type: ignore[union-attr]
+    expanded = args_of(node)[0]
+    if not is_call(expanded, aten.expand.default) or not is_call(
+        args_of(expanded)[0], aten.unsqueeze.default
+    ):
         return node
-    inner = expanded.args[0]  # type: ignore[union-attr]
-    source: Any = inner.args[0]  # type: ignore[union-attr]
-    before, repeated, after = value(source).shape, value(expanded).shape, value(node).shape  # type: ignore[arg-type]
-    if len(before) != 4 or inner.args[1] != 2:  # type: ignore[union-attr]
+    inner = args_of(expanded)[0]
+    source: Any = args_of(inner)[0]
+    before, repeated, after = value(source).shape, value(expanded).shape, value(node).shape
+    if len(before) != 4 or args_of(inner)[1] != 2:
         return node
     is_repeat = same_sizes((*repeated[:2], *repeated[3:]), before) and same_sizes(
         (before[0], before[1] * repeated[2], *before[2:]), after

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, VIEWS, axis, is_call, same_size, value
+from hf_cpu_accel.compiler.passes.reading import FLOATING, VIEWS, args_of, axis, is_call, same_size, value
 from hf_cpu_accel.compiler.recipes import PackedLinears
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.packing import dtype_of
@@ -32,7 +32,7 @@ class LinearCall:
 
     @classmethod
     def of(cls, node: Node) -> LinearCall:
-        return cls(node, *node.args)  # type: ignore[arg-type]
+        return cls(node, *args_of(node))
 
     @property
     def is_plain(self) -> bool:
@@ -81,7 +81,7 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
 def _unflattened(input: Node) -> Node:
     """The [..., K] that was made a matrix for ops that take nothing else."""
     if is_call(input, *VIEWS) and value(input).dim() == 2:
-        whole: Node = input.args[0]  # type: ignore[assignment]
+        whole: Node = args_of(input)[0]
         if same_size(value(whole).shape[-1], value(input).shape[-1]):
             return whole
     return input
@@ -90,21 +90,21 @@ def _unflattened(input: Node) -> Node:
 def _read(node: Node) -> tuple[Node, Node, Node | None, bool]:
     """Input, weight, bias, and whether the weight is [K, N]."""
     if node.target is aten.linear.default:
-        input, weight, bias = (*node.args, None)[:3]
-        return input, weight, bias, False  # type: ignore[return-value]
+        input, weight, bias = (*args_of(node), None)[:3]
+        return input, weight, bias, False
     if node.target is aten.addmm.default:
-        bias, input, weight = node.args
-        return input, weight, bias, True  # type: ignore[return-value]
-    input, weight = node.args
+        bias, input, weight = args_of(node)
+        return input, weight, bias, True
+    input, weight = args_of(node)
     if isinstance(weight, Node) and _is_transposition(weight):
-        return input, weight.args[0], None, False  # type: ignore[return-value]
-    return input, weight, None, True  # type: ignore[return-value]
+        return input, args_of(weight)[0], None, False
+    return input, weight, None, True
 
 
 def _is_transposition(node: Node) -> bool:
     if node.target in (aten.t.default, aten.numpy_T.default):
         return True
-    return node.target is aten.transpose.int and {axis(d, 2) for d in node.args[1:3]} == {0, 1}
+    return node.target is aten.transpose.int and {axis(d, 2) for d in args_of(node)[1:3]} == {0, 1}
 
 
 def _fits(rewriter: Rewriter, node: Node, input: Node, weight: Node, bias: Node | None) -> bool:

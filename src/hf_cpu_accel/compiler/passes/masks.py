@@ -1,17 +1,27 @@
 """What a boolean attention mask says, read from the nodes that compute it.
 
-transformers computes masks [B, 1, Lq, Lk] from `arange`s and the batch's `attention_mask`, once per call. Causality and the padding of
-keys are all that most of them say: attention knows the first by itself and takes the second as [B, Lk], so the mask is not made.
+transformers computes masks [B, 1, Lq, Lk] from `arange`s and the batch's `attention_mask`, once per call. Causality and the
+padding of keys are all that most of them say: attention knows the first by itself and takes the second as [B, Lk], so the mask is
+not made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import is_call, is_one, is_tensor, same_size, same_sizes, value
+from hf_cpu_accel.compiler.passes.reading import (
+    args_of,
+    is_call,
+    is_one,
+    is_tensor,
+    same_size,
+    same_sizes,
+    value,
+)
 from hf_cpu_accel.compiler.rewriter import aten
 
 _AND = (aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor)
@@ -38,24 +48,24 @@ class _Index:
     start: object
 
 
-def read_mask(node: Node, batch_size: object, q_len: object, kv_len: object) -> Mask | None:
+def read_mask(node: Node, batch_size: object, q_len: Any, kv_len: Any) -> Mask | None:
     """What the boolean mask `node`, broadcastable to [B, H, Lq, Lk], says; None if it is more than a `Mask` can say."""
     if is_call(node, aten.expand.default):
-        return read_mask(node.args[0], batch_size, q_len, kv_len)  # type: ignore[arg-type]
+        return read_mask(args_of(node)[0], batch_size, q_len, kv_len)
     if not is_tensor(node) or value(node).dtype is not torch.bool:
         return None
     if is_call(node, *_AND):
         parts = [
-            read_mask(part, batch_size, q_len, kv_len) if is_tensor(part) else None  # type: ignore[arg-type]
-            for part in node.args[:2]
+            read_mask(part, batch_size, q_len, kv_len) if is_tensor(part) else None
+            for part in args_of(node)[:2]
         ]
         return _both(*parts)
     if is_call(node, *_TRUE):
         return Mask()
-    if is_call(node, aten.ge.Scalar) and node.args[1] == 0 and _index(node.args[0]) is not None:
+    if is_call(node, aten.ge.Scalar) and args_of(node)[1] == 0 and _index(args_of(node)[0]) is not None:
         return Mask()
     if is_call(node, aten.le.Tensor, aten.ge.Tensor):
-        keys, queries = node.args[:2] if node.target is aten.le.Tensor else node.args[1::-1]
+        keys, queries = args_of(node)[:2] if node.target is aten.le.Tensor else args_of(node)[1::-1]
         return _causal(_index(keys), _index(queries), q_len, kv_len)
     if is_call(node, aten.index.Tensor):
         return _padding(node, batch_size, kv_len)
@@ -71,39 +81,39 @@ def _both(first: Mask | None, second: Mask | None) -> Mask | None:
 def _index(node: object) -> _Index | None:
     """The range that `node` counts, if it does: never below 0."""
     if is_call(node, aten.unsqueeze.default):
-        inner = _index(node.args[0])  # type: ignore[union-attr]
+        inner = _index(args_of(node)[0])
         if inner is None:
             return None
-        shape = value(node).shape  # type: ignore[arg-type]
+        shape = value(node).shape
         filled = [dim for dim, size in enumerate(shape) if not is_one(size)]
         return _Index(filled[0], inner.size, inner.start) if len(filled) == 1 else None
     if is_call(node, aten.add.Tensor):
-        inner, added = _index(node.args[0]), node.args[1]  # type: ignore[union-attr]
+        inner, added = _index(args_of(node)[0]), args_of(node)[1]
         added = added.meta.get("val") if isinstance(added, Node) else added
         if inner is None or inner.start != 0 or not isinstance(added, int | torch.SymInt):
             return None
         return _Index(inner.dim, inner.size, added) if not isinstance(added, int) or added >= 0 else None
     if is_call(node, aten.arange.default):
-        return _Index(0, value(node).shape[0], 0)  # type: ignore[arg-type]
+        return _Index(0, value(node).shape[0], 0)
     return None
 
 
-def _causal(keys: _Index | None, queries: _Index | None, q_len: object, kv_len: object) -> Mask | None:
+def _causal(keys: _Index | None, queries: _Index | None, q_len: Any, kv_len: Any) -> Mask | None:
     if keys is None or queries is None or (keys.dim, queries.dim) != (3, 2) or keys.start != 0:
         return None
     if not same_sizes((keys.size, queries.size), (kv_len, q_len)):
         return None
-    offset = 0 if same_size(q_len, kv_len) else kv_len - q_len  # type: ignore[operator]
+    offset = 0 if same_size(q_len, kv_len) else kv_len - q_len
     return Mask(causal=True) if same_size(queries.start, offset) else None
 
 
 def _padding(node: Node, batch_size: object, kv_len: object) -> Mask | None:
     """`attention_mask[rows, keys]`, all rows and keys of it."""
-    source, indices = node.args[:2]
-    rows, keys = (_index(index) for index in indices) if len(indices) == 2 else (None, None)  # type: ignore[arg-type, union-attr]
+    source, indices = args_of(node)[:2]
+    rows, keys = (_index(index) for index in indices) if len(indices) == 2 else (None, None)
     if rows is None or keys is None or (rows.start, keys.start) != (0, 0):
         return None
     wanted = (batch_size, kv_len)
-    if not same_sizes((rows.size, keys.size), wanted) or not same_sizes(value(source).shape, wanted):  # type: ignore[arg-type]
+    if not same_sizes((rows.size, keys.size), wanted) or not same_sizes(value(source).shape, wanted):
         return None
-    return Mask(padding=source)  # type: ignore[arg-type]
+    return Mask(padding=source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, argument, axis, is_call, is_tensor, value
+from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, axis, is_call, is_tensor, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
@@ -56,16 +56,16 @@ def _fits(input: Node, node: Node) -> bool:
 
 def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | None] | None:
     """Input, weight and eps of an RMS norm that ends in `node`."""
-    for weight, normed in (node.args, node.args[::-1]):
-        if not rewriter.is_parameter(weight) or value(weight).dim() != 1 or not is_tensor(normed):  # type: ignore[arg-type]
+    for weight, normed in (args_of(node), args_of(node)[::-1]):
+        if not rewriter.is_parameter(weight) or value(weight).dim() != 1 or not is_tensor(normed):
             continue
-        product = _unconverted(normed)  # type: ignore[arg-type]
+        product = _unconverted(normed)
         if not is_call(product, aten.mul.Tensor):
             continue
-        for x, factor in (product.args, product.args[::-1]):
+        for x, factor in (args_of(product), args_of(product)[::-1]):
             eps = _factor_of(rewriter, factor, x)
             if eps is not None:
-                return _unconverted(x), weight, eps  # type: ignore[return-value, arg-type]
+                return _unconverted(x), weight, eps
     return None
 
 
@@ -73,10 +73,10 @@ def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:
     """eps, if `factor` is rsqrt(mean(x^2) + eps) over the last dimension."""
     if not is_call(factor, aten.rsqrt.default):
         return None
-    total = factor.args[0]  # type: ignore[union-attr]
-    if not is_call(total, aten.add.Tensor) or not is_call(total.args[0], aten.mean.dim):
+    total = args_of(factor)[0]
+    if not is_call(total, aten.add.Tensor) or not is_call(args_of(total)[0], aten.mean.dim):
         return None
-    mean = total.args[0]
+    mean = args_of(total)[0]
     square, dims, keepdim = (argument(mean, name) for name in ("self", "dim", "keepdim"))
     if (
         not keepdim
@@ -84,16 +84,16 @@ def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:
         or [axis(d, value(square).dim()) for d in dims] != [value(square).dim() - 1]
     ):
         return None
-    is_square = (is_call(square, aten.pow.Tensor_Scalar) and square.args[0] is x and square.args[1] == 2) or (
-        is_call(square, aten.mul.Tensor) and square.args[0] is x and square.args[1] is x
-    )
-    if not is_square and not (is_call(square, aten.square.default) and square.args[0] is x):
+    is_square = (
+        is_call(square, aten.pow.Tensor_Scalar) and args_of(square)[0] is x and args_of(square)[1] == 2
+    ) or (is_call(square, aten.mul.Tensor) and args_of(square)[0] is x and args_of(square)[1] is x)
+    if not is_square and not (is_call(square, aten.square.default) and args_of(square)[0] is x):
         return None
-    return rewriter.number(total.args[1])
+    return rewriter.number(args_of(total)[1])
 
 
 def _unconverted(node: Node) -> Node:
     """What `node` is a conversion of to another floating dtype, or `node`."""
-    if is_call(node, *_CONVERSIONS) and value(node.args[0]).is_floating_point():  # type: ignore[arg-type]
-        return node.args[0]  # type: ignore[return-value]
+    if is_call(node, *_CONVERSIONS) and value(args_of(node)[0]).is_floating_point():
+        return args_of(node)[0]
     return node

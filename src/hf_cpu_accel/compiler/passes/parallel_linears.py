@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.recipes import JoinedBiases, PackedLinears
+from hf_cpu_accel.compiler.recipes import JoinedBiases, Recipe
 from hf_cpu_accel.compiler.rewriter import Rewriter
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing import PANEL_FEATURES
@@ -18,13 +18,13 @@ ours = torch.ops.hf_cpu_accel
 
 
 def apply(rewriter: Rewriter) -> int:
-    groups: dict[tuple[Node, PackedLinears], list[LinearCall]] = defaultdict(list)
+    groups: dict[tuple[Node, Recipe], list[LinearCall]] = defaultdict(list)
     for node in rewriter.calls(ours.linear.default):
         call = LinearCall.of(node)
         made = rewriter.sources_of(call.weight)
         if made is None or not call.is_plain or not _has_joinable_bias(rewriter, call):
             continue
-        groups[call.input, made[0]].append(call)  # type: ignore[index]
+        groups[call.input, made[0]].append(call)
     return sum(_join(rewriter, recipe, calls) for (_, recipe), calls in groups.items())
 
 
@@ -32,7 +32,7 @@ def _has_joinable_bias(rewriter: Rewriter, call: LinearCall) -> bool:
     return call.bias is None or rewriter.is_parameter(call.bias)
 
 
-def _join(rewriter: Rewriter, recipe: PackedLinears, calls: list[LinearCall]) -> bool:
+def _join(rewriter: Rewriter, recipe: Recipe, calls: list[LinearCall]) -> bool:
     calls = [call for call in calls if call.out_features % PANEL_FEATURES == 0]
     if not 2 <= len(calls) <= MAX_SPLIT:
         return False

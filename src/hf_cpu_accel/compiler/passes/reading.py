@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -13,9 +13,14 @@ VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 FLOATING = (torch.float32, torch.bfloat16)
 
 
-def is_call(value: object, *targets: Any) -> bool:
+def is_call(value: object, *targets: Any) -> TypeGuard[Node]:
     """Whether `value` is a node that calls one of `targets`."""
     return isinstance(value, Node) and value.op == "call_function" and value.target in targets
+
+
+def args_of(node: Node) -> tuple[Any, ...]:
+    """The positional arguments; torch's type of them has sixteen cases."""
+    return node.args
 
 
 def value(node: Node) -> Tensor:
@@ -25,7 +30,7 @@ def value(node: Node) -> Tensor:
     return found
 
 
-def is_tensor(node: object) -> bool:
+def is_tensor(node: object) -> TypeGuard[Node]:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
@@ -37,10 +42,11 @@ def only_user(node: Node) -> Node | None:
 
 def argument(node: Node, name: str) -> Any:
     """An argument of an ATen call by its name in the schema, given or default."""
-    for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    target: Any = node.target
+    for position, declared in enumerate(target._schema.arguments):
         if declared.name == name:
-            if position < len(node.args):
-                return node.args[position]
+            if position < len(args_of(node)):
+                return args_of(node)[position]
             return node.kwargs.get(name, declared.default_value)
     raise KeyError(name)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import VIEWS, argument, axis, is_call, same_sizes
+from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, argument, axis, is_call, same_sizes
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 _CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.to.other)
@@ -31,10 +31,10 @@ def apply(rewriter: Rewriter) -> int:
 def _same(node: Node) -> Node | None:
     """The argument that `node` returns as it is, or None."""
     if node.target in (aten.dropout.default, aten.feature_dropout.default):
-        return _node(node.args[0]) if node.args[2] is False else None
+        return _node(args_of(node)[0]) if args_of(node)[2] is False else None
     if node.target is aten.cat.default:
-        return _only_part(node.args[0])  # type: ignore[arg-type]
-    input = _node(node.args[0])
+        return _only_part(args_of(node)[0])
+    input = _node(args_of(node)[0])
     if input is None:
         return None
     if node.target is aten.transpose.int:
@@ -44,7 +44,7 @@ def _same(node: Node) -> Node | None:
     if node.target in _CONVERSIONS:
         return input if _is_alike(node, input, strides=True) and not _copies(node) else None
     if is_call(node, *VIEWS) and is_call(input, *VIEWS):
-        whole = _node(input.args[0])
+        whole = _node(args_of(input)[0])
         if whole is not None and _is_alike(node, whole, strides=True):
             return whole
     if node.target in _VIEWS:
@@ -67,7 +67,7 @@ def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
 
 
 def _adds_nothing(node: Node) -> bool:
-    return isinstance(node.args[1], int | float) and node.args[1] == 0
+    return isinstance(args_of(node)[1], int | float) and args_of(node)[1] == 0
 
 
 def _copies(node: Node) -> bool:
@@ -87,5 +87,5 @@ def _transposed_back(node: Node, input: Node) -> Node | None:
     if input.target is not aten.transpose.int:
         return None
     dims = node.meta["val"].dim()
-    before, after = ({axis(d, dims) for d in n.args[1:3]} for n in (input, node))
-    return _node(input.args[0]) if before == after else None
+    before, after = ({axis(d, dims) for d in args_of(n)[1:3]} for n in (input, node))
+    return _node(args_of(input)[0]) if before == after else None

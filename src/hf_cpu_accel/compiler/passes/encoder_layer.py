@@ -1,0 +1,189 @@
+"""A whole transformer encoder layer: `encoder_layer`, one fork of the threads instead of six.
+
+What the passes before made of a layer is read backwards from its end:
+
+    norms last    n = norm(x + output(attention(split(x))));   norm(n + ffn(n))
+    norms first   y = x + output(attention(split(norm(x))));   y + ffn(norm(y))
+
+All positions are computed, those of padding too: what a graph returns must not depend on how much of it was recognised.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.linear import LinearCall
+from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, axis, is_call, same_size, same_sizes, value
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.packing import PANEL_FEATURES, dtype_of
+
+ours = torch.ops.hf_cpu_accel
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """Attention on the parts of one `linear_split`, up to its output [B, L, A].
+
+    Attributes:
+        split: input, weight, scale, bias, sizes.
+        order: at which place of them query, key and value are.
+        inside: the nodes between, each used within the layer alone.
+    """
+
+    split: tuple[Any, ...]
+    order: list[int]
+    head_size: int
+    scale: float | None
+    mask: Node | None
+    inside: list[Node]
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = 0
+    for node in rewriter.calls(ours.layer_norm.default, ours.ffn.default):
+        count += (
+            _norms_last(rewriter, node)
+            if node.target is ours.layer_norm.default
+            else _norms_first(rewriter, node)
+        )
+    return count
+
+
+def _norms_last(rewriter: Rewriter, node: Node) -> bool:
+    ffn, *ffn_norm = args_of(node)
+    if not is_call(ffn, ours.ffn.default):
+        return False
+    middle, *_ = args_of(ffn)
+    if (
+        args_of(ffn)[7] is not middle
+        or not is_call(middle, ours.layer_norm.default)
+        or len(middle.users) != 1
+    ):
+        return False
+    output, *attention_norm = args_of(middle)
+    return _fuse(rewriter, node, output, attention_norm, ffn, ffn_norm, None)
+
+
+def _norms_first(rewriter: Rewriter, node: Node) -> bool:
+    normed, output = args_of(node)[0], args_of(node)[7]
+    if (
+        not is_call(normed, ours.layer_norm.default)
+        or args_of(normed)[0] is not output
+        or len(normed.users) != 1
+    ):
+        return False
+    if not is_call(output, ours.linear.default) or len(output.users) != 2:
+        return False
+    attention = _read_attention(rewriter, LinearCall.of(output).input)
+    before = attention.split[0] if attention is not None else None
+    if not is_call(before, ours.layer_norm.default) or len(before.users) != 1:
+        return False
+    return _fuse(rewriter, node, output, list(args_of(before)[1:]), node, list(args_of(normed)[1:]), before)
+
+
+def _fuse(
+    rewriter: Rewriter,
+    node: Node,
+    output: object,
+    attention_norm: list[Any],
+    ffn: Node,
+    ffn_norm: list[Any],
+    norm_before: Node | None,
+) -> bool:
+    """Put the layer that ends in `node` into one call, if its middle is what it should be."""
+    if not is_call(output, ours.linear.default):
+        return False
+    call = LinearCall.of(output)
+    attention = _read_attention(rewriter, call.input)
+    if attention is None or call.activation != "none" or call.residual is None:
+        return False
+    hidden = attention.split[0] if norm_before is None else args_of(norm_before)[0]
+    inner = [ffn] if ffn is not node else []
+    if norm_before is None and len(call.node.users) != 1:
+        return False
+    if (
+        call.residual is not hidden
+        or value(hidden).dim() != 3
+        or any(len(n.users) != 1 for n in attention.inside + inner)
+    ):
+        return False
+    _, up, up_scale, up_bias, down, down_scale, down_bias, _, up_features, out_features, activation = args_of(
+        ffn
+    )
+    _, qkv, qkv_scale, qkv_bias, sizes = attention.split
+    if len({dtype_of(value(weight)) for weight in (qkv, call.weight, up, down)}) != 1:
+        return False
+    if not call.out_features == out_features == value(hidden).shape[2] or rewriter.is_written(hidden):
+        return False
+    mask = attention.mask
+    while mask is not None and value(mask).dim() < 4:
+        mask = rewriter.call(node, aten.unsqueeze.default, mask, 1)  # [B, L] -> [B, 1, 1, L]
+    narrow = dtype_of(value(qkv)) != "float32"
+    layer = rewriter.call(
+        node,
+        ours.encoder_layer.default,
+        *(
+            hidden,
+            None,
+            mask,
+            qkv,
+            qkv_scale,
+            qkv_bias,
+            attention.order,
+            attention.head_size,
+            attention.scale,
+        ),
+        *(call.weight, call.scale, call.bias, *attention_norm),
+        *(up, up_scale, up_bias, down, down_scale, down_bias, up_features, activation, *ffn_norm),
+        *(sizes[0], norm_before is not None, narrow),
+    )
+    rewriter.replace(node, layer)
+    return True
+
+
+def _read_attention(rewriter: Rewriter, context: Node) -> _Attention | None:
+    if not is_call(context, *VIEWS):
+        return None
+    attention = args_of(context)[0]
+    if not is_call(attention, ours.attention.default) or value(context).dim() != 3:
+        return None
+    query, key, values, mask, is_causal, scale = args_of(attention)
+    parts = [_part(part) for part in (query, key, values)]
+    if is_causal or any(part is None for part in parts):
+        return None
+    splits, places, insides = zip(*(part for part in parts if part is not None), strict=True)
+    sizes = args_of(splits[0])[4]
+    if len(set(splits)) != 1 or len(sizes) != 3 or len(set(sizes)) != 1 or sizes[0] % PANEL_FEATURES:
+        return None
+    batch, heads, length, head_size = value(query).shape
+    if heads * head_size != sizes[0] or not same_sizes(value(context).shape, (batch, length, sizes[0])):
+        return None
+    inside = [context, attention, *(node for nodes in insides for node in nodes)]
+    return _Attention(args_of(splits[0]), list(places), int(head_size), scale, mask, inside)
+
+
+def _part(node: object) -> tuple[Node, int, list[Node]] | None:
+    """Split, place in it and the nodes between, if `node` [B, heads, L, D] is a part of a `linear_split`, its heads in front."""
+    if not is_call(node, aten.transpose.int) or {axis(d, 4) for d in args_of(node)[1:3]} != {1, 2}:
+        return None
+    heads = args_of(node)[0]
+    if not is_call(heads, *VIEWS) or not is_call(args_of(heads)[0], operator.getitem):
+        return None
+    item = args_of(heads)[0]
+    split, place = args_of(item)
+    if (
+        not is_call(split, ours.linear_split.default)
+        or len(value(item).shape) != 3
+        or value(heads).dim() != 4
+    ):
+        return None
+    if not same_sizes(value(item).shape[:2], value(heads).shape[:2]):
+        return None
+    if not same_size(value(item).shape[2], value(heads).shape[2] * value(heads).shape[3]):
+        return None
+    return split, place, [node, heads, item]
