@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo test lint bench bench-peers bench-linear bench-attention docs clean kernels fuzz asan test-pyg
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,20 @@ demo: kernels
 
 test: kernels
 	$(BIN)/python -m pytest -q
+
+# Ten thousand random graphs, good and bad, through the sparse ops; and the same with kernels that AddressSanitizer watches.
+fuzz: kernels
+	$(BIN)/python tests/ops/test_sparse_fuzz.py --cases 10000
+
+asan: $(VENV)/.ready
+	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
+	$(BIN)/python tests/ops/asan.py
+
+# PyTorch Geometric's own tests of its layers, which its packages lack: PYG_SOURCE is a checkout at the installed version.
+PYG_SOURCE ?=
+test-pyg: kernels
+	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
+	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

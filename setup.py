@@ -36,6 +36,7 @@ X86_TIERS = {
 }
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
+SANITIZER = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"]
 # torch 2.11 is the oldest release that pyproject.toml admits.
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
 
@@ -74,7 +75,8 @@ class BuildKernels(build_ext):
         root = torch_root()
         compiler = os.environ.get("CXX", "g++")
         # Not build_temp, which is another folder for an editable install than for `build_ext --inplace`: one build serves both.
-        build = Path("build") / "kernels"
+        sanitize = os.environ.get("HF_CPU_ACCEL_SANITIZE") == "1"  # `make asan`
+        build = Path("build") / ("asan" if sanitize else "kernels")
         build.mkdir(parents=True, exist_ok=True)
         common = [
             compiler,
@@ -97,6 +99,7 @@ class BuildKernels(build_ext):
         common += ["-DHFCA_X86=1"] if X86 else []
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
         common += ["-fno-math-errno", "-fno-trapping-math"]
+        common += SANITIZER if sanitize else []
         jobs: list[tuple[list[str], Path]] = []
         for tier, (flags, simd) in TIERS.items():
             target = build / f"tier_{tier}.o"
@@ -133,11 +136,12 @@ class BuildKernels(build_ext):
         ]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda job: subprocess.run(job[0], check=True), stale))
-        library = Path(self.get_ext_fullpath(ext.name))
+        library = build / "_C.abi3.so" if sanitize else Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         link = [
             compiler,
             "-shared",
+            *(SANITIZER if sanitize else []),
             *(str(target) for _, target in jobs),
             f"-L{root / 'lib'}",
             "-ltorch_cpu",

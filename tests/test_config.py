@@ -44,6 +44,7 @@ def test_is_frozen_and_hashable():
         ({"compile": True}, TypeError, r"compile=True"),
         ({"originals": "cloud"}, ValueError, r"originals='cloud'"),
         ({"providers": "torch"}, ValueError, r"providers='torch' is unknown, accepted: 'auto', 'own'"),
+        ({"reorder": "metis"}, ValueError, r"reorder='metis' is unknown, accepted: 'none', 'degree', 'rcm'"),
         (
             {"kv_cache": "int4"},
             ValueError,

@@ -17,6 +17,7 @@ COMPILE = ("auto", "off")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
 KV_CACHES = ("auto", "float32", "bfloat16", "int8")
+REORDER = ("none", "degree", "rcm")
 PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
@@ -52,6 +53,10 @@ class CPUAccelConfig:
             token and head, and a float32 for each vector), or `"auto"`: bfloat16 where the weights are packed narrower than
             float32 and the attention is ours, else as the model computes them.
 
+        reorder: graph models are given their nodes in another order, and give their outputs in the caller's: `"degree"` (most
+            neighbours first), `"rcm"` (reverse Cuthill-McKee, needs scipy), or `"none"`. For graphs with structure that their
+            numbering does not show; measure before use.
+
     Raises:
         ValueError: a value outside of the accepted ones.
         TypeError: a value of the wrong type.
@@ -67,6 +72,7 @@ class CPUAccelConfig:
     padding: str = "skip"
     kv_cache: str = "auto"
     int4_group: int = 32
+    reorder: str = "none"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
@@ -75,6 +81,7 @@ class CPUAccelConfig:
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
         _check_choice("kv_cache", self.kv_cache, KV_CACHES)
+        _check_choice("reorder", self.reorder, REORDER)
         _check_threads(self.threads)
         if self.int4_group not in INT4_GROUPS or isinstance(self.int4_group, bool):
             raise ValueError(

@@ -1,4 +1,5 @@
 // The ops on graphs in compressed sparse rows: schema, checks, call. See ops/sparse.py for what they compute.
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 
@@ -179,49 +180,62 @@ Tensor dot_attention(const Tensor& rowptr, const Tensor& col, const Tensor& quer
   return run_attention("dot_attention", g, rowptr, col, value, heads);
 }
 
+// Calls f(e, row, col) for edges [begin, end).
 template <class Index>
-struct Strided {
-  const Index* data;
-  int64_t stride;
-  int64_t operator()(int64_t i) const { return static_cast<int64_t>(data[i * stride]); }
+struct Coordinates {
+  const Index *row, *col;
+  int64_t row_stride, col_stride;
+  template <class F>
+  void operator()(int64_t begin, int64_t end, const F& f) const {
+    for (int64_t e = begin; e < end; ++e) f(e, static_cast<int64_t>(row[e * row_stride]), static_cast<int64_t>(col[e * col_stride]));
+  }
 };
 
-// f(a, b) with the two index vectors as functions of the edge.
-template <class F>
-void with_indices(const Tensor& a, const Tensor& b, const F& f) {
-  const bool wide = a.scalar_type() == ScalarType::Long;
-  STD_TORCH_CHECK(a.dim() == 1 && b.dim() == 1 && a.size(0) == b.size(0) && a.is_cpu() && b.is_cpu() && a.scalar_type() == b.scalar_type() &&
-                      (wide || a.scalar_type() == ScalarType::Int),
-                  "hf_cpu_accel::coo_to_csr: row and col must be vectors of one length, both int64 or int32, on the CPU");
-  if (wide) f(Strided<int64_t>{static_cast<const int64_t*>(a.data_ptr()), a.stride(0)}, Strided<int64_t>{static_cast<const int64_t*>(b.data_ptr()), b.stride(0)});
-  else f(Strided<int32_t>{static_cast<const int32_t*>(a.data_ptr()), a.stride(0)}, Strided<int32_t>{static_cast<const int32_t*>(b.data_ptr()), b.stride(0)});
-}
+// The same for the transpose of a CSR with a rowptr that is in order.
+struct Turned {
+  Csr graph;
+  template <class F>
+  void operator()(int64_t begin, int64_t end, const F& f) const {
+    const int32_t* last = graph.rowptr + graph.rows + 1;
+    for (int64_t target = std::upper_bound(graph.rowptr, last, begin) - graph.rowptr - 1, e = begin; e < end; ++target)
+      for (; e < std::min<int64_t>(end, graph.rowptr[target + 1]); ++e) f(e, static_cast<int64_t>(graph.col[e]), target);
+  }
+};
 
-template <class Row, class Col, class Skip>
-std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_t rows, int64_t cols, int64_t loops, bool order, const Row& row,
-                                          const Col& col, const Skip& skip, bool& inside) {
+template <class Each, class Skip>
+std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_t rows, int64_t cols, int64_t loops, bool order, const Each& each,
+                                          const Skip& skip, bool& inside) {
   Tensor rowptr = empty_int32(rows + 1), sources = empty_int32(entries + loops), orders = empty_int32(order ? entries + loops : 0);
   const CsrOutput out{static_cast<int32_t*>(rowptr.mutable_data_ptr()), static_cast<int32_t*>(sources.mutable_data_ptr()),
                       order ? static_cast<int32_t*>(orders.mutable_data_ptr()) : nullptr, entries + loops};
-  const int64_t threads = team_size(4.0 * static_cast<double>(edges + rows)), pieces = sort_pieces(threads, edges, rows);
-  Workspace workspace(Workspace::size_of<int32_t>(pieces * rows));
-  int32_t* counts = workspace.take<int32_t>(pieces * rows);
+  EdgeSort sort(edges, rows, team_size(4.0 * static_cast<double>(edges + rows)));
+  Workspace workspace(sort.workspace_size());
+  sort.take(workspace);
   std::atomic<bool> valid{true};
-  run_team(pieces == 1 ? 1 : threads, [&](Team& team) { counting_sort(team, pieces, edges, rows, cols, loops, row, col, skip, counts, valid, out); });
+  run_team(sort.threads(), [&](Team& team) { sort.run(team, cols, loops, each, skip, valid, out); });
   inside = valid.load();
   return {rowptr, sources, orders};
 }
 
+template <class Index>
+std::tuple<Tensor, Tensor, Tensor> sorted_coordinates(const Tensor& row, const Tensor& col, int64_t rows, int64_t cols, int64_t loops, bool order,
+                                                      bool& inside) {
+  const Coordinates<Index> each{static_cast<const Index*>(row.data_ptr()), static_cast<const Index*>(col.data_ptr()), row.stride(0), col.stride(0)};
+  const int64_t edges = row.size(0);
+  if (loops < 0) return sorted(edges, edges, rows, cols, 0, order, each, [](int64_t, int64_t) { return false; }, inside);
+  return sorted(edges, edges, rows, cols, loops, order, each, [](int64_t r, int64_t c) { return r == c; }, inside);
+}
+
 std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row, const Tensor& col, int64_t rows, int64_t cols, int64_t loops, bool order) {
+  const bool wide = row.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(row.dim() == 1 && col.dim() == 1 && row.size(0) == col.size(0) && row.is_cpu() && col.is_cpu() &&
+                      row.scalar_type() == col.scalar_type() && (wide || row.scalar_type() == ScalarType::Int),
+                  "hf_cpu_accel::coo_to_csr: row and col must be vectors of one length, both int64 or int32, on the CPU");
   STD_TORCH_CHECK(rows >= 0 && cols >= 0 && loops <= std::min(rows, cols) && rows <= most_edges && cols <= most_edges && row.numel() <= most_edges,
                   "hf_cpu_accel::coo_to_csr: rows, cols and edges must be from 0 to 2^30, and loops at most the smaller of rows and cols");
-  std::tuple<Tensor, Tensor, Tensor> result;
   bool inside = true;
-  with_indices(row, col, [&](auto row_of_edge, auto col_of_edge) {
-    const int64_t edges = row.size(0);
-    if (loops < 0) result = sorted(edges, edges, rows, cols, 0, order, row_of_edge, col_of_edge, [](int64_t, int64_t) { return false; }, inside);
-    else result = sorted(edges, edges, rows, cols, loops, order, row_of_edge, col_of_edge, [](int64_t r, int64_t c) { return r == c; }, inside);
-  });
+  auto result = wide ? sorted_coordinates<int64_t>(row, col, rows, cols, loops, order, inside)
+                     : sorted_coordinates<int32_t>(row, col, rows, cols, loops, order, inside);
   STD_TORCH_CHECK(inside, "hf_cpu_accel::coo_to_csr: an index is negative or out of range: row must be below ", rows, " and col below ", cols);
   return result;
 }
@@ -231,15 +245,9 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose(const Tensor& rowptr, const Ten
   bool valid = true;
   for (int64_t r = 0; r < graph.rows; ++r) valid &= graph.rowptr[r] <= graph.rowptr[r + 1];
   check_graph(valid && graph.rowptr[0] == 0 && graph.rowptr[graph.rows] <= graph.edges, "csr_transpose");
-  const int64_t edges = graph.rowptr[graph.rows];
-  Workspace workspace(Workspace::size_of<int32_t>(edges));
-  int32_t* target = workspace.take<int32_t>(edges);
-  for (int64_t r = 0; r < graph.rows; ++r)
-    for (int64_t e = graph.rowptr[r]; e < graph.rowptr[r + 1]; ++e) target[e] = static_cast<int32_t>(r);
   bool inside = true;
   auto result = sorted(
-      edges, graph.edges, cols, graph.rows, 0, true, [&](int64_t e) { return static_cast<int64_t>(graph.col[e]); },
-      [&](int64_t e) { return static_cast<int64_t>(target[e]); }, [](int64_t, int64_t) { return false; }, inside);
+      graph.rowptr[graph.rows], graph.edges, cols, graph.rows, 0, true, Turned{graph}, [](int64_t, int64_t) { return false; }, inside);
   check_graph(inside, "csr_transpose");
   return result;
 }

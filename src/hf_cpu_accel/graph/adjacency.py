@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose
+from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
+
+_NONE = lambda: None  # noqa: E731  stands where the reference to weights would
 
 
 class Adjacency:
@@ -27,7 +30,7 @@ class Adjacency:
         self.rowptr, self.col, self.order = coo_to_csr(target, source, targets, sources, loops=loops)
         self._transposed: Transposed | None = None
         self._as_segments: Transposed | None = None
-        self._normalized: Tensor | None = None
+        self._normalized: tuple[Callable[[], Tensor | None], int | None, Tensor] | None = None
         self._sorted: tuple[weakref.ref[Tensor], int, Tensor] | None = None
 
     def transposed(self) -> Transposed:
@@ -57,14 +60,37 @@ class Adjacency:
             self._sorted = weakref.ref(value), value._version, ordered
         return ordered
 
-    def normalized(self) -> Tensor:
-        """[entries] 1 / sqrt(degree of source * degree of target), as GCN weighs edges: Kipf & Welling 2017, arXiv:1609.02907.
+    def normalized(self, edge_index: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """[entries] weight / sqrt(degree of source * degree of target), as GCN weighs edges: Kipf & Welling 2017, arXiv:1609.02907.
 
-        Only for graphs with as many sources as targets.
+        A degree is the sum of the weights of a row; without `weight` [edges] each is one. Added loops weigh one, or what the loop
+        of `edge_index` that they stand for does. Kept for the last weights. Only for graphs with as many sources as targets.
         """
-        if self._normalized is None:
-            degree = self.rowptr.diff()
-            inverse = degree.float().pow(-0.5).masked_fill(degree == 0, 0.0)
-            targets = row_of_edge(self.rowptr, self.col.shape[0])
-            self._normalized = inverse.index_select(0, targets).mul_(inverse.index_select(0, self.col))
-        return self._normalized
+        known = self._normalized
+        version = None if weight is None or weight.is_inference() else weight._version
+        if known is not None and known[0]() is weight and known[1] == version:
+            return known[2]
+        targets = row_of_edge(self.rowptr, self.col.shape[0])
+        if edge_index is None or weight is None:
+            degree, value = self.rowptr.diff().float(), None
+        else:
+            value = self._with_loops(edge_index, weight.float()).index_select(0, self.order)
+            degree = spmm_reduce(self.rowptr, None, None, value.unsqueeze(1)).squeeze(1)
+        inverse = degree.pow(-0.5)
+        inverse.masked_fill_(inverse == float("inf"), 0.0)
+        normalized = inverse.index_select(0, self.col)
+        if value is not None:
+            normalized.mul_(value)
+        normalized.mul_(inverse.index_select(0, targets))
+        if weight is None or not (version is None or torch.compiler.is_compiling()):
+            self._normalized = _NONE if weight is None else weakref.ref(weight), version, normalized
+        return normalized
+
+    def _with_loops(self, edge_index: Tensor, weight: Tensor) -> Tensor:
+        if self.loops < 0:
+            return weight
+        source, target = edge_index
+        given = source == target
+        loops = weight.new_ones(self.loops)
+        loops[source[given].long()] = weight[given]
+        return torch.cat([weight, loops])

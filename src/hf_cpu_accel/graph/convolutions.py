@@ -20,11 +20,17 @@ from hf_cpu_accel.graph.propagate import FastPropagate, aggregate
 LINEAR_REDUCTIONS = ("sum", "mean")  # a linear map may be applied before or after them
 
 
+def _is_plain_weight(weight: Any, edge_index: Any) -> bool:
+    """One number per edge, without a gradient."""
+    plain = isinstance(weight, Tensor) and weight.is_floating_point() and not weight.requires_grad
+    return weight is None or (plain and weight.shape == edge_index.shape[1:])
+
+
 def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     """The normalisation depends on the graph alone, and is kept with it."""
     # What `improved` does to edges without weights has changed between versions.
     if (
-        edge_weight is not None
+        not _is_plain_weight(edge_weight, edge_index)
         or not conv.normalize
         or conv.improved
         or conv.cached
@@ -35,7 +41,7 @@ def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_w
     graph = graph_of(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
     if graph is None:
         return NotImplemented
-    value = graph[0].normalized()
+    value = graph[0].normalized(edge_index, edge_weight)
     bias = conv.bias
     if conv.in_channels < conv.out_channels:
         output = conv.lin(aggregate(graph[0], x, "sum", value))

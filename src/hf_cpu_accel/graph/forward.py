@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.matrices import with_plain_edges
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of, takes
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
 
@@ -24,7 +26,8 @@ class FastForward:
         self.conv, self.propagate, self.compute = conv, propagate, compute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.compute(self.conv, self.propagate, *args, **kwargs)
+        plain, named = with_plain_edges(self.conv, args, kwargs)
+        output = self.compute(self.conv, self.propagate, *plain, **named)
         if output is NotImplemented:
             return type(self.conv).forward(self.conv, *args, **kwargs)
         self.propagate.count()
@@ -38,7 +41,11 @@ def graph_of(
     source, target = (x, x) if isinstance(x, Tensor) else x
     if not takes(conv, edge_index) or not isinstance(source, Tensor) or source.dim() != 2:
         return None
-    if source.dtype not in KERNEL_DTYPES or (target is not None and target.dim() != 2):
+    if (
+        source.layout is not torch.strided
+        or source.dtype not in KERNEL_DTYPES
+        or (target is not None and target.dim() != 2)
+    ):
         return None
     if conv.flow == "target_to_source" and not isinstance(x, Tensor):
         return None

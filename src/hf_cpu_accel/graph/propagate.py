@@ -16,6 +16,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.graph.reduction import Reduction
 from hf_cpu_accel.ops.messages import message_reduce
@@ -119,6 +120,10 @@ class FastPropagate:
     def __call__(self, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
         conv = self.conv
         if args or not takes(conv, edge_index):
+            output = None if args else propagate_matrix(self, edge_index, kwargs)
+            if output is not None:
+                self.count()
+                return output
             return self._stock(edge_index, *args, size=size, **kwargs)
         output = None
         if self.compute is not None:

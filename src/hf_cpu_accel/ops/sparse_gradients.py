@@ -74,7 +74,7 @@ def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x, output, ties = ctx.saved_tensors
-    shared = (grad / ties.clamp(min=1)).to(x.dtype)
+    shared = (grad / ties).to(x.dtype)
     grad_x = grad_value = None
     if ctx.needs_input_grad[3] and col is None:
         row = row_of_edge(rowptr, x.shape[0])

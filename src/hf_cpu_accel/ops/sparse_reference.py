@@ -113,7 +113,7 @@ def spmm_extreme_reference(
     if value is not None:
         messages = messages * value[:edges].reshape(edges, 1)
     reached = (messages == output.float().index_select(0, row)).float()
-    return output, torch.zeros(output.shape).index_add(0, row, reached)
+    return output, torch.zeros(output.shape).index_add(0, row, reached).clamp_(min=1)
 
 
 def spmm_extreme_backward_reference(

@@ -37,7 +37,20 @@ def accelerate_message_passing(context: Context) -> list[PlanItem]:
         else:
             continue
         context.handled.add(id(module))
+    if context.config.reorder != "none" and items:
+        items.append(_reorder(context))
     return items
+
+
+def _reorder(context: Context) -> PlanItem:
+    from hf_cpu_accel.graph.reorder import ReorderedForward
+
+    if "forward" in vars(context.root):
+        return PlanItem.left("", "order of nodes", "its forward was replaced already")
+    reordered = ReorderedForward(context.root, context.config.reorder)
+    add_attribute(context.journal, context.root, "forward", reordered)
+    op = f"reorder={context.config.reorder!r}"
+    return PlanItem("", "order of nodes", op, "float32", packed_bytes=0, reason=None)
 
 
 def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
@@ -48,6 +61,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     from hf_cpu_accel.graph.message import read_message
     from hf_cpu_accel.graph.propagate import FastPropagate
     from hf_cpu_accel.graph.reduction import read_reduction
+    from hf_cpu_accel.graph.scripting import StockForScript
 
     name = type(conv).__name__
     reduction = read_reduction(conv.aggr_module)
@@ -65,6 +79,7 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     propagate = FastPropagate(conv, message, reduction, special)
     if plain:
         add_attribute(context.journal, conv, "propagate", propagate)
+    add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
     kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
     context.handled.update(_read_weights(conv))
     op = kernel if message is not None else f"own message, {kernel}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class NormRule:
             p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
         ):
             return None
+        if len(inspect.signature(module.forward).parameters) != 1:
+            return None  # a norm of graphs or with a gate: its callers give it more than the hidden states
         spec = identify_norm(module)
         return None if spec is None else Match(module, path, spec)
 

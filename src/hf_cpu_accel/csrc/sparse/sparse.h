@@ -31,7 +31,7 @@ struct Spmm {
   const float* bias = nullptr;     // [features], may be null
   const float* value = nullptr;    // null: ones. Edge e, head h: value[e * value_edge + h * value_head]
   int64_t value_edge = 1, value_head = 0;
-  float* ties = nullptr;           // min and max, may be null: [rows][features], how many edges reach the extreme
+  float* ties = nullptr;           // min and max, may be null: [rows][features], how many edges reach the extreme, at least 1
 };
 
 // The edges [begin, end) of one row that is shared among threads; their sums (or extremes) go to `sums` and `ties`, both [features].

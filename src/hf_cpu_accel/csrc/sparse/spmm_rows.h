@@ -97,7 +97,10 @@ inline void spmm_block(const hfca::Spmm& s, int64_t row, const hfca::RowPart* pa
   reduce_block<bf16, weights, extreme, ties, vectors>(s, begin, end, block, [&](auto v, Float sum, Float tied) HFCA_INLINE {
     const int64_t column = block.column + v * Simd::width;
     const int lanes = block.lanes(v);
-    if constexpr (ties) store_columns<false>(part ? part->ties : s.ties + row * s.features, column, lanes, tied);
+    if constexpr (ties) {
+      if (part) store_columns<false>(part->ties, column, lanes, tied);
+      else store_columns<false>(s.ties + row * s.features, column, lanes, Simd::max(tied, Simd::set1(1.0f)));
+    }
     if (part) return store_columns<false>(part->sums, column, lanes, sum);
     if (extreme && degree == 0) sum = Simd::zero();
     if (s.reduce == hfca::Reduce::mean && degree > 1) sum = Simd::div(sum, Simd::set1(static_cast<float>(degree)));

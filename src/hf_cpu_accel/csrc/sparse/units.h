@@ -99,7 +99,7 @@ inline void finish_hub(const Spmm& s, const RowPart* parts, int64_t count) {
     }
     if (s.reduce == Reduce::mean) sum /= degree;
     parts[0].sums[k] = sum;
-    if (s.ties) s.ties[row * s.features + k] = ties;
+    if (s.ties) s.ties[row * s.features + k] = std::max(ties, 1.0f);
   }
 }
 

@@ -1,0 +1,112 @@
+"""Other numbers for the nodes, so that neighbours lie near each other in memory: `accelerate_for_cpu(model, reorder="rcm")`.
+
+The features of a model's call are put into the new order and its outputs back into the caller's, once per call and not per layer.
+What it gains is what the graph has of structure and its numbers have not: on meshes, roads and communities numbered at random an
+aggregation takes about half the time; on random power-law graphs none of the orders helps, and the two permutations are lost.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOST_ORDERS = 4
+
+
+def node_order(edge_index: Tensor, nodes: int, kind: str) -> Tensor:
+    """[nodes] int64, the old number of each new one.
+
+    "degree": by falling degree, so that the rows that are read most lie together. "rcm": reverse Cuthill-McKee, which makes the
+    matrix a band around its diagonal (Cuthill & McKee 1969, doi:10.1145/800195.805928).
+    """
+    if kind == "degree":
+        return torch.argsort(
+            torch.bincount(edge_index.flatten().long(), minlength=nodes), descending=True, stable=True
+        )
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+    ones = torch.ones(2 * edge_index.shape[1], dtype=torch.int8).numpy()
+    both = torch.cat([edge_index, edge_index.flip(0)], dim=1).numpy()
+    matrix = coo_matrix((ones, both), shape=(nodes, nodes)).tocsr()
+    return torch.from_numpy(reverse_cuthill_mckee(matrix, symmetric_mode=True).copy()).long()
+
+
+class ReorderedForward:
+    """Called in place of the model's `forward(x, edge_index, ...)`, which stays on the class.
+
+    Served are calls with x [N, ...], an edge_index with numbers below N, and no other tensor of N rows, that return a tensor of N
+    rows. Others go to the model as they are. Edges keep their order, so that weights and attributes of edges need not be touched.
+    """
+
+    def __init__(self, model: nn.Module, kind: str) -> None:
+        if kind == "rcm" and importlib.util.find_spec("scipy") is None:
+            raise ValueError("reorder='rcm' needs scipy: install it, or take 'degree'")
+        self.model, self.kind = model, kind
+        self.served = 0
+        self._orders: OrderedDict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor, Tensor, Tensor]] = (
+            OrderedDict()
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = type(self.model).forward
+        order = self._order_for(args, kwargs)
+        if order is None:
+            return forward(self.model, *args, **kwargs)
+        old, number, edge_index = order
+        output = forward(self.model, args[0].index_select(0, old), edge_index, *args[2:], **kwargs)
+        if not isinstance(output, Tensor) or output.dim() == 0 or output.shape[0] != len(old):
+            return forward(self.model, *args, **kwargs)
+        self.served += 1
+        return output.index_select(0, number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_orders": OrderedDict()}  # weak references are not copied or stored
+
+    def _order_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        if len(args) < 2 or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        x, edge_index, *others = args
+        if not (_is_plain(x) and _is_plain(edge_index)) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            return None
+        nodes = x.shape[0]
+        if x.dim() < 2 or nodes == 0 or edge_index.dtype not in (torch.int64, torch.int32):
+            return None
+        if any(
+            isinstance(other, Tensor) and nodes in other.shape[:1] for other in (*others, *kwargs.values())
+        ):
+            return None
+        return self._known(edge_index, nodes)
+
+    def _known(self, edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        key = id(edge_index), edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes
+        entry = self._orders.get(key)
+        if entry is not None and entry[0]() is edge_index:
+            return entry[1:]
+        if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= nodes):
+            return None  # the model says so
+        old = node_order(edge_index, nodes, self.kind)
+        number = torch.empty_like(old)
+        number[old] = torch.arange(nodes)
+        known = old, number, number[edge_index.long()].contiguous()
+        self._orders[key] = weakref.ref(edge_index, lambda _: self._orders.pop(key, None)), *known
+        while len(self._orders) > MOST_ORDERS:
+            self._orders.popitem(last=False)
+        return known
+
+
+def _is_plain(tensor: object) -> bool:
+    """A tensor on the CPU that is known again: no subclass with a meaning of its own, nothing sparse."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_inference()
+    )

@@ -1,0 +1,53 @@
+"""Runs test_sparse_fuzz.py with the kernels that `make asan` built, under AddressSanitizer, on the lowest and the highest tier.
+
+Their library must not lie in the package: the folder of the package is linked together anew around it. AddressSanitizer has to be
+loaded before Python; leaks are not looked for, since Python and torch keep what they have until the end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import hf_cpu_accel
+
+TESTS = Path(__file__).parent
+LIBRARY = TESTS.parents[1] / "build" / "asan" / "_C.abi3.so"
+
+
+def main(cases: str) -> int:
+    if not LIBRARY.exists():
+        print(f"{LIBRARY} is not there: run `make asan`, which builds it")
+        return 2
+    compiler = os.environ.get("CXX", "g++")
+    # Python itself has no C++ runtime: AddressSanitizer would not find the one to hook exceptions of.
+    runtimes = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "hf_cpu_accel"
+        package.mkdir()
+        for entry in Path(hf_cpu_accel.__file__).parent.iterdir():
+            if not entry.name.startswith("_C"):
+                (package / entry.name).symlink_to(entry)
+        (package / LIBRARY.name).symlink_to(LIBRARY)
+        for tier in ("generic", "avx512_bf16"):
+            environment = {
+                **os.environ,
+                "LD_PRELOAD": " ".join(runtimes),
+                "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
+                "HF_CPU_ACCEL_ISA": tier,
+                "PYTHONPATH": folder,
+            }
+            command = [sys.executable, str(TESTS / "test_sparse_fuzz.py"), "--cases", cases]
+            if code := subprocess.run(command, env=environment).returncode:
+                return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "10000"))
