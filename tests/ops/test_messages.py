@@ -14,7 +14,7 @@ from hf_cpu_accel.ops import messages_reference as reference
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
 
 OPS = torch.ops.hf_cpu_accel
-WIDTHS = (1, 17, 72, 145)
+WIDTHS = (17, 145)
 ALL = ",".join(messages.AGGREGATES)
 
 
@@ -57,7 +57,7 @@ def check_messages(seed: int = 0) -> None:
 
 def check_gradients(width: int) -> None:
     for form, relu in itertools.product(forms(parts(width)), (False, True)):
-        for reduces in (("sum",), ("max",), ("mean", "min", "max", "std"), ("var", "min")):
+        for reduces in (("sum", "max"), ("mean", "min", "max", "std"), ("var",)):
             _same_gradients(form, relu, reduces)
         learned = {name: part.requires_grad_() for name, part in form.items() if part.is_floating_point()}
         arguments = [
