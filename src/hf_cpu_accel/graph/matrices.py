@@ -183,15 +183,15 @@ def propagate_matrix(propagate: FastPropagate, matrix: Any, kwargs: dict[str, An
         return None
     from hf_cpu_accel.graph.propagate import takes  # which imports this module
 
-    message = propagate.message
+    message, reduce = propagate.message, propagate.reduce
     if not takes(conv, edges.edge_index):
         return None
-    if message is not None and propagate.reduce is not None and not message.heads and conv.fuse:
+    if message is not None and reduce is not None and not message.heads and conv.fuse:
         x: Any = kwargs.get(message.features)
         weighted = message.weight is not None and kwargs.get(message.weight) is not None
-        if weighted or not edges.fits(x) or not _is_product(conv, message, propagate.reduce):
+        if weighted or not edges.fits(x) or not _is_product(conv, message, reduce):
             return None
-        return _multiply(propagate, propagate.reduce, edges, x if isinstance(x, Tensor) else x[0], kwargs)
+        return _multiply(propagate, reduce, edges, x if isinstance(x, Tensor) else x[0], kwargs)
     own = {name for name in conv._user_args if kwargs.get(name) is None}
     if conv.fuse or edges.values is not None or own.intersection(_FROM_ENTRIES):
         return None

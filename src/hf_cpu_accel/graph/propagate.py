@@ -122,7 +122,7 @@ class FastPropagate:
         if args or not takes(conv, edge_index):
             output = None if args else propagate_matrix(self, edge_index, kwargs)
             if output is not None:
-                self.served += 1
+                self.count()
                 return output
             return self._stock(edge_index, *args, size=size, **kwargs)
         output = None

@@ -43,9 +43,10 @@ def _table(
         groups["slope"] = [slope]
     if bases:
         groups = {"base": [sum(bases[1:], bases[0])], **groups}
-    for name, count in zip(("min", "max"), ties.split(features, dim=1) if len(ties) else (), strict=False):
-        if name in grads:
-            groups[name] = [values[name], grads[name] / count.clamp(min=1)]
+    extremes = [name for name in ("min", "max") if name in grads]
+    counts = dict(zip(("min", "max"), ties.split(features, dim=1), strict=True)) if extremes else {}
+    for name in extremes:
+        groups[name] = [values[name], grads[name] / counts[name].clamp(min=1)]
     return torch.cat([part for parts in groups.values() for part in parts], dim=1), ",".join(groups)
 
 
