@@ -21,7 +21,8 @@ def _fresh_dynamo(
     torch.set_num_threads(1)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
     torch._dynamo.reset()
-    torch_private.counters("hf_cpu_accel").clear()
+    for name in ("hf_cpu_accel", "stats"):
+        torch_private.counters(name).clear()
     report._graphs.clear()
     yield
     torch._dynamo.reset()

@@ -162,7 +162,8 @@ def test_generated_code_agrees(make: Callable[[], nn.Module], compiled: Callable
     fast = compiled(model)
     for batch, length in ((2, 9), (3, 20), (5, 4)):
         check(fast, model, inputs(make, batch, length))
-    assert only_graph().left is None
+    assert report.graphs()[-1].left is None
+    assert torch_private.counters("stats")["unique_graphs"] == 1
 
 
 @pytest.mark.usefixtures("no_codegen")

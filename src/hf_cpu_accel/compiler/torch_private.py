@@ -122,13 +122,13 @@ def without_floats(scalars: Iterable[torch.SymFloat]) -> Iterator[None]:
     """
     from torch._dynamo.symbolic_convert import TensorifyState
 
-    before = set(TensorifyState.force_specializations)
-    for scalar in scalars:
-        TensorifyState.specialize(str(scalar.node._expr))
+    # Names that torch itself adds meanwhile must outlive this: the next trace reads them.
+    ours = {str(scalar.node._expr) for scalar in scalars} - TensorifyState.force_specializations
+    TensorifyState.force_specializations.update(ours)
     try:
         yield
     finally:
-        TensorifyState.force_specializations.intersection_update(before)
+        TensorifyState.force_specializations.difference_update(ours)
 
 
 def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
