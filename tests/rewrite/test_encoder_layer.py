@@ -64,6 +64,11 @@ def dinov2(value: float = 1e-4) -> nn.Module:
     return tf.Dinov2Model(tf.Dinov2Config(**{**IMAGES, "mlp_ratio": 2, "layerscale_value": value})).eval()
 
 
+def dinov3() -> nn.Module:
+    """Its tables are for patches alone: the tokens before them are not turned."""
+    return tf.DINOv3ViTModel(tf.DINOv3ViTConfig(**IMAGES, num_register_tokens=3)).eval()
+
+
 def pixtral() -> nn.Module:
     """RMS norms, gates, and tables of positions for rows and columns."""
     return tf.PixtralVisionModel(tf.PixtralVisionConfig(**IMAGES)).eval()
@@ -141,6 +146,7 @@ FUSED = {
     "whisper": (whisper_encoder, 2),
     "dinov2": (dinov2, 2),
     "pixtral": (pixtral, 2),
+    "dinov3": (dinov3, 2),
     "yolos": (yolos, 2),
     "t5": (t5, 2),
     "t5 gated": (lambda: t5(feed_forward_proj="gated-gelu"), 2),

@@ -19,7 +19,14 @@ from hf_cpu_accel.rewrite.attention_interface import padding_of
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.distance_bias import DistanceBias
-from hf_cpu_accel.rewrite.encoder_parts import BIAS, MASK, ROTARY, EncoderLayerParts, EncoderSignature
+from hf_cpu_accel.rewrite.encoder_parts import (
+    BIAS,
+    MASK,
+    ROTARY,
+    EncoderLayerParts,
+    EncoderSignature,
+    lengthened,
+)
 from hf_cpu_accel.rewrite.encoder_reading import parameter_names, read
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
@@ -83,8 +90,12 @@ class FusedEncoderLayer(Mixed):
                 mask = value
             elif name == BIAS and name in signature.names and _is_bias(value):
                 bias = value
-            elif name == ROTARY and signature.rotates and _are_tables(value, hidden_states.shape[1]):
+            elif name == ROTARY and signature.rotates and _are_tables(value):
                 tables = tuple(table if table.dim() == 3 else table[None] for table in value)
+                if signature.partly and tables[0].shape[1] < hidden_states.shape[1]:
+                    tables = lengthened(tables, hidden_states.shape[1])
+                if any(table.shape[1] != hidden_states.shape[1] for table in tables):
+                    return None
             elif name == _CAUSAL:
                 causal = True
             else:
@@ -220,11 +231,11 @@ def _is_bias(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
 
 
-def _are_tables(value: Any, length: int) -> bool:
-    """Whether that is (cos, sin) for the positions of so many tokens."""
+def _are_tables(value: Any) -> bool:
+    """Whether that is (cos, sin)."""
     return (
         isinstance(value, tuple)
         and len(value) == 2
-        and all(isinstance(t, Tensor) and t.dim() in (2, 3) and t.shape[-2] == length for t in value)
+        and all(isinstance(t, Tensor) and t.dim() in (2, 3) for t in value)
         and all(t.dtype in (torch.float32, torch.bfloat16) for t in value)
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
 from hf_cpu_accel.packing import PackedWeight
@@ -94,6 +95,7 @@ class EncoderSignature:
     Attributes:
         names: of the parameters of its forward after hidden_states, in their order.
         rotates: whether it turns queries and keys by the tables that it is given.
+        partly: whether tables for fewer positions turn the last ones, and leave those before them (class tokens) as they are.
         boolean_masks: whether it understands those; masks that are added it understands in any case.
         ignored: names of arguments that hosts pass and that change nothing.
         rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
@@ -101,6 +103,7 @@ class EncoderSignature:
 
     names: tuple[str, ...]
     rotates: bool = False
+    partly: bool = False
     boolean_masks: bool = True
     ignored: frozenset[str] = frozenset()
     rest: tuple[Literal["bias"] | None, ...] | None = None
@@ -110,6 +113,13 @@ class EncoderSignature:
         if self.rest is None:
             return hidden_states
         return (hidden_states, *(bias if kind == "bias" else None for kind in self.rest))
+
+
+def lengthened(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [1 or batch, positions, head_size] for so many positions: those added, in front, turn nothing."""
+    cos, sin = tables
+    front = (0, 0, length - cos.shape[1], 0)
+    return functional.pad(cos, front, value=1.0), functional.pad(sin, front)
 
 
 def side_by_side(linears: tuple[PackedLinear, ...]) -> tuple[PackedWeight, Tensor | None]:

@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.encoder_parts import (
     EncoderLayerParts,
     EncoderSignature,
     are_adjacent,
+    lengthened,
 )
 from hf_cpu_accel.rewrite.layer_trace import LayerTrace
 from hf_cpu_accel.rewrite.norm import identify_norm
@@ -164,8 +165,24 @@ class _Reader:
         rotates = not torch.equal(turned, unturned)
         ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
         return EncoderSignature(
-            self.names, rotates, ignored=ignored, rest=tuple(rest) if isinstance(output, tuple) else None
+            self.names,
+            rotates,
+            rotates and self._turns_the_last(),
+            ignored=ignored,
+            rest=tuple(rest) if isinstance(output, tuple) else None,
         )
+
+    def _turns_the_last(self) -> bool:
+        """Whether tables without the first position do what tables do that leave it as it is."""
+        given = self._alone(turn=True)
+        short = tuple(table[:, 1:] for table in given[ROTARY])
+        try:
+            output = _hidden_states(self.layer(self.hidden_states, **{**given, ROTARY: short}))
+        except (RuntimeError, ValueError):  # sizes that do not match
+            return False
+        given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
+        expected = _hidden_states(self.layer(self.hidden_states, **given))
+        return torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
 
     def _relative(self, seen: LayerTrace) -> Tensor | None:
         """The table of the bias that the layer makes by itself.
