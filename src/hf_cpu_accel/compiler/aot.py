@@ -9,8 +9,6 @@ The file is machine code: load only files whose maker you trust.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -22,10 +20,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.compiler.torch_private import has_compiler, load_package, write_package
 from hf_cpu_accel.hardware import detect
 
 SUFFIX = ".pt2"
-_COMPILERS = ("g++", "clang++")
 
 
 def export_aot(
@@ -76,10 +74,7 @@ def export_aot(
         "torch": torch.__version__,
         "cpu": detect().model_name,
     }
-    written = torch._inductor.aoti_compile_and_package(
-        program, package_path=str(path), inductor_configs={"aot_inductor.metadata": metadata}
-    )
-    return Path(written)
+    return Path(write_package(program, str(path), metadata))
 
 
 def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
@@ -91,8 +86,7 @@ def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
     if not path.is_file():
         raise ValueError(f"path={str(path)!r}: there is no such file")
     _check_kernels()
-    compiled = torch._inductor.aoti_load_package(str(path))
-    metadata = compiled.get_metadata()
+    compiled, metadata = load_package(str(path))
     if "hf_cpu_accel" not in metadata:
         raise ValueError(f"path={str(path)!r} was not written by export_aot")
     names, outputs = json.loads(metadata["inputs"]), json.loads(metadata["outputs"])
@@ -100,8 +94,7 @@ def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:
     def run(**inputs: Tensor) -> dict[str, Tensor]:
         if set(inputs) != set(names):
             raise TypeError(f"inputs {sorted(inputs)} do not match the file's: {', '.join(names)}")
-        values = torch.utils._pytree.tree_leaves(compiled(**inputs))
-        return dict(zip(outputs, values, strict=True))
+        return dict(zip(outputs, compiled(**inputs), strict=True))
 
     return run
 
@@ -152,11 +145,10 @@ def _names(output: Any, name: str = "") -> list[str]:
 
 def _check_build() -> None:
     _check_kernels()
-    compiler = os.environ.get("CXX")
-    if shutil.which(compiler) is None if compiler else not any(map(shutil.which, _COMPILERS)):
+    if not has_compiler():
         raise RuntimeError(
-            f"export needs a C++ compiler and {compiler or ' or '.join(_COMPILERS)} is not in PATH; install one "
-            "(Debian, Ubuntu: apt install g++) or name it in the variable CXX"
+            "export needs a C++ compiler, and none was found; install one (Debian, Ubuntu: apt install g++) or name it in the "
+            "variable CXX"
         )
 
 

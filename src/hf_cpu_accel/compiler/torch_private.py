@@ -70,6 +70,24 @@ def compile_with_inductor(
     return compiled
 
 
+def write_package(program: torch.export.ExportedProgram, path: str, metadata: dict[str, str]) -> str:
+    """AOTInductor's code for the program, with its weights, in a file. Returns the path."""
+    from torch._inductor import aoti_compile_and_package
+
+    settings = {"aot_inductor.metadata": metadata}
+    written: str = aoti_compile_and_package(program, package_path=path, inductor_configs=settings)
+    return written
+
+
+def load_package(path: str) -> tuple[Callable[..., list[Any]], dict[str, str]]:
+    """What runs the code in such a file and gives its outputs in a row, and the file's metadata."""
+    from torch._inductor import aoti_load_package
+    from torch.utils._pytree import tree_leaves
+
+    compiled = aoti_load_package(path)
+    return lambda **inputs: tree_leaves(compiled(**inputs)), compiled.get_metadata()
+
+
 def inductor_default(name: str) -> Any:
     """The setting of Inductor's config that holds now.
 

@@ -91,11 +91,11 @@ class FusedEncoderLayer(Mixed):
             elif name == BIAS and name in signature.names and _is_bias(value):
                 bias = value
             elif name == ROTARY and signature.rotates and _are_tables(value):
-                tables = tuple(table if table.dim() == 3 else table[None] for table in value)
-                if signature.partly and tables[0].shape[1] < hidden_states.shape[1]:
-                    tables = lengthened(tables, hidden_states.shape[1])
-                if any(table.shape[1] != hidden_states.shape[1] for table in tables):
+                given = tuple(table if table.dim() == 3 else table[None] for table in value)
+                given = lengthened(given, hidden_states.shape[1]) if signature.partly else given
+                if any(table.shape[1] != hidden_states.shape[1] for table in given):
                     return None
+                tables = given
             elif name == _CAUSAL:
                 causal = True
             else:

@@ -115,10 +115,10 @@ class EncoderSignature:
         return (hidden_states, *(bias if kind == "bias" else None for kind in self.rest))
 
 
-def lengthened(tables: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [1 or batch, positions, head_size] for so many positions: those added, in front, turn nothing."""
+def lengthened(tables: tuple[Tensor, ...], length: int) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [1 or batch, positions, head_size] for so many positions at least: those added, in front, turn nothing."""
     cos, sin = tables
-    front = (0, 0, length - cos.shape[1], 0)
+    front = (0, 0, max(0, length - cos.shape[1]), 0)
     return functional.pad(cos, front, value=1.0), functional.pad(sin, front)
 
 

@@ -20,9 +20,11 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, axis, is_call, same_size, same_sizes, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.ops.decoder_checks import NORM_KINDS
 from hf_cpu_accel.packing import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
+_LAYER_NORMS = [NORM_KINDS.index("layer_norm")] * 2  # of attention and of the feed-forward network
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,9 @@ def _fuse(
         ours.encoder_layer.default,
         *(
             hidden,
-            None,
+            None,  # padding
             mask,
+            *(None, None, None, 0),  # no bias of distances, rotation or window
             qkv,
             qkv_scale,
             qkv_bias,
@@ -141,6 +144,7 @@ def _fuse(
         *(call.weight, call.scale, call.bias, *attention_norm),
         *(up, up_scale, up_bias, down, down_scale, down_bias, up_features, activation, *ffn_norm),
         *(sizes[0], norm_before is not None, narrow),
+        *(_LAYER_NORMS, False, None, None),
     )
     rewriter.replace(node, layer)
     return True
