@@ -71,6 +71,18 @@ def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> 
     assert ((linear(x, packed) - truth).abs() <= limit + 1e-6 * truth.abs().max()).all()
 
 
+def check_rounding_of_wide_input(m: int, k: int, n: int, seed: int) -> None:
+    """int8-weight: each output, also a single one, is at most 5.5 deviations of its row's rounding to 16 (14) bits off."""
+    g = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5
+    packed = pack_linear(weight, "int8-weight")
+    values = unpack_linear(packed).double()
+    step = rotate(x).abs().amax(dim=1) / ((128**2 if SEVEN_BITS else 256**2) // 2 - 1)
+    deviation = step[:, None].double() / 12**0.5 * rotate_back(values).norm(dim=1)
+    truth = x.double() @ values.T
+    assert ((linear(x, packed) - truth).abs() <= 5.5 * deviation + 1e-6 * truth.abs().max()).all()
+
+
 def check_linear(seed: int = 0) -> None:
     """All of it in one call, for the test that repeats it on every instruction-set tier."""
     for dtype in BOUND:
@@ -90,6 +102,12 @@ def test_shapes(shape: tuple[int, int, int], dtype: str) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_and_residual(dtype: str, activation: str) -> None:
     check(17, 96, 70, dtype, activation, residual=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 251, 1), (1, 300, 2), (7, 96, 70)], ids=str)
+def test_rounding_of_wide_input(shape: tuple[int, int, int]) -> None:
+    for seed in range(50):
+        check_rounding_of_wide_input(*shape, seed=seed)
 
 
 @settings(max_examples=60, deadline=None)
