@@ -61,6 +61,13 @@ def is_small(edge_index: Any, features: int) -> bool:
     return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
+def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
+    """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
+    if not torch.is_grad_enabled() or not is_small(edge_index, x.shape[-1]):
+        return False
+    return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
+
+
 def adjacency_of(
     conv: MessagePassing, edge_index: Tensor, targets: int, sources: int, loops: int = -1
 ) -> Adjacency | None:
