@@ -102,7 +102,9 @@ def _scores_of_attributes(conv: GATConv, adjacency: Adjacency, edge_attr: Tensor
     """[entries, heads]: <W e, a> = <e, W^T a>."""
     weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
     by_head = torch.matmul(conv.att_edge[0].unsqueeze(1), weight).squeeze(1)
-    return with_loops(adjacency, F.linear(_columns(edge_attr), by_head).float()).index_select(0, adjacency.order)
+    return with_loops(adjacency, F.linear(_columns(edge_attr), by_head).float()).index_select(
+        0, adjacency.order
+    )
 
 
 def with_loops(adjacency: Adjacency, values: Tensor) -> Tensor:
