@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -151,7 +151,7 @@ def _layouts(
             )
 
 
-def _chains(stacks: dict[str, Tensor]) -> Iterator[tuple[str, str, bool]]:
+def _chains(stacks: Mapping[str, Tensor]) -> Iterator[tuple[str, str, bool]]:
     """(up, down, whether they are transposed): stacks of one length, of which the second takes what the first gives and gives
     what the first takes."""
     for (up, down), transposed in product(permutations(stacks, 2), (False, True)):
