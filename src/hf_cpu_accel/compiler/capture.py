@@ -65,6 +65,8 @@ def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and torch_private.is_higher_order(node.target):
             raise NotCaptured(f"it holds {node.target}, which takes graphs as arguments")
+        if node.op == "call_function" and torch_private.is_transform(node.target):
+            raise NotCaptured(f"it holds a transformed function, as of torch.vmap ({node.target.__name__})")
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _MODE_SWITCHES:
             raise NotCaptured(f"it switches modes on the way ({node.target.__name__})")
 

@@ -222,6 +222,11 @@ def is_higher_order(target: object) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_transform(target: object) -> bool:
+    """Whether the target of a node begins or ends what torch.func does to a function: values between have hidden dimensions."""
+    return str(getattr(target, "__module__", "")).startswith("torch._functorch")
+
+
 def storage_of(value: Tensor) -> int:
     """Equal for tensors, fake ones too, that share their memory."""
     return int(value.untyped_storage()._cdata)
