@@ -149,6 +149,12 @@ def without_floats(scalars: Iterable[torch.SymFloat]) -> Iterator[None]:
         TensorifyState.force_specializations.difference_update(ours)
 
 
+def is_of_module(number: torch.SymFloat) -> bool:
+    """Whether Dynamo found this float in a module, and not among the arguments of a call."""
+    sources = number.node.shape_env.var_to_sources.get(number.node.expr, ())
+    return any(source.guard_source.is_unspecialized_nn_module() for source in sources)
+
+
 def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor as torch documents it for graphs of one's own."""
     from torch._inductor import compile
