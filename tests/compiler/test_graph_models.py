@@ -37,15 +37,16 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "rgcn": lambda: pyg.RGCNConv(FEATURES, FEATURES, RELATIONS),
     "transformer": lambda: pyg.TransformerConv(FEATURES, 8, heads=2),
 }
-# How many layers' sums over edges are one op, and how often the edges are sorted: GCN adds self-loops to them in each layer.
+# How many layers' sums over edges are one op, and how often the edges are sorted: GCN and GAT add self-loops to them in each
+# layer.
 MESSAGES = {
     "gcn": (2, 2),
     "sage": (2, 1),
     "gin": (2, 1),
-    "gat": (0, 0),
-    "gatv2": (0, 0),
+    "gat": (2, 2),
+    "gatv2": (2, 2),
     "pna": (0, 0),
-    "transformer": (0, 0),
+    "transformer": (2, 1),
 }
 SAMPLES = ((30, 100), (50, 300), (77, 401))
 

@@ -289,6 +289,18 @@ MESSAGES: list[Callable[..., Tensor]] = [
     lambda m, x, edges, w: mean(gathered(m, x, edges), edges, len(x)),
     lambda m, x, edges, w: mean(w.view(-1, 1) * gathered(m, x, edges), edges, len(x)),
 ]
+
+
+def added_heads(m: Any, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+    """Rows [4, 4], and a weight for each of the first."""
+    weights = torch.stack([weight, weight * 2, weight.square(), weight + 1], dim=1)
+    known = x * torch.ones(16)  # so that the number of features is no symbol
+    messages = gathered(m, known.view(-1, 4, 4), edges) * weights.view(-1, 4, 1)
+    index = edges[1].view(-1, 1, 1).expand_as(messages)
+    return messages.new_zeros(len(x), 4, 4).scatter_add_(0, index, messages)
+
+
+MESSAGES.append(added_heads)
 EDGES = torch.tensor([[0, 1, 1, 4, 3, 5, 1], [2, 2, 0, 4, 5, 2, 2]])
 
 

@@ -3,11 +3,13 @@ makes no tensor with a row per edge.
 
     zeros[M, K].scatter_add_(0, target, weight * x[source])       and that over the number of edges of each target
 
-The edges are sorted by target once for all layers of a graph that use them.
+with one weight for each edge, or one for each head where rows are [heads, features], as GAT's attention gives them. The edges are
+sorted by target once for all layers of a graph that use them.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from hf_cpu_accel.compiler.passes.reading import (
     is_one,
     is_tensor,
     same_size,
+    same_sizes,
     value,
 )
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
@@ -49,7 +52,7 @@ class _Sum:
 
 def apply(rewriter: Rewriter) -> int:
     sorted_edges: dict[object, Node] = {}
-    sums = [found for found in _sums(rewriter) if value(found.node).dim() == 2]
+    sums = [found for found in _sums(rewriter) if value(found.node).dim() in (2, 3)]
     made = {}
     for found in sums:
         reduced = _fuse(rewriter, found, sorted_edges)
@@ -79,11 +82,11 @@ def _sums(rewriter: Rewriter) -> Iterator[_Sum]:
 
 
 def _column(node: object) -> Node | None:
-    """The vector [E] that `node` [E, K] repeats in every column."""
+    """The vector [E] that `node` [E, ...] repeats in every column."""
     if not is_call(node, aten.expand_as.default, aten.expand.default):
         return None
     column = args_of(node)[0]
-    if not is_tensor(column) or value(column).dim() != 2 or not is_one(value(column).shape[1]):
+    if not is_tensor(column) or not all(map(is_one, value(column).shape[1:])):
         return None
     vector = args_of(column)[0] if is_call(column, *VIEWS, aten.unsqueeze.default) else None
     return vector if is_tensor(vector) and value(vector).dim() == 1 else None
@@ -94,46 +97,53 @@ def _fuse(rewriter: Rewriter, found: _Sum, sorted_edges: dict[object, Node]) -> 
     if not is_call(gathered, aten.index_select.default):
         return None
     x, dim, source = args_of(gathered)
-    if value(x).dim() != 2 or axis(dim, 2) != 0 or value(source).dtype is not value(found.target).dtype:
+    if axis(dim, value(x).dim()) != 0 or value(source).dtype is not value(found.target).dtype:
         return None
     if value(x).dtype not in FLOATING or value(found.node).dtype is not value(x).dtype:
         return None
-    features = value(x).shape[1]
-    if not same_size(features, value(found.node).shape[1]) or not _is_wide(features):
+    (count, *row), (_, *made) = value(x).shape, value(found.node).shape
+    if not same_sizes(row, made) or not _is_wide(row):
+        return None
+    if weight is not None and not same_sizes(value(weight).shape[1:], row[:-1]):
         return None
     if rewriter.is_written(x, source, *([] if weight is None else [weight])):
         return None
     rows, node = found.size[0], found.node
-    key = (_identity(found.target), _identity(source), str(_number(rows)), str(value(x).shape[0]))
+    key = (_identity(found.target), _identity(source), str(_number(rows)), str(count))
     if key not in sorted_edges:
-        cols = rewriter.call(node, aten.sym_size.int, x, 0)
-        sorted_edges[key] = rewriter.call(
-            node, ours.coo_to_csr.default, found.target, source, rows, cols, -1, True
-        )
+        edges = (found.target, source, rows, rewriter.call(node, aten.sym_size.int, x, 0))
+        sorted_edges[key] = rewriter.call(node, ours.coo_to_csr.default, *edges, -1, True)
     rowptr, col, order = (rewriter.call(node, operator.getitem, sorted_edges[key], i) for i in range(3))
     if weight is not None:
         weight = rewriter.call(node, aten.index_select.default, weight, 0, order)
         weight = rewriter.call(node, aten.to.dtype, weight, torch.float32)
+    if len(row) == 2:
+        x = rewriter.call(node, aten.flatten.using_ints, x, 1)
     arguments = (rowptr, col, weight, x, "sum", None, 1.0, None, None, None, None)
     reduced = rewriter.call(node, ours.spmm_reduce.default, *arguments)
-    rewriter.replace(node, reduced)
+    rewriter.replace(
+        node, reduced if len(row) == 1 else rewriter.call(node, aten.view.default, reduced, [rows, *row])
+    )
     return reduced
 
 
 def _weighted(messages: Node) -> tuple[Node | None, Node]:
-    """The weight [E] of each message, and what it is multiplied with."""
+    """The weight [E] of each message, or [E, heads], and what it is multiplied with."""
     if is_call(messages, aten.mul.Tensor):
         for weight, gathered in (args_of(messages), args_of(messages)[::-1]):
             if not is_call(weight, *VIEWS, aten.unsqueeze.default) or not is_tensor(gathered):
                 continue
             vector = args_of(weight)[0]
-            if value(weight).dim() == 2 and is_one(value(weight).shape[1]) and value(vector).dim() == 1:
+            if same_sizes((*value(vector).shape, 1), value(weight).shape):
                 return vector, gathered
     return None, messages
 
 
-def _is_wide(features: object) -> bool:
-    return isinstance(features, torch.SymInt) or int(str(features)) >= FEWEST_FEATURES
+def _is_wide(row: list[Any]) -> bool:
+    """Sizes of several dimensions must be known: they are written into the graph."""
+    if any(isinstance(size, torch.SymInt) for size in row):
+        return len(row) == 1
+    return math.prod(row) >= FEWEST_FEATURES
 
 
 def _number(size: object) -> object:
