@@ -17,6 +17,7 @@ from hf_cpu_accel.compiler.passes import (
     ffn,
     handwritten_attention,
     linear,
+    messages,
     norm,
     parallel_linears,
     residual,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
+    "messages": messages.apply,
     "norm": norm.apply,
     "attention": attention.apply,
     "handwritten_attention": handwritten_attention.apply,
