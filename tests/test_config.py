@@ -37,9 +37,9 @@ def test_is_frozen_and_hashable():
         ({"int4_group": 48}, ValueError, r"int4_group=48: accepted are 32, 64, 128"),
         ({"dtype": 8}, TypeError, r"dtype=8: expected a string"),
         (
-            {"compile": "background"},
+            {"compile": "later"},
             ValueError,
-            r"compile='background' is not available yet, accepted: 'auto', 'off'",
+            r"compile='later' is unknown, accepted: 'auto', 'off', 'now', 'background'",
         ),
         ({"compile": True}, TypeError, r"compile=True"),
         ({"originals": "cloud"}, ValueError, r"originals='cloud'"),

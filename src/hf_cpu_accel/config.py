@@ -13,7 +13,7 @@ FILE_NAME = "cpu_accel_config.json"
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int8-weight", "int4")
 INT4_GROUPS = (32, 64, 128)
-COMPILE = ("auto", "off")
+COMPILE = ("auto", "off", "now", "background")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
 KV_CACHES = ("auto", "float32", "bfloat16", "int8")
@@ -22,7 +22,6 @@ PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
 PLANNED_DTYPES = ("int8-static",)
-PLANNED_COMPILE = ("now", "background")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,9 @@ class CPUAccelConfig:
             bits), `"int4"` (4-bit weights in groups, activations as for int8) or `"auto"`: bfloat16 where the CPU computes
             it faster than float32, for models that generate, and for weights that are bfloat16 already; else float32.
             Accumulation, norms and softmax are float32 always.
-        compile: `"off"` or `"auto"`. There is no compiled tier yet, so both mean off.
+        compile: what is done with blocks that were not fused whole: `"background"`: a child process of lowest priority compiles
+            them while the packed layers serve, and they are exchanged between two calls where the compiled form agrees and was
+            faster; `"now"`: the first call waits for that; `"off"`: nothing; `"auto"` means off.
         threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
         skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
             that is below them.
@@ -76,7 +77,7 @@ class CPUAccelConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
-        _check_choice("compile", self.compile, COMPILE, PLANNED_COMPILE)
+        _check_choice("compile", self.compile, COMPILE)
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
