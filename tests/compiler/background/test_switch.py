@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -261,6 +263,41 @@ def test_damaged_and_stale_artefacts_are_not_used(
     assert artifacts.load(tmp_path) is None
     (tmp_path / "block.pickle").write_bytes(b"nothing")
     assert artifacts.load(tmp_path) is None
+
+
+def test_what_others_can_write_to_is_not_loaded(
+    compiled_once: CompiledRegion, home: Path, tmp_path: Path
+) -> None:
+    (made,) = [path for path in home.glob("compiled/*/*") if path.is_dir()]
+    copied = Path(shutil.copytree(made, tmp_path / "copied"))
+    assert artifacts.load(copied) is not None
+    for path in (copied, copied / "block.pt2", copied / "block.pickle"):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o002)
+        assert artifacts.load(copied) is None
+        path.chmod(mode)
+
+
+@torch.no_grad()
+def test_torch_compile_and_export_see_tier_one(model: nn.Sequential) -> None:
+    input = torch.randn(SHAPE)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    close(compiled(input), model(input))
+    program = torch.export.export(model, (input,), strict=False)
+    close(program.module()(input), model(input))
+
+
+def test_the_signature_is_that_of_the_original(model: nn.Sequential) -> None:
+    assert list(inspect.signature(model[0].forward).parameters) == ["input"]
+
+
+@torch.no_grad()
+def test_a_forked_process_goes_on(model: nn.Sequential) -> None:
+    assert jobs._thread is not None
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if jobs._thread is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import os
 import pickle
 import platform
 import shutil
+import stat
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,8 +49,10 @@ def find(block: nn.Module, key: Key) -> Library | None:
 
 
 def load(folder: Path) -> Library | None:
-    """The artefact in `folder`; None if it is damaged or stale."""
+    """The artefact in `folder`; None if it is damaged, stale, or not this user's own."""
     try:
+        if not all(_is_own(path) for path in (folder, *folder.iterdir())):
+            return None
         compiled = pickle.loads((folder / _DESCRIPTION).read_bytes())
         if not isinstance(compiled, Compiled) or not unchanged(compiled.sources):
             return None
@@ -71,6 +74,12 @@ def write(compiled: Compiled, made: Path, into: Path) -> Path:
     except OSError:  # another process was first
         shutil.rmtree(target, ignore_errors=True)
     return final
+
+
+def _is_own(path: Path) -> bool:
+    """Whether nobody else can have put it there: it is code, and would run as this user."""
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _version(package: str) -> str:

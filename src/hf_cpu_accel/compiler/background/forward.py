@@ -33,9 +33,12 @@ class BlockForward:
     """
 
     def __init__(self, block: nn.Module, region: Region) -> None:
-        functools.update_wrapper(self, type(block).forward)  # callers look at the signature
+        self._start(block, region)
+
+    def _start(self, block: nn.Module, region: Region | None) -> None:
+        functools.update_wrapper(self, type(block).forward.__get__(block))  # callers look at the signature
         self.block = block
-        self.region: Region | None = region
+        self.region = region
         self._uses: dict[Key, _Use] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +119,7 @@ class BlockForward:
         return {"block": self.block}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.block, self.region, self._uses = state["block"], None, {}
+        self._start(state["block"], None)
 
 
 def _is_ordinary() -> bool:

@@ -87,6 +87,15 @@ def _work() -> None:
         _queue.get()()
 
 
+def _forget() -> None:
+    """In a forked process there is no such thread, and the child is the parent's."""
+    global _thread, _child, _lock
+    _thread, _child, _lock = None, None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _stop() -> None:
     """At exit: the child and the compilers that it started, its scratch folder with it."""
     child = _child
