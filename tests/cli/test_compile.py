@@ -34,7 +34,17 @@ def test_what_was_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "compile_here", lambda job: ("failed", "it cannot be traced", 1.5))
     output = run("--random-config", "bert-tiny", "--seq", "8", "--threads", "1", "--alone", "--report")
     row = next(line.split() for line in output.splitlines() if line.startswith("encoder.layer.* "))
-    assert row == ["encoder.layer.*", "2", "tier", "1", "-", "0", "0", "1.5", *["it", "cannot", "be", "traced"]]
+    assert row == [
+        "encoder.layer.*",
+        "2",
+        "tier",
+        "1",
+        "-",
+        "0",
+        "0",
+        "1.5",
+        *["it", "cannot", "be", "traced"],
+    ]
     assert "0 recompiles" in output
     assert "no graph" in output
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 import hf_cpu_accel
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.compiler.background import artifacts, jobs, verdict
+from hf_cpu_accel.compiler.background import artifacts, jobs, region, verdict
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.plan import CompiledRegion
 
@@ -91,6 +92,31 @@ def test_answers_are_of_tier_one_until_it_is_proven(
         close(model(input), expected)
     assert state(model).state == "tier 1"
     assert "the compiled form does not agree with tier 1: cosine" in str(state(model).reason)
+
+
+class Keeper(nn.Softsign):
+    def forward(self, input: Tensor) -> Tensor:
+        self.last = input.detach()
+        return super().forward(input)
+
+
+@torch.no_grad()
+def test_what_keeps_things_as_it_runs_keeps_tier_one(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library of plain blocks, which computes the same.
+    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find=lambda block, key: library))
+    (made,) = [path for path in Path(os.environ["HF_CPU_ACCEL_HOME"]).glob("compiled/*/*") if path.is_dir()]
+    library = artifacts.load(made)
+    model, input = blocks(), torch.randn(SHAPE)
+    for block in model:
+        block[1] = Keeper().eval()
+    accelerate_for_cpu(model, dtype="float32", compile="now")
+    model(input)
+    model(input)
+    assert state(model).reason == "it changes its arguments or attributes while it runs"
+    model(input + 1)
+    assert torch.equal(model[0][1].last, model[0][0](input + 1))
 
 
 @torch.no_grad()

@@ -50,16 +50,16 @@ def find(root: nn.Module) -> Found:
 
 def _collect(module: nn.Module, path: str, kinds: dict[tuple[str, str], dict[str, nn.Module]]) -> None:
     """Note the blocks at and below `module`, by where they repeat and how they are made."""
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential)
+    made = {name: structure(child) for name, child in module.named_children() if repeats and _is_block(child)}
     for name, child in module.named_children():
         child_path = f"{path}.{name}" if path else name
         if isinstance(child, _WHOLE):
-            continue  # one op
-        if isinstance(module, nn.ModuleList | nn.Sequential) and _is_block(child):
-            alike = [other for other in module if structure(other) == structure(child)]
-            if len(alike) > 1 or len(module) == 1:
-                kinds[path, structure(child)][child_path] = child
-                continue
-        _collect(child, child_path, kinds)
+            continue
+        if name in made and list(made.values()).count(made[name]) > 1:
+            kinds[path, made[name]][child_path] = child
+        else:
+            _collect(child, child_path, kinds)
 
 
 def _is_block(module: nn.Module) -> bool:

@@ -19,11 +19,12 @@ from hf_cpu_accel.compiler.background.verdict import disagreement
 
 @dataclass
 class _Use:
-    """A compiled form at one block; `proven` once it agreed with tier 1 there."""
+    """A compiled form at one block; `proven` once it agreed with tier 1 there, `changed` once tier 1 left traces in the block."""
 
     form: Form
     bound: BoundBlock
     proven: bool = False
+    changed: bool = False
 
 
 class BlockForward:
@@ -89,6 +90,7 @@ class BlockForward:
     ) -> Any:
         """Run both forms, compare and time them; the answer is tier 1's."""
         form = use.form
+        before = None if use.proven else (flatten(args, kwargs)[0], _attributes(self.block))
         try:
             if use.bound(args, kwargs, tensors) is NotImplemented:  # also packs what it needs
                 return self.tier_one(args, kwargs)
@@ -99,10 +101,14 @@ class BlockForward:
         expected = self.tier_one(args, kwargs)
         middle = time.perf_counter()
         try:
+            if before is not None and before != (flatten(args, kwargs)[0], _attributes(self.block)):
+                if use.changed:  # for the first time it may be something that is made once
+                    form.leave("it changes its arguments or attributes while it runs")
+                use.changed = True
+                return expected
             output = use.bound(args, kwargs, tensors)
             end = time.perf_counter()
             if output is NotImplemented:
-                form.leave("it changes its own attributes while it runs")
                 return expected
             difference = disagreement(output, expected, region.dtype)
         except Exception as error:
@@ -120,6 +126,13 @@ class BlockForward:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start(state["block"], None)
+
+
+def _attributes(block: nn.Module) -> list[dict[str, int]]:
+    """Which attributes, parameters, buffers and submodules the modules of `block` have; values by their identity."""
+    modules = list(block.modules())
+    holders = [held for m in modules for held in (vars(m), m._parameters, m._buffers, m._modules)]
+    return [{name: id(value) for name, value in held.items()} for held in holders]
 
 
 def _is_ordinary() -> bool:
