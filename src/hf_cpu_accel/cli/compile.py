@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,12 @@ def compile_model(
     alone: Annotated[
         bool, typer.Option("--alone", help="Leave module rules out: all of the model is the compiler's.")
     ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Copy the artefacts into this folder, for machines of the same kind.", show_default=False
+        ),
+    ] = None,
     random_config: Annotated[
         str | None,
         typer.Option(
@@ -49,6 +56,9 @@ def compile_model(
     from hf_cpu_accel.api import accelerate_for_cpu, explain
     from hf_cpu_accel.cli.bench_workload import workload
     from hf_cpu_accel.cli.tables import wide_console
+    from hf_cpu_accel.compiler.background import artifacts
+    from hf_cpu_accel.compiler.background.attach import libraries_of
+    from hf_cpu_accel.rewrite.apply import acceleration_of
 
     try:
         source = workload(model, random_config, task, batch, seq)
@@ -89,6 +99,13 @@ def compile_model(
         return
     console.print(_table(plan.compiled))
     console.print(f"{plan.recompiles} recompiles", style="dim")
+    if bundle is not None:
+        acceleration = acceleration_of(built)
+        assert acceleration is not None
+        copied = artifacts.export(libraries_of(acceleration), bundle)
+        console.print(
+            f"{copied} libraries in {bundle}; load them with compiled_bundle=..., trust_compiled=True"
+        )
     if report:
         for region in plan.compiled:
             _print_graph(console, region)

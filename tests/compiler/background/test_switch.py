@@ -23,8 +23,10 @@ from torch import Tensor, nn
 import hf_cpu_accel
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.compiler.background import artifacts, jobs, region, verdict
+from hf_cpu_accel.compiler.background.attach import libraries_of
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.plan import CompiledRegion
+from hf_cpu_accel.rewrite.apply import acceleration_of
 
 from .conftest import blocks, call_until, state, switched
 
@@ -105,7 +107,7 @@ def test_what_keeps_things_as_it_runs_keeps_tier_one(
     compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The library of plain blocks, which computes the same.
-    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find=lambda block, key: library))
+    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find=lambda *arguments: library))
     (made,) = [path for path in Path(os.environ["HF_CPU_ACCEL_HOME"]).glob("compiled/*/*") if path.is_dir()]
     library = artifacts.load(made)
     model, input = blocks(), torch.randn(SHAPE)
@@ -273,6 +275,23 @@ def test_another_process_needs_no_compiler_and_no_inductor(compiled_once: Compil
     }
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_bundle_serves_elsewhere_if_it_is_trusted(
+    compiled_once: CompiledRegion, model: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acceleration = acceleration_of(model)
+    assert acceleration is not None
+    assert artifacts.export(libraries_of(acceleration), tmp_path / "bundle") == 1
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("PATH", "")
+    given = {"dtype": "float32", "compile": "now", "compiled_bundle": tmp_path / "bundle"}
+    with pytest.raises(ValueError, match="pass trust_compiled=True if you trust who made it"):
+        accelerate_for_cpu(blocks(), **given)
+    other, input = accelerate_for_cpu(blocks(), trust_compiled=True, **given), torch.randn(SHAPE)
+    call_until(other, input, lambda: switched(other))
+    assert state(other).cached == 1
+    assert not list((tmp_path / "elsewhere").glob("compiled/*"))
 
 
 def test_damaged_and_stale_artefacts_are_not_used(

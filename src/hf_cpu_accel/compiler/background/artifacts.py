@@ -1,6 +1,7 @@
 """Compiled blocks on disk: found by what they were made of and with, used only if nothing of that has changed.
 
-An artefact is machine code. It is loaded from the folder of this package in the user's own home alone.
+An artefact is machine code. It is loaded from the folder of this package in the home of the user, and from a bundle that the user
+has said to trust.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import hashlib
 import os
 import pickle
 import platform
+import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,31 +30,52 @@ from hf_cpu_accel.compiler.background.trace import Compiled
 from hf_cpu_accel.compiler.fingerprint import fingerprint
 from hf_cpu_accel.runtime.home import home_folder
 
-_DESCRIPTION = "block.pickle"
+_COMPILED, _DESCRIPTION = "compiled", "block.pickle"
+_INSTRUCTIONS = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")  # flags that compilers look at
 
 
 def folder_of(block: nn.Module, key: Key) -> Path:
     """Where artefacts for blocks of this structure and calls of this form are, each in a folder of its own."""
     cpu = hardware.detect()
-    made_with = (torch.__version__, _version("transformers"), fingerprint(), platform.python_version())
-    made_for = (cpu.arch, sorted(cpu.flags), extension.status().tier)
+    made_with = (
+        torch.__version__,
+        _version("transformers"),
+        fingerprint(),
+        platform.python_version_tuple()[:2],
+    )
+    made_for = (cpu.arch, sorted(filter(_INSTRUCTIONS.match, cpu.flags)), extension.status().tier)
     text = repr((made_with, made_for, structure(block), key))
-    return home_folder() / "compiled" / hashlib.sha256(text.encode()).hexdigest()[:32]
+    return home_folder() / _COMPILED / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def find(block: nn.Module, key: Key) -> Library | None:
-    """An artefact made for such a block and call, whose sources are unchanged; None if there is none."""
-    for folder in sorted(path for path in folder_of(block, key).glob("*") if (path / _DESCRIPTION).is_file()):
-        library = load(folder)
-        if library is not None and library.fits(block):
-            return library
+def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | None:
+    """An artefact made for such a block and call, whose sources are unchanged; None if there is none.
+
+    Args:
+        bundle: a folder that `export` wrote and that the user trusts.
+    """
+    own = folder_of(block, key)
+    folders = [(own, False)] if bundle is None else [(own, False), (bundle / _COMPILED / own.name, True)]
+    for folder, trusted in folders:
+        for path in sorted(path for path in folder.glob("*") if (path / _DESCRIPTION).is_file()):
+            library = load(path, trusted=trusted)
+            if library is not None and library.fits(block):
+                return library
     return None
 
 
-def load(folder: Path) -> Library | None:
-    """The artefact in `folder`; None if it is damaged, stale, or not this user's own."""
+def export(libraries: Iterable[Library], bundle: Path) -> int:
+    """Copy the artefacts into the folder `bundle`, for machines of the same kind. Returns how many there are."""
+    folders = {library.folder for library in libraries}
+    for folder in folders:
+        shutil.copytree(folder, bundle / _COMPILED / folder.parent.name / folder.name, dirs_exist_ok=True)
+    return len(folders)
+
+
+def load(folder: Path, *, trusted: bool = False) -> Library | None:
+    """The artefact in `folder`; None if it is damaged, stale, or neither `trusted` nor this user's own."""
     try:
-        if not all(_is_own(path) for path in (folder, *folder.iterdir())):
+        if not trusted and not all(_is_own(path) for path in (folder, *folder.iterdir())):
             return None
         compiled = pickle.loads((folder / _DESCRIPTION).read_bytes())
         if not isinstance(compiled, Compiled) or not unchanged(compiled.sources):

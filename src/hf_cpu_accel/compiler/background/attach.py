@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.find import find
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.compiler.background.region import Form, Region
@@ -44,14 +46,23 @@ def attach(root: nn.Module, acceleration: Acceleration) -> None:
     journal, mode = acceleration.journal, acceleration.config.compile
     found = find(root)
     tier = CompiledTier(mode, [], found.reason)
+    given = acceleration.config.compiled_bundle
+    bundle = None if given is None else Path(given)
     for name, modules in found.regions.items():
-        region = Region(name, mode, acceleration.plan.dtype)
+        region = Region(name, mode, acceleration.plan.dtype, bundle)
         for module in modules:
             forward = BlockForward(module, region)
             region.blocks.append(forward)
             add_attribute(journal, module, "forward", forward)
         tier.regions.append(region)
     journal.record(tier)
+
+
+def libraries_of(acceleration: Acceleration) -> list[Library]:
+    """What was compiled or loaded for a model so far."""
+    tiers = [change for change in acceleration.journal.changes if isinstance(change, CompiledTier)]
+    regions = [region for tier in tiers for region in tier.regions]
+    return [library for region in regions for form in region.forms.values() for library in form.libraries]
 
 
 def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:

@@ -23,7 +23,7 @@ class Library:
     """A loaded artefact, shared by the blocks that it fits."""
 
     def __init__(self, compiled: Compiled, folder: Path) -> None:
-        self.compiled = compiled
+        self.compiled, self.folder = compiled, folder
         self.run = torch_private.load_library(str(folder / LIBRARY))
         self.nest = torch_private.nested(compiled.spec)
         guard = " and ".join(f"({guard})" for guard in compiled.guards) or "True"

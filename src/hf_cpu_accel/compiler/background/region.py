@@ -60,13 +60,14 @@ class Region:
     blocks: the forwards that stand in front of them.
     mode: "background" or "now".
     dtype: of packed weights.
+    bundle: where artefacts are looked for, too.
     forms: {key of a call: what became of it}.
     other_calls: why calls were not looked at, or None if all were.
     closed: the model was restored.
     """
 
-    def __init__(self, name: str, mode: str, dtype: str) -> None:
-        self.name, self.mode, self.dtype = name, mode, dtype
+    def __init__(self, name: str, mode: str, dtype: str, bundle: Path | None = None) -> None:
+        self.name, self.mode, self.dtype, self.bundle = name, mode, dtype, bundle
         self.blocks: list[BlockForward] = []
         self.forms: dict[Key, Form] = {}
         self.other_calls: str | None = None
@@ -106,7 +107,7 @@ class Region:
     ) -> None:
         waiting = [first, *(block for block in self.blocks if block is not first)]
         while waiting and len(form.libraries) < MAX_LIBRARIES and not self.closed:
-            library = artifacts.find(waiting[0].block, key)
+            library = artifacts.find(waiting[0].block, key, self.bundle)
             if library is not None:
                 form.cached += 1
             else:

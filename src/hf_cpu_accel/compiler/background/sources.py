@@ -43,18 +43,33 @@ def executed() -> Iterator[set[str]]:
 
 
 def stamps(files: set[str]) -> dict[str, str]:
-    """{file: hash of its text} of those that do not belong to Python, torch or this package."""
+    """{file: hash of its text} of those that do not belong to Python, torch or this package.
+
+    Files are named as they are below the folder that Python imports them from, so that another installation has them, too.
+    """
     found = {}
     for name in files:
         path = Path(name).resolve()
         standard = str(path).startswith(_STANDARD) and "site-packages" not in path.parts
         if not standard and not str(path).startswith(_KNOWN) and path.is_file():
-            found[str(path)] = _hash(path)
+            found[_portable(path)] = _hash(path)
     return found
 
 
 def unchanged(stamps: dict[str, str]) -> bool:
-    return all(Path(name).is_file() and _hash(Path(name)) == stamp for name, stamp in stamps.items())
+    """Whether all files are found and have that text."""
+    return all((path := _found(name)) is not None and _hash(path) == stamp for name, stamp in stamps.items())
+
+
+def _portable(path: Path) -> str:
+    folders = [Path(entry).resolve() for entry in sys.path if entry]
+    names = [str(path.relative_to(folder)) for folder in folders if path.is_relative_to(folder)]
+    return min(names, key=len, default=str(path))
+
+
+def _found(name: str) -> Path | None:
+    paths = [Path(name)] if Path(name).is_absolute() else [Path(entry) / name for entry in sys.path if entry]
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _hash(path: Path) -> str:
