@@ -118,7 +118,11 @@ def test_explain_names_modules_settings_and_kernels(model):
     [
         ({"dtype": "fp32"}, ValueError, "dtype='fp32' is unknown, accepted"),
         ({"dtype": "int8-static"}, ValueError, "not available yet"),
-        ({"compile": "now"}, ValueError, "compile='now' is not available yet, accepted: 'auto', 'off'"),
+        (
+            {"compile": "later"},
+            ValueError,
+            "compile='later' is unknown, accepted: 'auto', 'off', 'now', 'background'",
+        ),
         ({"verfy": False}, TypeError, "unknown option 'verfy', accepted: dtype"),
         ({"config": "int8"}, TypeError, "config is a str, expected a CPUAccelConfig"),
         ({"threads": -1}, ValueError, "threads=-1"),

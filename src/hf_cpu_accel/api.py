@@ -76,6 +76,10 @@ def accelerate_for_cpu(
                 acceleration = rewrite.apply(root.module, plan, trains=root.trains)
                 done.append(root.module)
                 acceleration.journal.changes.insert(0, changed)
+                if settings.compile in ("now", "background") and not root.trains:
+                    from hf_cpu_accel.compiler.background.attach import attach
+
+                    attach(root.module, acceleration)
         except BaseException:
             changed.undo()
             for module in reversed(done):
@@ -136,7 +140,12 @@ def explain(target: object) -> Plan:
         for part in rewrite.accelerated_parts(root.module):
             acceleration = rewrite.acceleration_of(part)
             assert acceleration is not None
-            found.append(with_providers(acceleration.plan, part))
+            plan = with_providers(acceleration.plan, part)
+            if acceleration.config.compile in ("now", "background"):
+                from hf_cpu_accel.compiler.background.attach import with_compiled
+
+                plan = with_compiled(plan, acceleration)
+            found.append(plan)
     return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
 
 

@@ -13,7 +13,7 @@ FILE_NAME = "cpu_accel_config.json"
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int8-weight", "int4")
 INT4_GROUPS = (32, 64, 128)
-COMPILE = ("auto", "off")
+COMPILE = ("auto", "off", "now", "background")
 ORIGINALS = ("disk", "memory", "drop")
 PADDING = ("skip", "compute")
 KV_CACHES = ("auto", "float32", "bfloat16", "int8")
@@ -22,7 +22,6 @@ PROVIDERS = ("auto", "own")
 
 # Names that are part of the public contract and come in later releases: a clear "not yet" beats "unknown".
 PLANNED_DTYPES = ("int8-static",)
-PLANNED_COMPILE = ("now", "background")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,12 @@ class CPUAccelConfig:
             bits), `"int4"` (4-bit weights in groups, activations as for int8) or `"auto"`: bfloat16 where the CPU computes
             it faster than float32, for models that generate, and for weights that are bfloat16 already; else float32.
             Accumulation, norms and softmax are float32 always.
-        compile: `"off"` or `"auto"`. There is no compiled tier yet, so both mean off.
+        compile: what is done with blocks that were not fused whole: `"background"`: a child process of lowest priority compiles
+            them while the packed layers serve, and they are exchanged between two calls where the compiled form agrees and was
+            faster; `"now"`: the first call waits for that; `"off"`: nothing; `"auto"` means off.
+        compiled_bundle: a folder that `hf-cpu-accel compile --bundle` wrote: what `compile` would compile is looked for there, too.
+        trust_compiled: must be True for `compiled_bundle`, which is machine code that runs as this process: say so only of a
+            folder whose maker you trust.
         threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
         skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
             that is below them.
@@ -73,10 +77,12 @@ class CPUAccelConfig:
     kv_cache: str = "auto"
     int4_group: int = 32
     reorder: str = "none"
+    compiled_bundle: str | None = None
+    trust_compiled: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
-        _check_choice("compile", self.compile, COMPILE, PLANNED_COMPILE)
+        _check_choice("compile", self.compile, COMPILE)
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)
         _check_choice("padding", self.padding, PADDING)
@@ -89,6 +95,11 @@ class CPUAccelConfig:
             )
         if not isinstance(self.verify, bool):
             raise TypeError(f"verify={self.verify!r}: expected True or False")
+        if not isinstance(self.trust_compiled, bool):
+            raise TypeError(f"trust_compiled={self.trust_compiled!r}: expected True or False")
+        if self.compiled_bundle is not None:
+            _check_bundle(self.compiled_bundle, self.trust_compiled)
+            object.__setattr__(self, "compiled_bundle", str(self.compiled_bundle))
         # JSON has no tuples, so lists are taken and stored as tuples: equality and hashing depend on it.
         object.__setattr__(self, "skip_modules", _as_patterns(self.skip_modules))
 
@@ -166,6 +177,18 @@ def _check_choice(name: str, value: object, accepted: tuple[str, ...], planned: 
         raise ValueError(f"{name}={value!r} is not available yet, accepted: {quoted}")
     if value not in accepted:
         raise ValueError(f"{name}={value!r} is unknown, accepted: {quoted}")
+
+
+def _check_bundle(bundle: object, trusted: bool) -> None:
+    if not isinstance(bundle, str | Path):
+        raise TypeError(f"compiled_bundle={bundle!r}: expected the path of a folder")
+    if not Path(bundle).is_dir():
+        raise ValueError(f"compiled_bundle={str(bundle)!r}: there is no such folder")
+    if not trusted:
+        raise ValueError(
+            f"compiled_bundle={str(bundle)!r} holds machine code that would run as this process: "
+            "pass trust_compiled=True if you trust who made it"
+        )
 
 
 def _check_threads(threads: object) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.config import CPUAccelConfig
@@ -49,6 +49,41 @@ class PlanItem:
 
 
 @dataclass(frozen=True)
+class CompiledRegion:
+    """Blocks that are alike, called in one form, and what the compiled tier made of that.
+
+    Attributes:
+        name: the path of the blocks, `*` for their number.
+        blocks: how many there are.
+        state: `"waiting"` (for a call), `"compiling"`, `"measuring"`, `"switched"` or `"tier 1"`.
+        reason: why tier 1 stays, or some blocks stay with it; None if all were switched.
+        gains: how many times faster than tier 1 it was measured to be, one number per size of input.
+        cpu_seconds: spent on compiling, the C++ compiler included.
+        graphs, cached: libraries in use, and how many of them were found on disk.
+        rewrites, ours, rest: of the first graph: {pass: matches}, {op of ours: calls}, {other op: calls}.
+    """
+
+    name: str
+    blocks: int
+    state: str
+    reason: str | None = None
+    gains: tuple[float, ...] = ()
+    cpu_seconds: float = 0.0
+    graphs: int = 0
+    cached: int = 0
+    rewrites: dict[str, int] = field(default_factory=dict)
+    ours: dict[str, int] = field(default_factory=dict)
+    rest: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        gains = ", ".join(f"{gain:.2f}x of tier 1" for gain in self.gains)
+        cost = "from disk" if self.graphs and self.cached == self.graphs else f"{self.cpu_seconds:.1f} CPU-s"
+        told = [self.state, *([f"({self.reason})"] if self.reason else [])]
+        told += [gains] * bool(gains) + [cost] * bool(self.graphs)
+        return f"compiled: {self.name} x{self.blocks}: {', '.join(told)}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """The settings that were resolved for this machine, and one `PlanItem` per module considered.
 
@@ -58,7 +93,8 @@ class Plan:
         threads, thread_reason: intra-op threads, and the sentence that says why so many.
         kernels: `"native"`, or `"reference"` if the extension is not loaded and plain torch serves.
         providers: the sentence that says whether other providers are measured, and where that is kept.
-        compile_state, recompiles: of the compiled tier.
+        compile_state, recompiles: of the compiled tier in a few words, and how often a new form of call was compiled.
+        compiled: the same region by region.
         config: what was asked for, None if nothing is accelerated.
     """
 
@@ -71,6 +107,7 @@ class Plan:
     providers: str = "ours only"
     compile_state: str = "off"
     recompiles: int = 0
+    compiled: tuple[CompiledRegion, ...] = ()
     config: CPUAccelConfig | None = None
 
     @property
@@ -139,7 +176,7 @@ class Plan:
             f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}; "
             f"compile {self.compile_state}, {self.recompiles} recompiles\n"
             f"{self.threads} threads: {self.thread_reason}\n"
-            f"providers: {self.providers}"
+            f"providers: {self.providers}" + "".join(f"\n{region}" for region in self.compiled)
         )
 
 
@@ -161,7 +198,12 @@ def nothing(*, threads: int) -> Plan:
 
 def join(plans: list[Plan]) -> Plan:
     """One plan for a target of several roots: the settings of the first, the items of all."""
-    return plans[0].with_items(tuple(item for plan in plans for item in plan.items))
+    return dataclasses.replace(
+        plans[0],
+        items=tuple(item for plan in plans for item in plan.items),
+        compiled=tuple(region for plan in plans for region in plan.compiled),
+        recompiles=sum(plan.recompiles for plan in plans),
+    )
 
 
 def _auto_dtype(module: nn.Module) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hf_cpu_accel.compiler.background import toolchain
 from hf_cpu_accel.hardware import ISA_VARIABLE, TIERS, CPUInfo
 from hf_cpu_accel.runtime.home import HOME_VARIABLE
 from hf_cpu_accel.runtime.topology import format_cpu_list
@@ -172,11 +173,10 @@ def allocator(name: str, heap: HeapStatus) -> Check:
 
 def compiler(environ: Mapping[str, str]) -> Check:
     """The C++ compiler that torch.compile would use; the kernels need none once built."""
-    for candidate in filter(None, (environ.get("CXX"), "g++", "clang++")):
-        path = shutil.which(candidate.split()[0], path=environ.get("PATH"))
-        if path is not None:
-            return Check("C++ compiler", path)
-    note = "Only torch.compile needs one: `apt-get install g++`. The built kernels do without."
+    path = toolchain.compiler(environ)
+    if path is not None:
+        return Check("C++ compiler", path)
+    note = "Only compile= and torch.compile need one: `apt-get install g++`. The built kernels do without."
     return Check("C++ compiler", "none found", "note", note)
 
 

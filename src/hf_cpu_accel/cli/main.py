@@ -8,6 +8,7 @@ import typer
 
 from hf_cpu_accel.cli.bench import bench
 from hf_cpu_accel.cli.chat import chat
+from hf_cpu_accel.cli.compile import compile_model
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
@@ -22,6 +23,7 @@ app.command()(doctor)
 app.command()(bench)
 app.command()(chat)
 app.command()(demo)
+app.command("compile")(compile_model)
 app.command()(export)
 
 

@@ -6,6 +6,7 @@ Inductor as it is.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -86,6 +87,96 @@ def load_package(path: str) -> tuple[Callable[..., list[Any]], dict[str, str]]:
 
     compiled = aoti_load_package(path)
     return lambda **inputs: tree_leaves(compiled(**inputs)), compiled.get_metadata()
+
+
+def free_sizes(arguments: Any) -> Any:
+    """For `torch.export`: every size of every tensor may vary, as far as the code allows it."""
+    from torch.export import Dim
+    from torch.utils._pytree import tree_map
+
+    def free(leaf: Any) -> dict[int, Any] | None:
+        if not isinstance(leaf, Tensor):
+            return None
+        return {dim: Dim.AUTO for dim, size in enumerate(leaf.shape) if size != 1}  # one is a case of its own
+
+    return tree_map(free, arguments)
+
+
+def guards_of(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """What must be true of the inputs `L` for the program to be right, besides ranges, as Python expressions."""
+    return tuple(program._guards_code)
+
+
+def ranges_of(program: torch.export.ExportedProgram) -> dict[str, tuple[int, int | None]]:
+    """{symbol: (least size, greatest size or None)}."""
+    return {
+        str(symbol): (int(held.lower), int(held.upper) if held.upper.is_Integer else None)
+        for symbol, held in program.range_constraints.items()
+        if symbol.is_Symbol
+    }
+
+
+def written_spec(program: torch.export.ExportedProgram) -> str:
+    """The nesting of the program's outputs as text."""
+    from torch.utils._pytree import treespec_dumps
+
+    return treespec_dumps(program.call_spec.out_spec)
+
+
+def nested(spec: str) -> Callable[[list[Any]], Any]:
+    """What gives a row of outputs the nesting that `written_spec` wrote."""
+    from torch.utils._pytree import tree_unflatten, treespec_loads
+
+    read = treespec_loads(spec)
+    if read.is_leaf():
+        return operator.itemgetter(0)
+    return lambda values: tree_unflatten(values, read)
+
+
+@contextmanager
+def as_if_traced(inputs: Iterable[Any]) -> Iterator[None]:
+    """Inside, `fake_mode()` is that of the fake tensors among `inputs`."""
+    from torch._guards import TracingContext, tracing
+
+    mode: Any = next(input.fake_mode for input in inputs if isinstance(input, Tensor))  # type: ignore[attr-defined]
+    with tracing(TracingContext(mode)):
+        yield
+
+
+def write_library(graph: GraphModule, path: str, threads: int) -> None:
+    """AOTInductor's code for an exported graph whose placeholders have fake tensors, run on that many threads."""
+    from torch._inductor import aot_compile
+    from torch._inductor.package import package_aoti
+    from torch.fx.graph import CodeGen
+
+    graph.graph.set_codegen(CodeGen())  # a row of inputs, a row of outputs
+    graph.recompile()
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    # The code around the kernels is long and runs once per call: optimising it takes most of the time and gains nothing.
+    options = {
+        "aot_inductor.package": True,
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+        "cpp.threads": threads,
+    }
+    with torch.no_grad():
+        files: Any = aot_compile(graph, tuple(inputs), options=options)
+    package_aoti(path, {"model": files})
+
+
+def load_library(path: str) -> Callable[..., list[Tensor]]:
+    """What runs a library that `write_library` wrote; does not import Inductor."""
+    # One runner: calls of several threads wait for each other.
+    loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
+    return lambda *inputs: loader.boxed_run(list(inputs))
+
+
+def modes_are_on() -> bool:
+    """Whether somebody watches or replaces the calls of torch or of all modules (tracers, counters, another default device)."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch.nn.modules.module._has_any_global_hook()
+    )
 
 
 def inductor_default(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -27,3 +28,12 @@ def is_collecting(key: str) -> bool:
         return True
     collected = _active_collector.get()
     return collected is not None and key in collected
+
+
+def is_collecting_inside() -> bool:
+    """Whether a caller of the present forward asked transformers for any outputs of modules."""
+    module = sys.modules.get(_CAPTURE)
+    if module is None:
+        return False
+    collected = module._active_collector.get()
+    return bool(collected)

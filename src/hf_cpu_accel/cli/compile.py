@@ -1,0 +1,147 @@
+"""`hf-cpu-accel compile`: what the compiled tier makes of a model, and the artefacts for later starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hf_cpu_accel.plan import CompiledRegion
+
+# torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
+
+_CALLS = 60  # after which measuring has come to an end, or does not
+
+
+def compile_model(
+    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    report: Annotated[bool, typer.Option("--report", help="Print the ops of each graph, too.")] = False,
+    task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
+    dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per call; 1 and 2 are compiled apart.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence; any number runs later.")] = 128,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Leave module rules out: all of the model is the compiler's.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="Copy the artefacts into this folder, for machines of the same kind.", show_default=False
+        ),
+    ] = None,
+    random_config: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads, which the code is made for [default: what doctor says]."),
+    ] = None,
+) -> None:
+    """Compile what module rules leave of a text encoder, tell what came of it, and keep the artefacts for later processes.
+
+    hf-cpu-accel compile --random-config deberta-v3-small --report
+    """
+    import time
+
+    import torch
+
+    from hf_cpu_accel.api import accelerate_for_cpu, explain
+    from hf_cpu_accel.cli.bench_workload import workload
+    from hf_cpu_accel.cli.tables import wide_console
+    from hf_cpu_accel.compiler.background import artifacts
+    from hf_cpu_accel.compiler.background.attach import libraries_of
+    from hf_cpu_accel.rewrite.apply import acceleration_of
+
+    try:
+        source = workload(model, random_config, task, batch, seq)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = wide_console()
+    console.highlighter = None  # type: ignore[assignment]
+    try:
+        with console.status(f"loading {source.title}") as status:
+            built = source.build()
+            example = source.inputs(built)
+            skipped = ("*",) if alone else ()
+            accelerate_for_cpu(
+                built, dtype=dtype, compile="now", threads=threads, originals="drop", skip_modules=skipped
+            )
+            status.update("compiling (about half a minute)")
+            start = time.perf_counter()
+            source.forward(built, example)
+            took = time.perf_counter() - start
+            for _ in range(_CALLS):
+                if all(region.state != "measuring" for region in explain(built).compiled):
+                    break
+                source.forward(built, example)
+    except OSError as error:  # what transformers raises when it finds no such model
+        console.print(f"Cannot load {source.title}: {error}", style="red", markup=False)
+        console.print("Without a network, pass a local folder or --random-config NAME.")
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        console.print(f"{source.title}: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+    plan = explain(built)
+    console.print(
+        f"[bold]{source}[/bold]: {plan.dtype}, {len(plan.replaced)} modules replaced, first call {took:.1f} s, "
+        f"{torch.get_num_threads()} threads"
+    )
+    if not plan.compiled:
+        console.print(f"compile {plan.compile_state}")
+        return
+    console.print(_table(plan.compiled))
+    console.print(f"{plan.recompiles} recompiles", style="dim")
+    if bundle is not None:
+        acceleration = acceleration_of(built)
+        assert acceleration is not None
+        copied = artifacts.export(libraries_of(acceleration), bundle)
+        console.print(
+            f"{copied} libraries in {bundle}; load them with compiled_bundle=..., trust_compiled=True"
+        )
+    if report:
+        for region in plan.compiled:
+            _print_graph(console, region)
+
+
+def _table(regions: Sequence[CompiledRegion]) -> object:
+    from hf_cpu_accel.cli.tables import coloured_ratio, results_table
+
+    out = results_table(("region", "blocks", "state", "of tier 1", "graphs", "from disk", "CPU-s", "because"))
+    for region in regions:
+        out.add_row(
+            region.name,
+            str(region.blocks),
+            region.state,
+            ", ".join(coloured_ratio(gain) for gain in region.gains) or "-",
+            str(region.graphs),
+            str(region.cached),
+            f"{region.cpu_seconds:.1f}",
+            region.reason or "",
+        )
+    return out
+
+
+def _print_graph(console: Console, region: CompiledRegion) -> None:
+    """What passes made of the region's first graph; it has no breaks: what cannot be one graph is not compiled."""
+    console.print(f"\n[bold]{region.name}[/bold]")
+    if not region.graphs:
+        console.print("  no graph")
+        return
+    for title, counts in (
+        ("rewrites", region.rewrites),
+        ("our ops", region.ours),
+        ("generated", region.rest),
+    ):
+        found = {name: count for name, count in counts.items() if count}
+        listed = ", ".join(
+            f"{name} {count}" for name, count in sorted(found.items(), key=lambda item: -item[1])
+        )
+        console.print(f"  {title}: {listed or 'none'}", markup=False)

@@ -1,0 +1,127 @@
+"""Puts the compiled tier on an accelerated model, and tells what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from hf_cpu_accel.compiler.background.bound import Library
+from hf_cpu_accel.compiler.background.find import find
+from hf_cpu_accel.compiler.background.forward import BlockForward
+from hf_cpu_accel.compiler.background.region import Form, Region
+from hf_cpu_accel.plan import CompiledRegion, Plan
+from hf_cpu_accel.rewrite.changes import add_attribute
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.rewrite.apply import Acceleration
+
+
+@dataclass
+class CompiledTier:
+    """The regions of a model, in its journal: undone first of all.
+
+    Attributes:
+        reason: why there are none.
+    """
+
+    mode: str
+    regions: list[Region]
+    reason: str | None = None
+
+    def undo(self) -> None:
+        for region in self.regions:
+            region.closed = True
+
+    def __getstate__(self) -> dict[str, object]:
+        # Copies of the model run tier 1.
+        return {"mode": self.mode, "regions": [], "reason": "a copy of an accelerated model"}
+
+
+def attach(root: nn.Module, acceleration: Acceleration) -> None:
+    """Have the blocks of `root` that no rule has fused compiled as soon as they are called."""
+    journal, mode = acceleration.journal, acceleration.config.compile
+    found = find(root)
+    tier = CompiledTier(mode, [], found.reason)
+    given = acceleration.config.compiled_bundle
+    bundle = None if given is None else Path(given)
+    for name, modules in found.regions.items():
+        region = Region(name, mode, acceleration.plan.dtype, bundle)
+        for module in modules:
+            forward = BlockForward(module, region)
+            region.blocks.append(forward)
+            add_attribute(journal, module, "forward", forward)
+        tier.regions.append(region)
+    journal.record(tier)
+
+
+def libraries_of(acceleration: Acceleration) -> list[Library]:
+    """What was compiled or loaded for a model so far."""
+    tiers = [change for change in acceleration.journal.changes if isinstance(change, CompiledTier)]
+    regions = [region for tier in tiers for region in tier.regions]
+    return [library for region in regions for form in region.forms.values() for library in form.libraries]
+
+
+def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:
+    """`plan` with what became of the regions so far."""
+    tiers = [change for change in acceleration.journal.changes if isinstance(change, CompiledTier)]
+    if not tiers:
+        return plan
+    (tier,) = tiers
+    regions = tuple(row for region in tier.regions for row in _rows(region))
+    recompiles = sum(max(0, len(region.forms) - 1) for region in tier.regions)
+    state = f"{tier.mode}: " + (f"nothing, {tier.reason}" if tier.reason else _summary(regions))
+    return dataclasses.replace(plan, compile_state=state, recompiles=recompiles, compiled=regions)
+
+
+def _summary(regions: tuple[CompiledRegion, ...]) -> str:
+    counts = {
+        state: sum(row.state == state for row in regions) for state in dict.fromkeys(r.state for r in regions)
+    }
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _state(form: Form) -> tuple[str, str | None]:
+    """As `CompiledRegion` has it, and the reason for it."""
+    decided = [verdict.faster for verdict in form.verdicts.values() if verdict.faster is not None]
+    if form.state == "left":
+        return "tier 1", form.reason
+    if form.state == "compiled" and any(decided):
+        return "switched", form.reason
+    if form.state == "compiled" and decided:
+        return "tier 1", "the compiled form was not faster"
+    return "measuring" if form.state == "compiled" else form.state, form.reason
+
+
+def _rows(region: Region) -> list[CompiledRegion]:
+    """One row for each form of call; one that waits for the first call."""
+    name, blocks = region.name, len(region.blocks)
+    if not region.forms and region.other_calls is None:
+        return [CompiledRegion(name, blocks, "waiting", "not called yet")]
+    rows = []
+    for form in list(region.forms.values()):
+        verdicts = [verdict for verdict in form.verdicts.values() if verdict.faster is not None]
+        gains = tuple(round(verdict.gain, 2) for verdict in verdicts)
+        state, reason = _state(form)
+        graphs = [library.compiled.graph for library in form.libraries]
+        rows.append(
+            CompiledRegion(
+                name,
+                blocks,
+                state,
+                reason,
+                gains,
+                round(form.cpu_seconds, 1),
+                len(form.libraries),
+                form.cached,
+                graphs[0].rewrites if graphs else {},
+                graphs[0].ours if graphs else {},
+                graphs[0].rest if graphs else {},
+            )
+        )
+    if region.other_calls:
+        rows.append(CompiledRegion(name, blocks, "tier 1", region.other_calls))
+    return rows

@@ -1,0 +1,140 @@
+"""A compiled form bound to one block: its weights, and what must not have changed since."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.background.reads import digest, is_settings
+from hf_cpu_accel.compiler.background.trace import LIBRARY, Compiled, follow
+from hf_cpu_accel.compiler.bind import Bound
+from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
+
+_REMEMBERED = 512  # shapes
+
+
+class Library:
+    """A loaded artefact, shared by the blocks that it fits."""
+
+    def __init__(self, compiled: Compiled, folder: Path) -> None:
+        self.compiled, self.folder = compiled, folder
+        self.run = torch_private.load_library(str(folder / LIBRARY))
+        self.nest = torch_private.nested(compiled.spec)
+        guard = " and ".join(f"({guard})" for guard in compiled.guards) or "True"
+        self._guard = compile(guard, "<guards>", "eval")
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def fits(self, block: nn.Module) -> bool:
+        """Whether the attributes of `block` that the library has the values of are the same."""
+        return self.misfit(block) is None
+
+    def misfit(self, block: nn.Module) -> str | None:
+        """The path of an attribute that is not the same."""
+        modules = dict(block.named_modules())
+        for read in self.compiled.reads:
+            attributes = vars(modules[read.path]) if read.path in modules else {}
+            if read.name not in attributes or digest(attributes[read.name]) != read.digest:
+                return f"{read.path}.{read.name}"
+        return None
+
+    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
+        """Whether the sizes are among those that the library is right for."""
+        shapes = tuple([tensor.shape for tensor in tensors])
+        known = self._known.get(shapes)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            known = self._known[shapes] = self._fit(args, kwargs, shapes)
+        return known
+
+    def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: tuple[torch.Size, ...]) -> bool:
+        symbols: dict[str, int] = {}
+        for shape, expected in zip(shapes, self.compiled.sizes, strict=True):
+            for size, wanted in zip(shape, expected, strict=True):
+                if size != (wanted if isinstance(wanted, int) else symbols.setdefault(wanted, size)):
+                    return False
+        for symbol, size in symbols.items():
+            least, greatest = self.compiled.ranges[symbol]
+            if size < least or (greatest is not None and size > greatest):
+                return False
+        scope = {"L": {"args": args, "kwargs": kwargs}, "math": math, "torch": torch}
+        return bool(eval(self._guard, scope))
+
+
+class BoundBlock:
+    """Runs `library` with the weights of `block`.
+
+    Raises:
+        LookupError, TypeError: the block does not hold what the library asks for.
+    """
+
+    def __init__(self, library: Library, block: nn.Module) -> None:
+        self.library = library
+        compiled = library.compiled
+        self._sources = [None if p.kind == "input" else _source(block, p) for p in compiled.places]
+        self._inputs = [index for index, place in enumerate(compiled.places) if place.kind == "input"]
+        state = [follow(block, place.path) for place in compiled.places if place.kind == "state"]
+        if not all(isinstance(tensor, Tensor) for tensor in state):
+            raise TypeError("a weight is no tensor")
+        self._state: list[Tensor] = state
+        self._dtypes = [tensor.dtype for tensor in state]
+        self._bound = Bound(library.run, compiled.kept, compiled.requests)
+        self._watch = _watch(block, compiled)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """The block's output, or NotImplemented if the library is not for this call."""
+        if not (self._watch() and self.library.takes(args, kwargs, tensors)):
+            return NotImplemented
+        if [tensor.dtype for tensor in self._state] != self._dtypes:
+            return NotImplemented
+        inputs = self._sources.copy()
+        for index, tensor in zip(self._inputs, tensors, strict=True):
+            inputs[index] = tensor.contiguous()
+        row = self._bound(*inputs)
+        outputs = [row[found] if type(found) is int else found[1] for found in self.library.compiled.outputs]
+        return self.library.nest(outputs)
+
+
+def _source(block: nn.Module, place: Any) -> Any:
+    return follow(block, place.path) if place.kind == "state" else place.path
+
+
+def _watch(block: nn.Module, compiled: Compiled) -> Callable[[], bool]:
+    """What tells in a few microseconds whether the block is still as it is now."""
+    modules = dict(block.named_modules())
+    children = [module for module in modules.values() if module is not block]
+    read = [(vars(modules[r.path]), r.name, vars(modules[r.path])[r.name]) for r in compiled.reads]
+    # Other objects are replaced, which shows; configurations are also written to.
+    settings = {id(value): (vars(value), dict(vars(value))) for _, _, value in read if is_settings(value)}
+    written = list(settings.values())
+    holders = [held for m in modules.values() for held in (m._parameters, m._buffers, m._modules) if held]
+    parts = [(held, list(held.values())) for held in holders]  # holds them, so that no id is used twice
+    ids = [list(map(id, values)) for _, values in parts]
+    forwards = [(vars(child), vars(child).get("forward")) for child in children]
+    hooks = [hook for child in children for hook in forward_hooks(child)]
+
+    def unchanged() -> bool:
+        for held, name, value in read:
+            now = held.get(name)
+            if now is not value and (type(now) not in (bool, int, float, str) or now != value):
+                return False
+        for now, before in written:
+            if now != before:
+                return False
+        for (held, _), known in zip(parts, ids, strict=True):
+            if list(map(id, held.values())) != known:
+                return False
+        for held, forward in forwards:
+            if held.get("forward") is not forward:
+                return False
+        if any(hooks):
+            return not any(map(has_foreign_hook, hooks)) and not is_collecting_inside()
+        return True
+
+    return unchanged

@@ -1,0 +1,78 @@
+"""Which parts of a model are compiled: blocks that repeat and that no rule has fused whole, or the model as one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+
+from torch import nn
+
+from hf_cpu_accel.compiler.background.reads import structure
+from hf_cpu_accel.rewrite.context import is_plain
+from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+
+# More kinds of blocks than these cost more to compile one by one than the model does as one.
+MAX_KINDS = 4
+_WHOLE = (FusedEncoderLayer, FusedDecoderLayer)  # layers that are one op
+
+
+@dataclass(frozen=True)
+class Found:
+    """Attributes:
+    regions: {name: modules that are alike}.
+    reason: why nothing is compiled, None if something is.
+    """
+
+    regions: dict[str, list[nn.Module]]
+    reason: str | None = None
+
+
+def find(root: nn.Module) -> Found:
+    """The regions of an accelerated model."""
+    modules = list(root.modules())
+    if _has_graph_layers(modules):
+        return Found({}, "layers of PyTorch Geometric keep what they know of a graph between calls")
+    kinds: dict[tuple[str, str], dict[str, nn.Module]] = defaultdict(dict)
+    _collect(root, "", kinds)
+    regions = {_name(list(blocks)): list(blocks.values()) for blocks in kinds.values() if len(blocks) > 1}
+    fused = sum(isinstance(module, _WHOLE) for module in modules)
+    if regions and len(regions) <= MAX_KINDS:
+        return Found(regions)
+    if fused:
+        return Found({}, f"its {fused} layers are one op each already, and little is left beside them")
+    if not is_plain(root):
+        return Found({}, "it has hooks, or a forward of its own")
+    return Found({"the model": [root]})
+
+
+def _collect(module: nn.Module, path: str, kinds: dict[tuple[str, str], dict[str, nn.Module]]) -> None:
+    """Note the blocks at and below `module`, by where they repeat and how they are made."""
+    repeats = isinstance(module, nn.ModuleList | nn.Sequential)
+    made = {name: structure(child) for name, child in module.named_children() if repeats and _is_block(child)}
+    for name, child in module.named_children():
+        child_path = f"{path}.{name}" if path else name
+        if isinstance(child, _WHOLE):
+            continue
+        if name in made and list(made.values()).count(made[name]) > 1:
+            kinds[path, made[name]][child_path] = child
+        else:
+            _collect(child, child_path, kinds)
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether it computes more than one thing, and nothing in it is one op already."""
+    parts = [part for part in module.modules() if not part._modules]
+    fused = any(isinstance(part, _WHOLE) for part in module.modules())
+    return len(parts) > 2 and not fused and is_plain(module) and type(module).forward is not nn.Module.forward
+
+
+def _has_graph_layers(modules: list[nn.Module]) -> bool:
+    geometric = sys.modules.get("torch_geometric.nn")
+    return geometric is not None and any(isinstance(module, geometric.MessagePassing) for module in modules)
+
+
+def _name(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else re.sub(r"\d+$", "*", paths[0])

@@ -1,0 +1,109 @@
+"""One thread that waits for child processes, one child at a time, so that the user's process goes on undisturbed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from hf_cpu_accel.compiler.background import worker
+from hf_cpu_accel.compiler.background.worker import JOB, RESULT, Job
+from hf_cpu_accel.runtime.home import home_folder
+
+Result = tuple[str, str, float]
+
+_queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+_child: subprocess.Popen[bytes] | None = None
+
+
+def submit(task: Callable[[], None]) -> None:
+    """Run `task` on the thread, after those before it. It must not raise."""
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_work, name="hf_cpu_accel-compile", daemon=True)
+            _thread.start()
+            atexit.register(_stop)
+    _queue.put(task)
+
+
+def compile_here(job: Job) -> Result:
+    """Compile in this process."""
+    with _scratch() as folder:
+        return worker.run(job, Path(folder))
+
+
+def compile_in_child(job: Job) -> Result:
+    """Compile in a child process of lowest priority, and wait for it."""
+    global _child
+    with _scratch() as folder:
+        try:
+            torch.save(job, Path(folder) / JOB)
+        except Exception as error:  # whatever a foreign class does when it is pickled
+            return "failed", f"it cannot be sent to another process ({error})", 0.0
+        paths = os.pathsep.join(path for path in sys.path if path)
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", worker.__name__, folder]
+        log = Path(folder) / "log"
+        with log.open("wb") as file:
+            child = _child = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            child.wait()
+            _child = None
+        result = Path(folder) / RESULT
+        if not result.is_file():
+            lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
+            return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
+        answer: Result = pickle.loads(result.read_bytes())
+        return answer
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    jobs = home_folder() / "jobs"
+    jobs.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(dir=jobs, ignore_cleanup_errors=True)
+
+
+def _work() -> None:
+    while True:
+        _queue.get()()
+
+
+def _forget() -> None:
+    """In a forked process there is no such thread, and the child is the parent's."""
+    global _thread, _child, _lock
+    _thread, _child, _lock = None, None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _stop() -> None:
+    """At exit: the child and the compilers that it started, its scratch folder with it."""
+    child = _child
+    if child is None or child.poll() is not None:
+        return
+    try:
+        os.killpg(child.pid, 15)
+        child.wait(timeout=2)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    shutil.rmtree(str(child.args[-1]), ignore_errors=True)  # type: ignore[index]

@@ -1,0 +1,170 @@
+"""Blocks that are alike, and what becomes of them: one compiled form for all, for each form of call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel.compiler.background import artifacts, jobs
+from hf_cpu_accel.compiler.background.bound import BoundBlock, Library
+from hf_cpu_accel.compiler.background.calls import Key
+from hf_cpu_accel.compiler.background.verdict import Verdict
+from hf_cpu_accel.compiler.background.worker import Job
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.compiler.background.forward import BlockForward
+
+logger = logging.getLogger("hf_cpu_accel.compiler")
+
+MAX_FORMS = 4  # forms of calls of one region
+MAX_LIBRARIES = 4  # for blocks that look alike but read other attributes
+EVERY = 4  # one call of so many is run by both forms until it is decided
+
+
+@dataclass
+class Form:
+    """One form of call of a region.
+
+    Attributes:
+        state: "compiling", "compiled" or "left".
+        reason: why it was left; of "compiled": why some blocks were.
+        libraries: what was compiled or loaded.
+        cached: how many of them were found on disk.
+        cpu_seconds: spent on compiling.
+        verdicts: by the size of the inputs, as a power of two.
+    """
+
+    state: str = "compiling"
+    reason: str | None = None
+    libraries: list[Library] = field(default_factory=list)
+    cached: int = 0
+    cpu_seconds: float = 0.0
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    calls: int = 0
+
+    def leave(self, reason: str) -> None:
+        """The blocks keep tier 1 for calls of this form."""
+        self.reason, self.state = reason, "left"
+
+    def verdict(self, size: int) -> Verdict:
+        return self.verdicts.setdefault(size.bit_length(), Verdict())
+
+
+class Region:
+    """Attributes:
+    name: the path of its blocks, `*` for the number.
+    blocks: the forwards that stand in front of them.
+    mode: "background" or "now".
+    dtype: of packed weights.
+    bundle: where artefacts are looked for, too.
+    forms: {key of a call: what became of it}.
+    other_calls: why calls were not looked at, or None if all were.
+    closed: the model was restored.
+    """
+
+    def __init__(self, name: str, mode: str, dtype: str, bundle: Path | None = None) -> None:
+        self.name, self.mode, self.dtype, self.bundle = name, mode, dtype, bundle
+        self.blocks: list[BlockForward] = []
+        self.forms: dict[Key, Form] = {}
+        self.other_calls: str | None = None
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def request(self, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls with that key compiled; in the background unless the mode is "now"."""
+        with self._lock:
+            if key in self.forms:
+                return
+            if len(self.forms) >= MAX_FORMS:
+                self.other_calls = f"it was called in more than {MAX_FORMS} ways"
+                return
+            form = self.forms[key] = Form()
+        if self.mode == "now":
+            self._make(form, block, key, args, kwargs)
+        else:
+            jobs.submit(lambda: self._make(form, block, key, args, kwargs))
+
+    def turn(self, form: Form) -> bool:
+        """Whether this call is run by both forms."""
+        form.calls += 1
+        return self.mode == "now" or form.calls % EVERY == 1
+
+    def _make(
+        self, form: Form, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            self._compile(form, block, key, args, kwargs)
+        except Exception as error:  # no error of ours may end the thread, or reach the user's call
+            logger.debug("hf_cpu_accel: %s", self.name, exc_info=True)
+            form.leave(f"{type(error).__name__}: {error}")
+
+    def _compile(
+        self, form: Form, first: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        waiting = [first, *(block for block in self.blocks if block is not first)]
+        while waiting and len(form.libraries) < MAX_LIBRARIES and not self.closed:
+            library = artifacts.find(waiting[0].block, key, self.bundle)
+            if library is not None:
+                form.cached += 1
+            else:
+                library = self._made(form, waiting[0], key, args, kwargs)
+            if library is None:
+                return
+            form.libraries.append(library)
+            fitting = [block for block in waiting if library.fits(block.block)]
+            if waiting[0] not in fitting:
+                form.leave(f"its attribute {library.misfit(waiting[0].block)} changes from call to call")
+                return
+            for block in fitting:
+                block.offer(key, form, BoundBlock(library, block.block))
+            waiting = [block for block in waiting if block not in fitting]
+        if waiting:
+            form.reason = f"{len(waiting)} of {len(self.blocks)} blocks differ from the others"
+        form.state = "compiled"
+
+    def _made(
+        self, form: Form, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Library | None:
+        problem = _problem(block, self.mode)
+        if problem is not None:
+            form.leave(problem)
+            return None
+        into = artifacts.folder_of(block.block, key)
+        job = Job(block.block, args, kwargs, threads=key[-1], into=into)
+        kind, text, seconds = (jobs.compile_here if self.mode == "now" else jobs.compile_in_child)(job)
+        form.cpu_seconds += seconds
+        if kind == "failed":
+            form.leave(text)
+            return None
+        library = artifacts.load(Path(text))
+        if library is None:
+            form.leave("the compiled library does not load")
+        return library
+
+
+def _problem(block: BlockForward, mode: str) -> str | None:
+    """Why nothing can be compiled, as far as it shows without trying."""
+    from hf_cpu_accel.compiler.background.toolchain import compiler
+
+    if compiler() is None:
+        say(
+            f"no C++ compiler found (g++, or what CXX names): compile={mode!r} does nothing, and tier 1 serves"
+        )
+        return "no C++ compiler found"
+    own = next((type(m) for m in block.block.modules() if type(m).__module__ == "__main__"), None)
+    if own is not None and mode == "background":
+        return (
+            f"{own.__name__} is defined in the program that runs and cannot be sent to another process; "
+            'put it into a module, or use compile="now"'
+        )
+    return None
+
+
+@cache
+def say(message: str) -> None:
+    """Once per process: every region would repeat it."""
+    logger.warning("hf_cpu_accel: %s", message)

@@ -1,0 +1,17 @@
+"""Whether there is a C++ compiler, without importing Inductor to ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+
+
+def compiler(environ: Mapping[str, str] | None = None) -> str | None:
+    """The path of the compiler that Inductor would use, or None."""
+    environ = os.environ if environ is None else environ
+    for candidate in filter(None, (environ.get("CXX"), "g++", "clang++")):
+        path = shutil.which(candidate.split()[0], path=environ.get("PATH"))
+        if path is not None:
+            return path
+    return None

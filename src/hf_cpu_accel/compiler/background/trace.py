@@ -1,0 +1,269 @@
+"""A block and one call of it -> a library for every call of that form, on the packed weights of any block of that form.
+
+The block is exported (`torch.export`, not strict: its own Python runs once on fake tensors), rewritten by the passes of the backend
+and compiled by AOTInductor. Parameters, buffers and packed weights are inputs of the library, so it holds no weights.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from hf_cpu_accel.compiler import report, torch_private
+from hf_cpu_accel.compiler.background.calls import flatten, rebuilt
+from hf_cpu_accel.compiler.background.reads import Read, digest, recorded
+from hf_cpu_accel.compiler.background.sources import executed, stamps
+from hf_cpu_accel.compiler.bind import Request
+from hf_cpu_accel.compiler.capture import Captured
+from hf_cpu_accel.compiler.options import Options
+from hf_cpu_accel.compiler.passes import run_passes
+from hf_cpu_accel.compiler.report import GraphReport
+from hf_cpu_accel.compiler.rewriter import Rewriter
+
+LIBRARY = "block.pt2"
+
+
+class NotCompiled(Exception):
+    """The block stays as it is; the message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an input of the graph comes from.
+
+    Attributes:
+        kind: "input" (a tensor of the call), "state" (a parameter, buffer or other tensor that the block holds) or "constant".
+        path: the number of the tensor; the steps that lead from the block to what it holds; the tensor itself.
+    """
+
+    kind: str
+    path: Any
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What belongs to a library.
+
+    Attributes:
+        places: of the inputs of the graph before it was rewritten.
+        kept, requests: as `bind.Bound` takes them.
+        sizes: of each tensor of the call, numbers and names of symbols.
+        ranges: {symbol: (least, greatest)}; None where there is no greatest.
+        guards: Python expressions of `L`, the arguments, that must be true.
+        outputs: what the call returns, in a row: numbers of the library's outputs, or ("constant", value).
+        spec: the nesting of that row, as pytree writes it.
+        reads: the attributes that the library has the values of.
+        sources: {file: hash} of what ran while it was traced.
+        graph: counts of ops and rewrites.
+    """
+
+    places: tuple[Place, ...]
+    kept: tuple[int, ...]
+    requests: tuple[Request, ...]
+    sizes: tuple[tuple[int | str, ...], ...]
+    ranges: dict[str, tuple[int, int | None]]
+    guards: tuple[str, ...]
+    outputs: tuple[Any, ...]
+    spec: str
+    reads: tuple[Read, ...]
+    sources: dict[str, str]
+    graph: GraphReport
+
+
+class _Call(nn.Module):
+    """The block with all of its arguments in two, whatever its own signature is."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return type(self.block).forward(self.block, *args, **kwargs)
+
+
+def compile_block(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path, *, threads: int
+) -> Compiled:
+    """Compile the forward of `block` for calls like `block(*args, **kwargs)`, sizes free, into `folder`/block.pt2.
+
+    Args:
+        threads: that the library runs on.
+
+    Raises:
+        NotCompiled: the block does what cannot be compiled; the message says what.
+    """
+    _, tensors = flatten(args, kwargs)
+    with torch.inference_mode(False), torch.no_grad():
+        copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        args, kwargs = rebuilt((args, kwargs), copies)
+        with executed() as files, recorded(block) as attributes:
+            program = _export(block, args, kwargs)
+    foreign = [value for value in attributes.values() if isinstance(value, nn.Module)]
+    if any(module not in set(block.modules()) for module in foreign):
+        raise NotCompiled("it calls a module that is not its own")
+    reads = tuple(Read(path, name, digest(value)) for (path, name), value in attributes.items())
+    places = tuple(_places(program, block))
+    outputs, spec = _outputs(program)
+    graph = program.graph_module
+    sizes, ranges = _sizes(program, places)
+    entry = GraphReport(nodes=len(graph.graph.nodes))
+    kept, requests = _rewrite(program, places, entry)
+    report.add(entry)
+    torch_private.write_library(graph, str(folder / LIBRARY), threads)
+    return Compiled(
+        places=places,
+        kept=tuple(kept),
+        requests=tuple(requests),
+        sizes=sizes,
+        ranges=ranges,
+        guards=torch_private.guards_of(program),
+        outputs=outputs,
+        spec=spec,
+        reads=reads,
+        sources=stamps(files),
+        graph=entry,
+    )
+
+
+def _export(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    free = torch_private.free_sizes((args, kwargs))
+    try:
+        program = torch.export.export(_Call(block), (args, kwargs), dynamic_shapes=free, strict=False)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise NotCompiled(f"it cannot be traced: {lines[0].strip()[:160]}") from error
+    signature = program.graph_signature
+    if signature.user_inputs_to_mutate or signature.buffers_to_mutate:
+        raise NotCompiled("it writes to its inputs or buffers")
+    return program
+
+
+def _places(program: torch.export.ExportedProgram, block: nn.Module) -> Iterator[Place]:
+    held = None
+    tensors = 0
+    for spec in program.graph_signature.input_specs:
+        kind = spec.kind.name
+        if kind == "USER_INPUT":
+            is_tensor = type(spec.arg).__name__ == "TensorArgument"
+            yield Place("input", tensors) if is_tensor else Place("constant", None)
+            tensors += is_tensor
+        elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            held = _held(block) if held is None else held
+            value = _value(program, str(spec.target))
+            path = held.get(_identity(value))
+            if path is None and value.numel() > 1024:
+                raise NotCompiled("it holds tensors where they are not found again")
+            yield Place("constant", value.detach().clone()) if path is None else Place("state", path)
+        else:
+            raise NotCompiled(f"it takes a {kind.lower()} as input")
+
+
+def _value(program: torch.export.ExportedProgram, name: str) -> Tensor:
+    known = program.state_dict.get(name)
+    value = program.constants[name] if known is None else known
+    if not isinstance(value, Tensor):
+        raise NotCompiled(f"it holds a {type(value).__name__}")
+    return value
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+Step = tuple[str, Any]
+_NO_HOLDERS = (type, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
+    """{identity: steps} of the tensors that the block holds, in parameters, buffers and in objects within it."""
+    found: dict[tuple[Any, ...], tuple[Step, ...]] = {}
+    seen: set[int] = set()
+    queue: list[tuple[Any, tuple[Step, ...]]] = [(block, ())]
+    while queue:
+        value, path = queue.pop(0)
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                found.setdefault(_identity(value), path)
+            continue
+        if id(value) in seen or len(path) > 24:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            queue.extend((part, (*path, ("item", name))) for name, part in value.items())
+        elif isinstance(value, (tuple, list)):
+            queue.extend((part, (*path, ("item", index))) for index, part in enumerate(value))
+        elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
+            queue.extend((part, (*path, ("attribute", name))) for name, part in vars(value).items())
+    return found
+
+
+def follow(block: nn.Module, path: tuple[Step, ...]) -> Any:
+    """What the steps lead to."""
+    value: Any = block
+    for kind, name in path:
+        value = vars(value)[name] if kind == "attribute" else operator.getitem(value, name)
+    return value
+
+
+def _sizes(
+    program: torch.export.ExportedProgram, places: tuple[Place, ...]
+) -> tuple[tuple[tuple[int | str, ...], ...], dict[str, tuple[int, int | None]]]:
+    sizes = []
+    nodes = program.graph_module.graph.find_nodes(op="placeholder")
+    for node, place in zip(nodes, places, strict=True):
+        if place.kind == "input":
+            sizes.append(tuple(_named(size) for size in node.meta["val"].shape))
+    ranges = torch_private.ranges_of(program)
+    if any(isinstance(size, str) and size not in ranges for shape in sizes for size in shape):
+        raise NotCompiled("sizes of its inputs are computed from each other")
+    return tuple(sizes), ranges
+
+
+def _named(size: Any) -> int | str:
+    """A size, or the symbol or formula that stands for it."""
+    text = str(size)
+    return int(text) if text.isdecimal() else text
+
+
+def _rewrite(
+    program: torch.export.ExportedProgram, places: tuple[Place, ...], entry: GraphReport
+) -> tuple[list[int], list[Request]]:
+    graph = program.graph_module
+    nodes = graph.graph.find_nodes(op="placeholder")
+    state = frozenset(index for index, place in enumerate(places) if place.kind == "state")
+    captured = Captured(graph, [node.meta.get("val") for node in nodes], state, {})
+    with torch_private.as_if_traced(captured.inputs):
+        rewriter = Rewriter(captured, Options())
+        entry.rewrites = run_passes(rewriter)
+        kept, requests = rewriter.finish()
+    graph.recompile()
+    entry.record(graph.graph)
+    return kept, requests
+
+
+def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], str]:
+    """Which outputs the block has; constants among them are taken out of the graph."""
+    graph = program.graph_module.graph
+    (node,) = graph.find_nodes(op="output")
+    found: list[Any] = []
+    tensors: list[Node] = []
+    for value in node.args[0]:
+        if not isinstance(value, Node):
+            found.append(("constant", value))
+        elif isinstance(value.meta["val"], Tensor):
+            found.append(len(tensors))
+            tensors.append(value)
+        else:
+            raise NotCompiled("it returns a size")
+    if not tensors:
+        raise NotCompiled("it returns no tensor")
+    node.args = (tuple(tensors),)
+    return tuple(found), torch_private.written_spec(program)

@@ -1,0 +1,83 @@
+"""Whether a compiled form may take over: it agrees with tier 1, and is faster, for inputs of about this size."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.measure.agreement import compare
+
+PAIRS = 5  # measured before it is decided
+GAIN = 1.03  # below it, a switch is not worth the guards
+# {dtype of the packed weights: (least cosine of a row, greatest error relative to the greatest value)}
+_TOLERANCES = {"float32": (0.99999, 1e-3), "bfloat16": (0.999, 0.05)}
+_QUANTISED = (0.998, 0.1)
+
+
+class Verdict:
+    """Attributes:
+    faster: True, False, or None while it is not decided.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=PAIRS)
+        self.faster: bool | None = None
+
+    def add(self, tier_one: float, compiled: float) -> None:
+        """Seconds of the same call by both."""
+        self._pairs.append((tier_one, compiled))
+        if len(self._pairs) == PAIRS and self.faster is None:
+            self.faster = self.gain >= GAIN
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the compiled form is, as far as was measured; nan before."""
+        return median(slow / fast for slow, fast in self._pairs) if self._pairs else float("nan")
+
+
+def disagreement(output: Any, reference: Any, dtype: str) -> str | None:
+    """In what `output` differs from `reference` by more than rounding, None if in nothing.
+
+    Args:
+        dtype: of the packed weights, one of `packing.DTYPES`.
+    """
+    if type(output) is not type(reference):
+        return f"a {type(output).__name__} instead of a {type(reference).__name__}"
+    if isinstance(reference, Tensor):
+        return _difference(output, reference, dtype)
+    if isinstance(reference, Mapping):
+        if list(output) != list(reference):
+            return "other names of outputs"
+        return _first(disagreement(output[name], reference[name], dtype) for name in reference)
+    if isinstance(reference, tuple | list):
+        if len(output) != len(reference):
+            return "another number of outputs"
+        return _first(disagreement(*pair, dtype) for pair in zip(output, reference, strict=True))
+    return None if output == reference else "another constant"
+
+
+def _first(reasons: Any) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _difference(output: Tensor, reference: Tensor, dtype: str) -> str | None:
+    if (output.dtype, output.shape) != (reference.dtype, reference.shape):
+        return f"{output.dtype} {list(output.shape)} instead of {reference.dtype} {list(reference.shape)}"
+    if not reference.is_floating_point():
+        return None if torch.equal(output, reference) else "other numbers"
+    if not bool(torch.isfinite(reference).all()):
+        return None if torch.equal(output.isfinite(), reference.isfinite()) else "other numbers are infinite"
+    found = compare([output], [reference])
+    cosine, error = (
+        _TOLERANCES["bfloat16" if reference.dtype is torch.bfloat16 else dtype]
+        if (dtype in _TOLERANCES)
+        else _QUANTISED
+    )
+    if found.worst_cosine < cosine or found.max_relative_error > error:
+        return f"cosine {found.worst_cosine:.5f}, error {found.max_relative_error:.1e}"
+    return None

@@ -1,0 +1,358 @@
+"""The compiled form takes over between calls, only where it may, and tier 1 answers everywhere else."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hf_cpu_accel
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.compiler.background import artifacts, jobs, region, verdict
+from hf_cpu_accel.compiler.background.attach import libraries_of
+from hf_cpu_accel.compiler.background.bound import Library
+from hf_cpu_accel.plan import CompiledRegion
+from hf_cpu_accel.rewrite.apply import acceleration_of
+
+from .conftest import blocks, call_until, state, switched
+
+SHAPE = (2, 5, 32)
+
+
+def close(output: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_child_compiles_one_graph_for_all_blocks(compiled_once: CompiledRegion) -> None:
+    assert (compiled_once.name, compiled_once.blocks) == ("*", 3)
+    assert (compiled_once.graphs, compiled_once.cached, compiled_once.reason) == (1, 0, None)
+    assert compiled_once.cpu_seconds > 1
+    assert compiled_once.ours["hf_cpu_accel.linear.default"] == 2
+
+
+@torch.no_grad()
+def test_switched_blocks_run_compiled_at_every_length(
+    model: nn.Sequential, tier_one_calls: list[nn.Module]
+) -> None:
+    reference = copy.deepcopy(restore(copy.deepcopy(model)))
+    row = state(model)
+    assert (row.state, row.graphs, row.cached, row.cpu_seconds) == ("switched", 1, 1, 0.0)
+    model(torch.randn(SHAPE))
+    assert tier_one_calls == []
+    for rows, length in ((2, 7), (3, 40), (64, 2)):
+        input = torch.randn(rows, length, 32)
+        close(model(input), reference(input))
+        call_until(model, input, lambda: len(state(model).gains) > 0)
+    assert explain(model).recompiles == 0
+    assert "compile now: 1 switched, 0 recompiles" in str(explain(model))
+    assert "compiled: * x3: switched, " in str(explain(model))
+
+
+@torch.no_grad()
+def test_restore_undoes_all(compiled_once: CompiledRegion) -> None:
+    model, input = blocks(), torch.randn(SHAPE)
+    expected = model(input)
+    accelerate_for_cpu(model, dtype="float32", compile="now")
+    call_until(model, input, lambda: switched(model))
+    restore(model)
+    assert all("forward" not in vars(block) for block in model)
+    assert torch.equal(model(input), expected)
+    assert explain(model).compiled == ()
+
+
+@torch.no_grad()
+def test_answers_are_of_tier_one_until_it_is_proven(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Library.__init__
+
+    def wrong(self: Library, *arguments: Any) -> None:
+        original(self, *arguments)
+        run = self.run
+        self.run = lambda *inputs: [1.01 * output for output in run(*inputs)]
+
+    monkeypatch.setattr(Library, "__init__", wrong)
+    model, input = blocks(), torch.randn(SHAPE)
+    expected = model(input)
+    accelerate_for_cpu(model, dtype="float32", compile="now")
+    for _ in range(3):
+        close(model(input), expected)
+    assert state(model).state == "tier 1"
+    assert "the compiled form does not agree with tier 1: cosine" in str(state(model).reason)
+
+
+class Keeper(nn.Softsign):
+    def forward(self, input: Tensor) -> Tensor:
+        self.last = input.detach()
+        return super().forward(input)
+
+
+@torch.no_grad()
+def test_what_keeps_things_as_it_runs_keeps_tier_one(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library of plain blocks, which computes the same.
+    monkeypatch.setattr(region, "artifacts", SimpleNamespace(find=lambda *arguments: library))
+    (made,) = [path for path in Path(os.environ["HF_CPU_ACCEL_HOME"]).glob("compiled/*/*") if path.is_dir()]
+    library = artifacts.load(made)
+    model, input = blocks(), torch.randn(SHAPE)
+    for block in model:
+        block[1] = Keeper().eval()
+    accelerate_for_cpu(model, dtype="float32", compile="now")
+    model(input)
+    model(input)
+    assert state(model).reason == "it changes its arguments or attributes while it runs"
+    model(input + 1)
+    assert torch.equal(model[0][1].last, model[0][0](input + 1))
+
+
+@torch.no_grad()
+def test_what_is_not_faster_is_not_used(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, tier_one_calls: list[nn.Module]
+) -> None:
+    monkeypatch.setattr(verdict, "GAIN", math.inf)
+    model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="now"), torch.randn(SHAPE)
+    call_until(model, input, lambda: state(model).state == "tier 1")
+    assert state(model).reason == "the compiled form was not faster"
+    tier_one_calls.clear()
+    model(input)
+    assert tier_one_calls == list(model)
+
+
+@torch.no_grad()
+def test_an_error_does_not_reach_the_call(model: nn.Sequential) -> None:
+    input = torch.randn(SHAPE)
+    expected = model(input)
+
+    def broken(*inputs: Tensor) -> list[Tensor]:
+        raise RuntimeError("out of luck\nand more")
+
+    for block in model:
+        for use in vars(block)["forward"]._uses.values():
+            use.bound._bound._compiled = broken
+    close(model(input), expected)
+    assert state(model).reason == "it failed: RuntimeError: out of luck"
+
+
+def _in_place(model: Any) -> None:
+    model[1][2].weight.mul_(3)
+
+
+def _replaced(model: Any) -> None:
+    model[1][2].weight = nn.Parameter(torch.full((64,), 3.0), requires_grad=False)
+
+
+def _attribute(model: Any) -> None:
+    model[1][2].eps = 10.0
+
+
+def _child(model: Any) -> None:
+    model[1][1] = nn.Tanh()
+
+
+def _hook(model: Any) -> None:
+    model[1][3].register_forward_hook(lambda module, args, output: output + 1)
+
+
+def _forward(model: Any) -> None:
+    model[1][1].forward = torch.sin
+
+
+@pytest.mark.parametrize("change", [_in_place, _replaced, _attribute, _child, _hook, _forward])
+@torch.no_grad()
+def test_changes_of_the_block_are_seen(model: nn.Sequential, change: Callable[[Any], None]) -> None:
+    input, before = torch.randn(SHAPE), model(torch.randn(SHAPE))
+    change(model)
+    same = copy.deepcopy(model)  # copies run tier 1
+    close(model(input), same(input))
+    assert not torch.allclose(model(input), before)
+
+
+@torch.no_grad()
+def test_copies_run_tier_one(model: nn.Sequential, tier_one_calls: list[nn.Module]) -> None:
+    input = torch.randn(SHAPE)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        tier_one_calls.clear()
+        close(copied(input), model(input))
+        assert tier_one_calls == list(copied)
+        assert "a copy of an accelerated model" in explain(copied).compile_state
+
+
+@torch.no_grad()
+def test_modes_that_the_library_was_not_made_for(
+    model: nn.Sequential, tier_one_calls: list[nn.Module]
+) -> None:
+    input = torch.randn(SHAPE)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(input)
+    assert len(tier_one_calls) == 3
+    with torch.device("cpu"):  # by a mode that looks at every call
+        model(input)
+    assert len(tier_one_calls) == 6
+    with torch.inference_mode():
+        model(input)
+    assert len(tier_one_calls) == 6
+    model(torch.randn(5, 2, 32).transpose(0, 1))  # not contiguous
+    assert len(tier_one_calls) == 6
+
+
+@torch.no_grad()
+def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model, input = blocks(), torch.randn(SHAPE)
+            expected = model(input)
+            accelerate_for_cpu(model, dtype="float32", compile="background")
+            call_until(model, input, lambda model=model: state(model).state == "tier 1", seconds=10)
+            close(model(input), expected)
+            assert state(model).reason == "no C++ compiler found"
+    (record,) = [record for record in caplog.records if record.name.startswith("hf_cpu_accel")]
+    assert record.getMessage().startswith("hf_cpu_accel: no C++ compiler found (g++, or what CXX names)")
+
+
+@torch.no_grad()
+def test_what_cannot_be_sent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
+
+    class Mine(nn.Softsign):
+        __module__ = "__main__"
+
+    model, input = blocks(), torch.randn(SHAPE)
+    for block in model:
+        block[1] = Mine().eval()
+    accelerate_for_cpu(model, dtype="float32", compile="background")
+    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
+    assert str(state(model).reason).startswith("Mine is defined in the program that runs")
+
+
+@torch.no_grad()
+def test_a_failed_child_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="background"), torch.randn(SHAPE)
+    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
+    assert state(model).reason == "the compiling process ended with 1: no message"
+
+
+def test_another_process_needs_no_compiler_and_no_inductor(compiled_once: CompiledRegion, home: Path) -> None:
+    program = (
+        "import sys, torch\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from conftest import blocks, call_until, state, switched, verdict\n"
+        "from hf_cpu_accel import accelerate_for_cpu\n"
+        "torch.set_num_threads(1)\n"
+        "verdict.GAIN = 0.0\n"
+        "model = accelerate_for_cpu(blocks(), dtype='float32', compile='background')\n"
+        "call_until(model, torch.randn(2, 5, 32), lambda: switched(model), 20)\n"
+        "assert state(model).cached == 1, state(model)\n"
+        "assert 'torch._inductor.compile_fx' not in sys.modules and 'torch._dynamo.eval_frame' not in sys.modules\n"
+    )
+    environment = {
+        **os.environ,
+        "PATH": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(hf_cpu_accel.__file__).parents[1]),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_bundle_serves_elsewhere_if_it_is_trusted(
+    compiled_once: CompiledRegion, model: nn.Sequential, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acceleration = acceleration_of(model)
+    assert acceleration is not None
+    assert artifacts.export(libraries_of(acceleration), tmp_path / "bundle") == 1
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("PATH", "")
+    given = {"dtype": "float32", "compile": "now", "compiled_bundle": tmp_path / "bundle"}
+    with pytest.raises(ValueError, match="pass trust_compiled=True if you trust who made it"):
+        accelerate_for_cpu(blocks(), **given)
+    other, input = accelerate_for_cpu(blocks(), trust_compiled=True, **given), torch.randn(SHAPE)
+    call_until(other, input, lambda: switched(other))
+    assert state(other).cached == 1
+    assert not list((tmp_path / "elsewhere").glob("compiled/*"))
+
+
+def test_damaged_and_stale_artefacts_are_not_used(
+    compiled_once: CompiledRegion, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = [path for path in home.glob("compiled/*/*") if path.is_dir()]
+    assert artifacts.load(made) is not None
+    compiled = pickle.loads((made / "block.pickle").read_bytes())
+    source = tmp_path / "source.py"
+    source.write_text("a = 1\n")
+    compiled.sources[str(source)] = "of another text"
+    (tmp_path / "block.pickle").write_bytes(pickle.dumps(compiled))
+    (tmp_path / "block.pt2").write_bytes((made / "block.pt2").read_bytes())
+    assert artifacts.load(tmp_path) is None
+    (tmp_path / "block.pickle").write_bytes(b"nothing")
+    assert artifacts.load(tmp_path) is None
+
+
+def test_what_others_can_write_to_is_not_loaded(
+    compiled_once: CompiledRegion, home: Path, tmp_path: Path
+) -> None:
+    (made,) = [path for path in home.glob("compiled/*/*") if path.is_dir()]
+    copied = Path(shutil.copytree(made, tmp_path / "copied"))
+    assert artifacts.load(copied) is not None
+    for path in (copied, copied / "block.pt2", copied / "block.pickle"):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o002)
+        assert artifacts.load(copied) is None
+        path.chmod(mode)
+
+
+@torch.no_grad()
+def test_torch_compile_and_export_see_tier_one(model: nn.Sequential) -> None:
+    input = torch.randn(SHAPE)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    close(compiled(input), model(input))
+    program = torch.export.export(model, (input,), strict=False)
+    close(program.module()(input), model(input))
+
+
+def test_the_signature_is_that_of_the_original(model: nn.Sequential) -> None:
+    assert list(inspect.signature(model[0].forward).parameters) == ["input"]
+
+
+@torch.no_grad()
+def test_a_forked_process_goes_on(model: nn.Sequential) -> None:
+    assert jobs._thread is not None
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if jobs._thread is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@torch.no_grad()
+def test_more_forms_of_calls_than_are_compiled(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "compile_here", lambda job: ("failed", "not this time", 0.0))
+    model = accelerate_for_cpu(blocks(), dtype="float32", compile="now")
+    for shape in (SHAPE, (32,), (1, 32), (4, 32), (1, 1, 32)):
+        model(torch.randn(shape))
+    rows = explain(model).compiled
+    assert [row.reason for row in rows[1:4]] == ["not this time"] * 3
+    assert rows[-1].reason == "it was called in more than 4 ways"
