@@ -49,9 +49,9 @@ test-pyg: kernels
 	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
 	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
 
-# Every family of transformers in tests/compiler/families.py under torch.compile: five minutes of one core, or fifteen.
+# Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers where it is installed: ten minutes.
 test-compile-families: kernels
-	$(BIN)/python -m pytest -q tests/compiler/all_families.py
+	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
 
 # The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
 test-cpp: kernels

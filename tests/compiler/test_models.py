@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
     GPT2Config,
     GPT2Model,
     LlamaConfig,
@@ -49,6 +51,17 @@ def llama() -> nn.Module:
         "intermediate_size": 128,
     }
     return LlamaModel(LlamaConfig(vocab_size=100, num_key_value_heads=2, use_cache=False, **sizes))
+
+
+def gemma3() -> nn.Module:
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+    }
+    config = Gemma3TextConfig(vocab_size=100, num_key_value_heads=2, head_dim=16, use_cache=False, **sizes)
+    return Gemma3TextModel(config)
 
 
 def t5() -> nn.Module:
@@ -91,6 +104,10 @@ FUSED: dict[Callable[[], nn.Module], tuple[dict[str, int], dict[str, int]]] = {
     llama: (
         {"norm": 5, "attention": 2, "linear": 14, "parallel_linears": 4, "residual": 4},
         {"rms_norm": 5, "linear_split": 4, "attention": 2, "linear": 4},
+    ),
+    gemma3: (
+        {"norm": 13, "attention": 2, "linear": 14, "parallel_linears": 4, "add_norm": 3},
+        {"rms_norm": 10, "add_rms_norm": 3, "linear_split": 4, "attention": 2, "linear": 4},
     ),
     t5: (
         {

@@ -173,6 +173,63 @@ def test_what_only_looks_like_an_rms_norm_stays(function: Callable[..., Tensor],
     assert found(Calls(function, w=weight(32)), torch.randn(3, 5, 32)) == {}
 
 
+def rms_of_gemma(x: Tensor, w: Tensor) -> Tensor:
+    """As transformers writes it: the weight is what differs from 1."""
+    y = x.float()
+    normed = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (normed * (1.0 + w.float())).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_rms_norm_whose_weight_is_added_to_one(dtype: torch.dtype, compiled: Callable[..., Any]) -> None:
+    module = Calls(lambda m, x: rms_of_gemma(x, m.w), w=weight(32)).to(dtype)
+    x = torch.randn(3, 5, 32, dtype=dtype)
+    fast = compiled(module)
+    for _ in range(2):
+        with torch.no_grad():
+            got, expected = fast(x), module(x)
+            assert got.dtype is dtype
+            torch.testing.assert_close(
+                got, expected, atol=1e-5, rtol=1e-5 if dtype is torch.float32 else 1e-2
+            )
+            module.w.mul_(2)
+    assert only_graph().ours == {"hf_cpu_accel.rms_norm.default": 1}
+
+
+def test_a_weight_that_is_added_to_two_stays(found: Any) -> None:
+    module = Calls(
+        lambda m, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (2 + m.w), w=weight(32)
+    )
+    assert found(module, torch.randn(3, 5, 32)) == {}
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_sum_and_its_norm_are_one_call(norm: type[nn.Module], found: Any) -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        total = m.first(x) + m.second(x)
+        return total * m.third(total)
+
+    norms = {name: norm(32, eps=1e-6) for name in ("first", "second", "third")}
+    name = "layer_norm" if norm is nn.LayerNorm else "rms_norm"
+    assert found(Calls(function, **norms), torch.randn(3, 5, 32)) == {name: 2, f"add_{name}": 1}
+    assert only_graph().rest == {"<built-in function getitem>": 2, "aten.mul.Tensor": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, y: m.norm(m.first(x) + m.first(y)),  # nobody else needs the sum
+        lambda m, x, y: (
+            (x * 2 + y * 3).add(1).mul(m.norm(x * 2 + y * 3))
+        ),  # Inductor adds while it multiplies
+        lambda m, x, y: (s := m.first(x) + m.first(y)[:1]) * m.norm(s),  # broadcast
+    ],
+)
+def test_sums_that_are_not_norms_alone_stay(function: Callable[..., Tensor], found: Any) -> None:
+    module = Calls(function, first=nn.LayerNorm(32), norm=nn.LayerNorm(32))
+    assert "add_layer_norm" not in found(module, torch.randn(3, 5, 32), torch.randn(3, 5, 32))
+
+
 def heads(x: Tensor) -> Tensor:
     """[B, L, 64] -> [B, 4, L, 16]. Inside of the model, so that the number of heads is no symbol."""
     return x.unflatten(-1, (4, 16)).transpose(1, 2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes import (
     activation,
+    add_norm,
     attention,
     encoder_layer,
     ffn,
@@ -39,6 +40,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "activation": activation.apply,
     "residual": residual.apply,
     "ffn": ffn.apply,
+    "add_norm": add_norm.apply,
     "encoder_layer": encoder_layer.apply,
 }
 
