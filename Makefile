@@ -1,4 +1,5 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean; further tests: test-cpp, test-pyg, fuzz, asan.
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean; further tests: test-cpp, test-pyg,
+# test-compile-families, fuzz, asan.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-cpp test-pyg fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo test test-cpp test-pyg test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +48,10 @@ PYG_SOURCE ?=
 test-pyg: kernels
 	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
 	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
+
+# Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers where it is installed: ten minutes.
+test-compile-families: kernels
+	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
 
 # The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
 test-cpp: kernels

@@ -21,7 +21,7 @@ def _fresh_dynamo(
     torch.set_num_threads(1)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "inductor"))
     torch._dynamo.reset()
-    for name in ("hf_cpu_accel", "stats"):
+    for name in ("hf_cpu_accel", "stats", "graph_break"):
         torch_private.counters(name).clear()
     report._graphs.clear()
     yield

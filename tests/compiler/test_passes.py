@@ -173,6 +173,63 @@ def test_what_only_looks_like_an_rms_norm_stays(function: Callable[..., Tensor],
     assert found(Calls(function, w=weight(32)), torch.randn(3, 5, 32)) == {}
 
 
+def rms_of_gemma(x: Tensor, w: Tensor) -> Tensor:
+    """As transformers writes it: the weight is what differs from 1."""
+    y = x.float()
+    normed = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (normed * (1.0 + w.float())).type_as(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_rms_norm_whose_weight_is_added_to_one(dtype: torch.dtype, compiled: Callable[..., Any]) -> None:
+    module = Calls(lambda m, x: rms_of_gemma(x, m.w), w=weight(32)).to(dtype)
+    x = torch.randn(3, 5, 32, dtype=dtype)
+    fast = compiled(module)
+    for _ in range(2):
+        with torch.no_grad():
+            got, expected = fast(x), module(x)
+            assert got.dtype is dtype
+            torch.testing.assert_close(
+                got, expected, atol=1e-5, rtol=1e-5 if dtype is torch.float32 else 1e-2
+            )
+            module.w.mul_(2)
+    assert only_graph().ours == {"hf_cpu_accel.rms_norm.default": 1}
+
+
+def test_a_weight_that_is_added_to_two_stays(found: Any) -> None:
+    module = Calls(
+        lambda m, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (2 + m.w), w=weight(32)
+    )
+    assert found(module, torch.randn(3, 5, 32)) == {}
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_sum_and_its_norm_are_one_call(norm: type[nn.Module], found: Any) -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        total = m.first(x) + m.second(x)
+        return total * m.third(total)
+
+    norms = {name: norm(32, eps=1e-6) for name in ("first", "second", "third")}
+    name = "layer_norm" if norm is nn.LayerNorm else "rms_norm"
+    assert found(Calls(function, **norms), torch.randn(3, 5, 32)) == {name: 2, f"add_{name}": 1}
+    assert only_graph().rest == {"<built-in function getitem>": 2, "aten.mul.Tensor": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, y: m.norm(m.first(x) + m.first(y)),  # nobody else needs the sum
+        lambda m, x, y: (
+            (x * 2 + y * 3).add(1).mul(m.norm(x * 2 + y * 3))
+        ),  # Inductor adds while it multiplies
+        lambda m, x, y: (s := m.first(x) + m.first(y)[:1]) * m.norm(s),  # broadcast
+    ],
+)
+def test_sums_that_are_not_norms_alone_stay(function: Callable[..., Tensor], found: Any) -> None:
+    module = Calls(function, first=nn.LayerNorm(32), norm=nn.LayerNorm(32))
+    assert "add_layer_norm" not in found(module, torch.randn(3, 5, 32), torch.randn(3, 5, 32))
+
+
 def heads(x: Tensor) -> Tensor:
     """[B, L, 64] -> [B, 4, L, 16]. Inside of the model, so that the number of heads is no symbol."""
     return x.unflatten(-1, (4, 16)).transpose(1, 2)
@@ -262,3 +319,84 @@ def test_dropout_in_training_is_not_lost(compiled: Callable[..., Any]) -> None:
     with torch.no_grad():
         output = compiled(module)(torch.randn(3, 5, 32))
     assert (output == 0).float().mean() > 0.2
+
+
+def gathered(m: Any, x: Tensor, edges: Tensor) -> Tensor:
+    return x.index_select(0, edges[0])
+
+
+def added(messages: Tensor, edges: Tensor, rows: int) -> Tensor:
+    index = edges[1].view(-1, 1).expand_as(messages)
+    return messages.new_zeros(rows, messages.shape[1]).scatter_add_(0, index, messages)
+
+
+def mean(messages: Tensor, edges: Tensor, rows: int) -> Tensor:
+    count = messages.new_zeros(rows).scatter_add_(0, edges[1], messages.new_ones(len(messages))).clamp(1)
+    total = added(messages, edges, rows)
+    return total / count.view(-1, 1).expand_as(total)
+
+
+MESSAGES: list[Callable[..., Tensor]] = [
+    lambda m, x, edges, w: added(gathered(m, x, edges), edges, len(x)),
+    lambda m, x, edges, w: added(w.view(-1, 1) * gathered(m, x, edges), edges, len(x)),
+    lambda m, x, edges, w: added(gathered(m, x, edges) * w.unsqueeze(-1), edges, len(x)),
+    lambda m, x, edges, w: torch.zeros(*x.shape).scatter_add(
+        0, edges[1].unsqueeze(1).expand(-1, x.shape[1]), gathered(m, x, edges)
+    ),
+    lambda m, x, edges, w: mean(gathered(m, x, edges), edges, len(x)),
+    lambda m, x, edges, w: mean(w.view(-1, 1) * gathered(m, x, edges), edges, len(x)),
+]
+
+
+def added_heads(m: Any, x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+    """Rows [4, 4], and a weight for each of the first."""
+    weights = torch.stack([weight, weight * 2, weight.square(), weight + 1], dim=1)
+    known = x * torch.ones(16)  # so that the number of features is no symbol
+    messages = gathered(m, known.view(-1, 4, 4), edges) * weights.view(-1, 4, 1)
+    index = edges[1].view(-1, 1, 1).expand_as(messages)
+    return messages.new_zeros(len(x), 4, 4).scatter_add_(0, index, messages)
+
+
+MESSAGES.append(added_heads)
+EDGES = torch.tensor([[0, 1, 1, 4, 3, 5, 1], [2, 2, 0, 4, 5, 2, 2]])
+
+
+@pytest.mark.parametrize("function", MESSAGES)
+def test_spellings_of_message_passing(function: Callable[..., Tensor], found: Any) -> None:
+    given = torch.randn(6, 16), EDGES, torch.rand(7)
+    assert found(Calls(function), *given) == {"coo_to_csr": 1, "spmm_reduce": 1}
+    assert not [name for name in only_graph().rest if "scatter" in name or "div" in name]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, edges, w: added(gathered(m, x, edges)[:, :4], edges, len(x)),  # narrow, and not whole
+        lambda m, x, edges, w: added(gathered(m, x, edges) * 2, edges, len(x)),
+        lambda m, x, edges, w: added(gathered(m, x.double(), edges), edges, len(x)),
+        lambda m, x, edges, w: x.clone().scatter_add_(  # not onto zeros
+            0, edges[1].view(-1, 1).expand(-1, 16), gathered(m, x, edges)
+        ),
+        lambda m, x, edges, w: added(gathered(m, x, edges), edges, len(x)).add_(1),  # written to afterwards
+        lambda m, x, edges, w: x.t().index_select(1, edges[0]),
+    ],
+)
+def test_sums_that_are_not_of_gathered_rows_stay(function: Callable[..., Tensor], found: Any) -> None:
+    assert found(Calls(function), torch.randn(6, 16), EDGES, torch.rand(7)) == {}
+
+
+def test_a_sum_is_kept_where_it_is_needed_besides_the_mean(found: Any) -> None:
+    def function(m: Any, x: Tensor, edges: Tensor) -> Tensor:
+        count = x.new_zeros(len(x)).scatter_add_(0, edges[1], x.new_ones(edges.shape[1])).clamp(1)
+        total = added(gathered(m, x, edges), edges, len(x))
+        return total / count.view(-1, 1).expand_as(total) + total
+
+    found(Calls(function), torch.randn(6, 16), EDGES)
+    assert only_graph().rewrites["messages"] == 1
+    assert only_graph().rest["aten.div.Tensor"] == 1
+
+
+def test_edges_out_of_range_are_refused(compiled: Callable[..., Any]) -> None:
+    fast = compiled(Calls(MESSAGES[0]))
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        fast(torch.randn(6, 16), EDGES + 3, torch.rand(7))

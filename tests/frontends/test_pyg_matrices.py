@@ -12,9 +12,10 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.graph import propagate
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.matrices import MatrixCache, matrices
+
+pytestmark = pytest.mark.usefixtures("small_graphs_are_served")
 
 NODES, FEATURES = 40, 12
 LAYERS = {
@@ -29,12 +30,6 @@ LAYERS = {
     "edge": lambda: pyg.EdgeConv(nn.Linear(2 * FEATURES, 8)),
 }
 SERVED_WITH_WEIGHTS = ("gcn", "gcn as it is", "sage", "sage max", "gin", "graph", "tag")
-
-
-@pytest.fixture(autouse=True)
-def small_graphs_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs as small as those of these tests would be left to some of the layers."""
-    monkeypatch.setattr(propagate, "FEWEST_VALUES", 0)
 
 
 def dense(weighted: bool, loops: bool = False) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from decoder_families import DECODERS
+from encoder_families import dinov3, hubert
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
@@ -183,6 +185,41 @@ def test_what_is_left_says_why() -> None:
     odd = block_of()
     odd.experts.act_fn = nn.Softsign().eval()
     assert "something else" in left(odd)
+
+
+class SeparateGate(nn.Module):
+    """Experts in a layout that the op does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Parameter(torch.randn(COUNT, WIDTH, FEATURES)) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(COUNT, FEATURES, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = (torch.einsum("ecf,ef->ec", weight, x) for weight in (self.gate, self.up))
+        return torch.einsum("ecf,ef->ec", self.down, F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("build", [dinov3, hubert])
+def test_learned_tokens_and_kernels_of_convolutions_are_no_experts(build: Callable[[], nn.Module]) -> None:
+    """They have three dimensions, too; what holds them is left because no rule knows it."""
+    model = build()
+    holders = {
+        name: module
+        for name, module in model.named_modules()
+        if sum(p.dim() == 3 for p in module.parameters(recurse=False)) >= 2
+    }
+    assert holders
+    items = {item.name: item for item in explain(accelerate_for_cpu(model, dtype="float32")).items}
+    assert all(items[name].structure == type(holders[name]).__name__ for name in holders)
+    assert not any(item.structure == STRUCTURE for item in items.values())
+
+
+def test_experts_in_an_unknown_layout_are_called_experts() -> None:
+    block = Block(SeparateGate()).eval()
+    (item,) = explain(accelerate_for_cpu(block, dtype="float32")).items
+    assert item.structure == STRUCTURE
+    assert "something else" in item.reason
 
 
 def test_a_limit_is_told_from_none() -> None:

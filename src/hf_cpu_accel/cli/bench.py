@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
+from hf_cpu_accel.cli import options
+
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
 
 def bench(
-    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    model: options.Model = None,
     task: Annotated[str, typer.Option(help="Which head and which outputs.")] = "feature-extraction",
     dtypes: Annotated[
         str | None,
@@ -43,15 +45,8 @@ def bench(
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 10,
-    random_config: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for every system [default: what doctor says].")
-    ] = None,
+    random_config: Annotated[str | None, options.random_config()] = None,
+    threads: Annotated[int | None, options.threads()] = None,
     json: Annotated[Path | None, typer.Option(help="Write all results here.", show_default=False)] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Write a chart here (.png, .svg, .pdf).", show_default=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_cpu_accel.cli import options
+
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,17 +19,16 @@ _HINT = "Ctrl-C stops an answer, /reset forgets what was said, Ctrl-D or /exit l
 
 
 def chat(
-    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    model: options.Model = None,
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
     new: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 512,
     random_config: Annotated[
         str | None,
-        typer.Option(
-            help="Instead of MODEL, offline: a well-known shape with random weights; what it says is noise.",
-            show_default=False,
+        options.random_config(
+            "Instead of MODEL, offline: a well-known shape with random weights; what it says is noise."
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="[default: what doctor says]")] = None,
+    threads: Annotated[int | None, options.threads("[default: what doctor says]")] = None,
 ) -> None:
     """Chat with an accelerated model; its answers appear as they are written, each with its tokens per second.
 

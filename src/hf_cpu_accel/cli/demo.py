@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_cpu_accel.cli import options
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -25,9 +27,7 @@ _SHOWN = 3
 
 def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of measurement.")] = 5,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads for every system [default: what doctor says].")
-    ] = None,
+    threads: Annotated[int | None, options.threads()] = None,
 ) -> None:
     """Search real sentences with MiniLM before and after acceleration, then compare dtypes. No network."""
     from rich.console import Console

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from hf_cpu_accel.cli import options
+
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
 
 def export(
     aot: Annotated[Path, typer.Option(help="The file to write; ends in .pt2.", show_default=False)],
-    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    model: options.Model = None,
     task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
     batch: Annotated[int, typer.Option(min=2, help="Sequences of the example; any number runs later.")] = 2,
@@ -22,14 +24,9 @@ def export(
         Path | None,
         typer.Option(help="Write the example's inputs here, for the C++ runner.", show_default=False),
     ] = None,
-    random_config: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
-        ),
-    ] = None,
+    random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of the check at the end [default: what doctor says].")
+        int | None, options.threads("Threads of the check at the end [default: what doctor says].")
     ] = None,
 ) -> None:
     """Accelerate a text encoder and compile its forward pass into a file for Python and C++ (see integrations/cpp).

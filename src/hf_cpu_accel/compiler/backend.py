@@ -64,6 +64,8 @@ def _compile(
         captured = capture(graph_module, example_inputs)
     except NotCaptured as reason:
         entry.left = str(reason)
+        if not _has_compiler():
+            return graph_module.forward
         return torch_private.compile_with_inductor(graph_module, example_inputs, dict(options.inductor))
     rewriter = Rewriter(captured, options)
     entry.rewrites = run_passes(rewriter)
@@ -72,10 +74,7 @@ def _compile(
     aten.recompile()
     entry.record(aten.graph)
     inputs = [node.meta["val"] for node in aten.graph.find_nodes(op="placeholder")]
-    if not torch_private.has_compiler():
-        _say(
-            "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
-        )
+    if not _has_compiler():
         entry.left = "no C++ compiler"
         return Bound(aten.forward, kept, requests)
     patches = {**options.inductor, **torch_private.with_pass(fingerprint)}
@@ -84,6 +83,15 @@ def _compile(
     ):
         compiled = torch_private.compile_with_inductor(aten, inputs, patches)
     return Bound(compiled, kept, requests)
+
+
+def _has_compiler() -> bool:
+    if torch_private.has_compiler():
+        return True
+    _say(
+        "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
+    )
+    return False
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from hf_cpu_accel.compiler import torch_private
 
@@ -51,7 +51,11 @@ def capture(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Capture
     fakes = torch_private.fake_inputs(example_inputs)
     with torch_private.tracing(torch_private.fake_mode()):
         aten = torch_private.trace_aten(graph_module, fakes)
-    return Captured(aten, fakes, _parameters(graph_module, example_inputs), _scalars(graph_module))
+    for node, fake in zip(aten.graph.find_nodes(op="placeholder"), fakes, strict=True):
+        node.meta["val"] = fake  # itself: a trace leaves copies, which do not know their symbolic float
+    scalars = _scalars(graph_module)
+    _settle(aten, {p: scalar for p, scalar in scalars.items() if torch_private.is_of_module(scalar)})
+    return Captured(aten, fakes, _parameters(graph_module, example_inputs), scalars)
 
 
 def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -65,6 +69,8 @@ def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     for node in graph_module.graph.nodes:
         if node.op == "call_function" and torch_private.is_higher_order(node.target):
             raise NotCaptured(f"it holds {node.target}, which takes graphs as arguments")
+        if node.op == "call_function" and torch_private.is_transform(node.target):
+            raise NotCaptured(f"it holds a transformed function, as of torch.vmap ({node.target.__name__})")
         if node.op == "call_function" and getattr(node.target, "__name__", "") in _MODE_SWITCHES:
             raise NotCaptured(f"it switches modes on the way ({node.target.__name__})")
 
@@ -79,6 +85,28 @@ def _parameters(graph_module: GraphModule, example_inputs: Sequence[Any]) -> fro
         for position, (node, example) in enumerate(inputs)
         if isinstance(example, torch.nn.Parameter) or torch_private.is_static_input(node)
     )
+
+
+def _settle(graph_module: GraphModule, scalars: dict[int, Any]) -> None:
+    """Put numbers in the place of the floats at these inputs, and guard them.
+
+    A model's own (the eps of a norm, the scale of rotary positions) are the same in every call. As inputs they would hide
+    from the passes, and Inductor would have Dynamo record the whole model once more for each that it could not make a tensor of.
+    """
+    inputs = list(graph_module.graph.find_nodes(op="placeholder"))
+    for position, scalar in scalars.items():
+        for item in list(inputs[position].users):
+            if item.target is torch.ops.aten.item.default:
+                _put_in_place(item, float(scalar))
+                graph_module.graph.erase_node(item)
+
+
+def _put_in_place(node: Node, number: float) -> None:
+    def put(given: Any) -> Any:
+        return torch.fx.map_arg(given, lambda used: number if used is node else used)
+
+    for user in list(node.users):
+        user.args, user.kwargs = put(user.args), put(user.kwargs)
 
 
 def _scalars(graph_module: GraphModule) -> dict[int, Any]:

@@ -69,6 +69,17 @@ class JoinedBiases:
         return [torch.cat([next(given).float() if has else torch.zeros(n) for n, has in self.sizes])]
 
 
+@dataclass(frozen=True)
+class OnePlus:
+    """1 + a vector, in float32: the weight of a norm that is stored as what it differs from 1."""
+
+    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        return [((int(sources[0].shape[0]),), torch.float32)]
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        return [1 + sources[0].float()]
+
+
 class Derived:
     """What a recipe made, and from what.
 

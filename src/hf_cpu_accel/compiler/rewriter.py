@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -82,6 +83,10 @@ class Rewriter:
             for value in (node.meta.get("val") for node in nodes)
         )
 
+    def times_written(self, node: Node) -> int:
+        """How many ops of the graph write in place to its memory."""
+        return self._written[torch_private.storage_of(node.meta["val"])]
+
     # What is changed.
 
     def call(self, before: Node, target: Target, *args: Any) -> Node:
@@ -150,13 +155,13 @@ def value_of(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _written_storages(graph: Graph) -> set[int]:
-    written = set()
+def _written_storages(graph: Graph) -> Counter[int]:
+    written: Counter[int] = Counter()
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             continue
         for argument, value in zip(schema.arguments, node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
-                written.add(torch_private.storage_of(value.meta["val"]))
+                written[torch_private.storage_of(value.meta["val"])] += 1
     return written

@@ -240,6 +240,12 @@ def without_floats(scalars: Iterable[torch.SymFloat]) -> Iterator[None]:
         TensorifyState.force_specializations.difference_update(ours)
 
 
+def is_of_module(number: torch.SymFloat) -> bool:
+    """Whether Dynamo found this float in a module, and not among the arguments of a call."""
+    sources = number.node.shape_env.var_to_sources.get(number.node.expr, ())
+    return any(source.guard_source.is_unspecialized_nn_module() for source in sources)
+
+
 def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor as torch documents it for graphs of one's own."""
     from torch._inductor import compile
@@ -311,6 +317,11 @@ def is_static_input(placeholder: torch.fx.Node) -> bool:
 def is_higher_order(target: object) -> bool:
     """Whether the target of a node takes graphs as arguments."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_transform(target: object) -> bool:
+    """Whether the target of a node begins or ends what torch.func does to a function: values between have hidden dimensions."""
+    return str(getattr(target, "__module__", "")).startswith("torch._functorch")
 
 
 def storage_of(value: Tensor) -> int:

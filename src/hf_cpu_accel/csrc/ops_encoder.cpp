@@ -44,15 +44,9 @@ void clear_padding(Matrix result, const Tokens& tokens, int64_t length, int64_t 
         std::memset(static_cast<char*>(result.data) + static_cast<size_t>(static_cast<int64_t>(b) * length + i) * bytes, 0, bytes);
 }
 
-EncoderNorm norm_of(int64_t kind, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps, int64_t features) {
+OptionalNorm norm_of(int64_t kind, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps, int64_t features) {
   STD_TORCH_CHECK(0 <= kind && kind <= 2, "hf_cpu_accel::encoder_layer: norms must be of the kinds 0 (none), 1 (layer norm) or 2 (RMS norm)");
-  EncoderNorm norm;
-  norm.kind = static_cast<NormKind>(kind);
-  norm.norm.columns = features;
-  norm.norm.weight = as_vector(weight, features, op, "norm weight");
-  norm.norm.bias = as_vector(bias, features, op, "norm bias");
-  norm.norm.eps = static_cast<float>(eps);
-  return norm;
+  return optional_norm(kind, as_vector(weight, features, op, "norm weight"), as_vector(bias, features, op, "norm bias"), eps, features);
 }
 
 // Tables [1 or batch, length, rotated features of a head]; `keep` holds their memory.

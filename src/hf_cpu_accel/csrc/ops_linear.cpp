@@ -1,8 +1,10 @@
 // linear, linear_split and ffn: schema, checks, call.
 #include <algorithm>
+#include <vector>
 
 #include "gemm/arguments.h"
 #include "gemm/driver.h"
+#include "gemm/row_blocks.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -16,9 +18,16 @@ Tensor output_for(const Tensor& input, int64_t features) {
 
 // One GEMM on its own.
 void run_alone(const Gemm& g) {
-  Workspace workspace(GemmMemory::size_of(g.m, input_words(g)));
-  const GemmMemory memory(workspace, g.m, input_words(g));
-  run_team(team_size(multiply_adds(g)), [&](Team& team) { run_gemm(team, g, memory); });
+  const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
+  const RowBlocks blocks(g.m, words, threads);
+  Workspace workspace(static_cast<size_t>(blocks.memories(threads)) * GemmMemory::size_of(blocks.most_rows(), words));
+  std::vector<GemmMemory> memory;
+  for (int64_t i = 0; i < blocks.memories(threads); ++i) memory.emplace_back(workspace, blocks.most_rows(), words);
+  run_team(threads, [&](Team& team) {
+    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
+      run_gemm(workers, rows_of(g, row, rows), memory[static_cast<size_t>(slot)]);
+    });
+  });
 }
 
 Matrix residual_rows(const std::optional<Tensor>& residual, const Tensor& output, const char* op, Tensor& keep) {
@@ -74,17 +83,28 @@ Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& u
   Gemm second = gemm_of("ffn", m, out_features, intermediate_features, down, down_scale, down_bias);
   Tensor output = output_for(input, out_features);
   Tensor keep_input = input, keep_residual = input;
-  const int64_t words = std::max(input_words(first), input_words(second));
-  Workspace workspace(GemmMemory::size_of(m, words) + Workspace::size_of<float>(m * intermediate_features));
-  const GemmMemory memory(workspace, m, words);
+  const int64_t words = std::max(input_words(first), input_words(second)), threads = team_size(multiply_adds(first) + multiply_adds(second));
+  const RowBlocks blocks(m, words + intermediate_features, threads);
+  const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
+  Workspace workspace(static_cast<size_t>(memories) *
+                      (GemmMemory::size_of(rows_at_once, words) + Workspace::size_of<float>(rows_at_once * intermediate_features)));
+  std::vector<GemmMemory> memory;
+  std::vector<float*> intermediate;
+  for (int64_t i = 0; i < memories; ++i) {
+    memory.emplace_back(workspace, rows_at_once, words);
+    intermediate.push_back(workspace.take<float>(rows_at_once * intermediate_features));
+  }
   first.input = as_rows(input, keep_input);
-  second.input = {workspace.take<float>(m * intermediate_features), intermediate_features, false};
-  first.write_to(second.input);
   second.residual = residual_rows(residual, output, "ffn", keep_residual);
   second.write_to({output.mutable_data_ptr(), out_features, is_bf16(output)});
-  run_team(team_size(multiply_adds(first) + multiply_adds(second)), [&](Team& team) {
-    run_gemm(team, first, memory);
-    run_gemm(team, second, memory);
+  run_team(threads, [&](Team& team) {
+    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
+      Gemm up_rows = rows_of(first, row, rows), down_rows = rows_of(second, row, rows);
+      down_rows.input = {intermediate[static_cast<size_t>(slot)], intermediate_features, false};
+      up_rows.write_to(down_rows.input);
+      run_gemm(workers, up_rows, memory[static_cast<size_t>(slot)]);
+      run_gemm(workers, down_rows, memory[static_cast<size_t>(slot)]);
+    });
   });
   return output;
 }

@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.forward import graph_of
-from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small, transposed_if
+from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small, is_small_step, transposed_if
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
 from hf_cpu_accel.ops.messages import edge_messages
 from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
@@ -49,12 +49,9 @@ def gat_conv(
     return_attention_weights: Any = None,
 ) -> Any:
     """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones."""
-    if not _attends_plainly(conv, propagate, x, edge_attr, return_attention_weights) or conv.lin is None:
+    adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights, size)
+    if adjacency is None or conv.lin is None:
         return NotImplemented
-    graph = graph_of(conv, propagate, edge_index, x, size, loops=conv.add_self_loops)
-    if graph is None:
-        return NotImplemented
-    adjacency, _, _ = graph
     residual = None if conv.res is None else conv.res(x)
     features = conv.lin(x)
     # <W x, a> = <x, W^T a>: two more columns per head instead of a pass over the features.
@@ -75,24 +72,39 @@ def gat_conv(
     return _finish_attention(conv, output, residual)
 
 
-def _attends_plainly(
-    conv: GATConv | GATv2Conv, propagate: FastPropagate, x: Any, edge_attr: Any, weights: Any
-) -> bool:
+def _attended(
+    conv: GATConv | GATv2Conv,
+    propagate: FastPropagate,
+    x: Any,
+    edge_index: Any,
+    edge_attr: Any,
+    weights: Any,
+    size: Any = None,
+) -> Adjacency | None:
+    """The graph over which `conv` attends, None if it has to see to the call itself."""
     if weights is not None or propagate.reduce != "sum" or not isinstance(x, Tensor):
-        return False
-    if edge_attr is None:
-        return True
+        return None
     # Loops have the mean of the attributes of a node's other edges, found by where these point to.
     filled = not conv.add_self_loops or (conv.fill_value == "mean" and conv.flow == "source_to_target")
-    return isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
+    known = isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
+    if (edge_attr is not None and not known) or is_small_step(conv, edge_index, x):
+        return None
+    graph = graph_of(conv, propagate, edge_index, x, size, loops=conv.add_self_loops)
+    return None if graph is None else graph[0]
+
+
+def _columns(edge_attr: Tensor) -> Tensor:
+    """[edges, features]: attributes may come as one number per edge."""
+    return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
 
 
 def _scores_of_attributes(conv: GATConv, adjacency: Adjacency, edge_attr: Tensor) -> Tensor:
     """[entries, heads]: <W e, a> = <e, W^T a>."""
     weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
     by_head = torch.matmul(conv.att_edge[0].unsqueeze(1), weight).squeeze(1)
-    edges = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-    return with_loops(adjacency, F.linear(edges, by_head).float()).index_select(0, adjacency.order)
+    return with_loops(adjacency, F.linear(_columns(edge_attr), by_head).float()).index_select(
+        0, adjacency.order
+    )
 
 
 def with_loops(adjacency: Adjacency, values: Tensor) -> Tensor:
@@ -114,12 +126,9 @@ def gatv2_conv(
     return_attention_weights: Any = None,
 ) -> Any:
     """One pass at inference. For training or with edge features, what is scored is written down per edge, but once."""
-    if not _attends_plainly(conv, propagate, x, edge_attr, return_attention_weights):
+    adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights)
+    if adjacency is None:
         return NotImplemented
-    graph = graph_of(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
-    if graph is None:
-        return NotImplemented
-    adjacency, _, _ = graph
     residual = None if conv.res is None else conv.res(x)
     source = conv.lin_l(x)
     target = source if conv.share_weights else conv.lin_r(x)
@@ -129,8 +138,7 @@ def gatv2_conv(
         return _finish_attention(conv, output, residual)
     edge = None
     if edge_attr is not None:
-        edges = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
-        edge = conv.lin_edge(with_loops(adjacency, edges))
+        edge = conv.lin_edge(with_loops(adjacency, _columns(edge_attr)))
     scored = edge_messages(
         adjacency.rowptr,
         adjacency.col,

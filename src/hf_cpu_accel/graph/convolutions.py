@@ -14,8 +14,9 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense import Linear
 
+from hf_cpu_accel.graph.dense import are_plain, dense
 from hf_cpu_accel.graph.forward import graph_of
-from hf_cpu_accel.graph.propagate import FastPropagate, aggregate
+from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small_step
 
 LINEAR_REDUCTIONS = ("sum", "mean")  # a linear map may be applied before or after them
 
@@ -36,6 +37,7 @@ def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_w
         or conv.cached
         or propagate.reduce != "sum"
         or not isinstance(x, Tensor)
+        or not are_plain(conv.lin)
     ):
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, None, loops=conv.add_self_loops)
@@ -44,9 +46,8 @@ def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_w
     value = graph[0].normalized(edge_index, edge_weight)
     bias = conv.bias
     if conv.in_channels < conv.out_channels:
-        output = conv.lin(aggregate(graph[0], x, "sum", value))
-        return output if bias is None else output + bias
-    return aggregate(graph[0], conv.lin(x), "sum", value, bias=bias)
+        return dense(aggregate(graph[0], x, "sum", value), conv.lin.weight, bias)
+    return aggregate(graph[0], dense(x, conv.lin.weight), "sum", value, bias=bias)
 
 
 def _neighbours_and_root(
@@ -59,18 +60,18 @@ def _neighbours_and_root(
 ) -> Any:
     """lin(reduce(x_source)) + root(x_target), with `lin` applied first where that leaves fewer features to be reduced."""
     graph = graph_of(conv, propagate, edge_index, x, size)
-    if graph is None or propagate.reduce is None:
+    if graph is None or propagate.reduce is None or not are_plain(*linears):
         return NotImplemented
     adjacency, source, target = graph
+    if is_small_step(conv, edge_index, source):
+        return NotImplemented
     lin, root = linears
     if propagate.reduce in LINEAR_REDUCTIONS and lin.out_channels < lin.in_channels:
-        own = None if root is None or target is None else root(target)
-        mapped = F.linear(source, lin.weight)
+        own = None if root is None or target is None else dense(target, root.weight)
+        mapped = dense(source, lin.weight)
         return aggregate(adjacency, mapped, propagate.reduce, addend=own, bias=lin.bias)
-    output = lin(aggregate(adjacency, source, propagate.reduce))
-    if root is None or target is None:
-        return output
-    return torch.addmm(output, target, root.weight.t())
+    output = dense(aggregate(adjacency, source, propagate.reduce), lin.weight, lin.bias)
+    return output if root is None or target is None else dense(target, root.weight, addend=output)
 
 
 def sage(conv: SAGEConv, propagate: FastPropagate, x: Any, edge_index: Any, size: Any = None) -> Any:
@@ -104,7 +105,7 @@ def gin(conv: GINConv, propagate: FastPropagate, x: Any, edge_index: Any, size: 
     if conv.eps.requires_grad or torch.compiler.is_compiling():
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, size)
-    if graph is None or propagate.reduce is None:
+    if graph is None or propagate.reduce is None or is_small_step(conv, edge_index, graph[1]):
         return NotImplemented
     adjacency, source, target = graph
     scale = 1.0 + float(conv.eps)

@@ -19,13 +19,12 @@ from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.graph.reduction import Reduction
-from hf_cpu_accel.ops.messages import message_reduce
 from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 FEWEST_VALUES = 1 << 16
 """Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""
 
-_INDEX_DTYPES = (torch.int64, torch.int32)
+INDEX_DTYPES = (torch.int64, torch.int32)
 _HOOKS = (
     "_propagate_forward_pre_hooks",
     "_propagate_forward_hooks",
@@ -43,7 +42,7 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
     return (
         isinstance(edge_index, Tensor)
         and edge_index.layout is torch.strided
-        and edge_index.dtype in _INDEX_DTYPES
+        and edge_index.dtype in INDEX_DTYPES
         and edge_index.dim() == 2
         and edge_index.shape[0] == 2
         and edge_index.device.type == "cpu"
@@ -59,6 +58,13 @@ def is_small(edge_index: Any, features: int) -> bool:
     if torch.compiler.is_compiling() or not isinstance(edge_index, Tensor):
         return False
     return edge_index.shape[-1] * features < FEWEST_VALUES
+
+
+def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
+    """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
+    if not torch.is_grad_enabled() or not is_small(edge_index, x.shape[-1]):
+        return False
+    return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
 
 
 def adjacency_of(
@@ -201,14 +207,7 @@ class FastPropagate:
     def _reduce(self, adjacency: Adjacency, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
         """All reductions of those rows of x that the entries of the graph refer to."""
         self.count()
-        flat = x if x.dim() == 2 else x.flatten(1)
-        rowptr, names = adjacency.rowptr, self.reduction.names
-        if self.reduce is not None:
-            output = spmm_reduce(rowptr, rows, None, flat, self.reduce, transposed=transposed)
-            return output.view(-1, *x.shape[1:])
-        reduced = message_reduce(rowptr, rows, flat, names, transposed=transposed)
-        outputs = reduced.view(-1, len(names), *x.shape[1:]).unbind(1)
-        return self.reduction.combine(list(outputs), rowptr.diff())
+        return self.reduction.of_rows(adjacency.rowptr, rows, x, transposed)
 
     def _reduce_messages(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
         conv = self.conv

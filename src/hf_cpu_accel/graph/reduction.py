@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
+from hf_cpu_accel.ops.messages import message_reduce
+from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
+
 _NAMES: dict[type[nn.Module], str] = {
     aggr.SumAggregation: "sum",
     aggr.MeanAggregation: "mean",
@@ -37,6 +40,21 @@ class Reduction:
         return (
             self.names[0] if self.module is None and self.names[0] in ("sum", "mean", "min", "max") else None
         )
+
+    def of_rows(self, rowptr: Tensor, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
+        """[nodes, ..., features] reductions of the rows of x [N, ..., K] that each node refers to.
+
+        Args:
+            rowptr, rows: int32 [nodes + 1] and [entries], a CSR without values.
+            transposed: the CSR of the columns, if a gradient for x will be asked for.
+        """
+        flat = x if x.dim() == 2 else x.flatten(1)
+        if self.plain is not None:
+            output = spmm_reduce(rowptr, rows, None, flat, self.plain, transposed=transposed)
+            return output.view(-1, *x.shape[1:])
+        reduced = message_reduce(rowptr, rows, flat, self.names, transposed=transposed)
+        outputs = reduced.view(-1, len(self.names), *x.shape[1:]).unbind(1)
+        return self.combine(list(outputs), rowptr.diff())
 
     def combine(self, outputs: list[Tensor], degree: Tensor) -> Tensor:
         """What the module makes of the reductions, each [nodes, ..., features]; degree is int32 [nodes]."""

@@ -17,6 +17,7 @@ from hf_cpu_accel.ops.segment_matmul import segment_matmul
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, spmm_reduce
 
 
+@torch.compiler.disable(reason="how many edges a relation has is data")
 def rgcn(
     conv: RGCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_type: Tensor | None = None
 ) -> Any:
@@ -27,6 +28,7 @@ def rgcn(
     return output.to(torch.promote_types(torch.get_default_dtype(), output.dtype))
 
 
+@torch.compiler.disable(reason="how many edges a relation has is data")
 def fast_rgcn(
     conv: FastRGCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_type: Tensor | None = None
 ) -> Any:

@@ -17,11 +17,13 @@ from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer, Role, fuse
 from hf_cpu_accel.rewrite.decoder_masks import MaskForm, form_of
+from hf_cpu_accel.rewrite.decoder_probe import trace
 from hf_cpu_accel.rewrite.decoder_proof import Proof
 from hf_cpu_accel.rewrite.decoder_reading import OTHER, read
 from hf_cpu_accel.rewrite.decoder_scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
-from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace, trace, twin_of
+from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace
+from hf_cpu_accel.rewrite.decoder_twin import twin_of
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.position_bias import PositionBias, RelativeBias, read_relative_bias
 from hf_cpu_accel.rewrite.rotary_source import RotaryGroups, Rotation, rotations

@@ -9,7 +9,7 @@ from hf_cpu_accel.packing import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context, is_plain
-from hf_cpu_accel.rewrite.experts_form import ExpertsForm, read_experts
+from hf_cpu_accel.rewrite.experts_form import ExpertsForm, holds_experts, read_experts
 from hf_cpu_accel.rewrite.linear import free
 from hf_cpu_accel.rewrite.packed_experts import PackedExperts, PackedStack, pack_experts
 from hf_cpu_accel.rewrite.rule import Match, Outcome
@@ -27,10 +27,7 @@ class ExpertsRule:
     name = "experts"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if (
-            isinstance(module, PackedExperts)
-            or sum(p.dim() == 3 for p in module.parameters(recurse=False)) < 2
-        ):
+        if isinstance(module, PackedExperts) or not holds_experts(module):
             return None
         return Match(module, path, _refusal(module, path, context))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +94,15 @@ class ExpertsForm:
         return ExpertWeights(experts, up, biases[0], down, biases[1], self.activation, self.gated, self.limit)
 
 
+def holds_experts(module: nn.Module) -> bool:
+    """Whether `module` itself holds an up and a down projection for each of some experts, by their shapes.
+
+    Parameters of three dimensions may be anything: learned tokens [1, 1, C], kernels of convolutions and their gains.
+    """
+    stacks = {name: p for name, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.numel()}
+    return any(True for _ in _chains(stacks))
+
+
 def read_experts(module: nn.Module) -> ExpertsForm | None:
     """The form of `module`, or None if it is no module of experts that the op can compute."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
@@ -118,21 +127,17 @@ def _layouts(
     biases = {name: p for name, p in parameters.items() if p.dim() == 2}
     if len(stacks) + len(biases) != len(parameters) or len(biases) not in (0, 2):
         return
-    names = list(stacks)
-    for (up, down), transposed in product((names, names[::-1]), (False, True)):
-        rows, columns = (stacks[up].shape[axis] for axis in ((2, 1) if transposed else (1, 2)))
-        features, intermediate = (stacks[down].shape[axis] for axis in ((2, 1) if transposed else (1, 2)))
-        if features != columns or rows not in (intermediate, 2 * intermediate):
-            continue
+    for up, down, transposed in _chains(stacks):
+        rows, columns = _sizes(stacks[up], transposed)
         choices: list[tuple[str | None, str | None]] = [(None, None)]
         if biases:
             first, second = biases
             choices = [
                 pair
                 for pair in ((first, second), (second, first))
-                if (biases[pair[0]].shape[1], biases[pair[1]].shape[1]) == (rows, features)
+                if (biases[pair[0]].shape[1], biases[pair[1]].shape[1]) == (rows, columns)
             ]
-        gated = rows == 2 * intermediate
+        gated = rows != _sizes(stacks[down], transposed)[1]
         for (up_bias, down_bias), interleaved in product(choices, (False, True) if gated else (False,)):
             yield ExpertsForm(
                 Stack(up, transposed, interleaved),
@@ -144,6 +149,23 @@ def _layouts(
                 0.0,
                 inputs,
             )
+
+
+def _chains(stacks: Mapping[str, Tensor]) -> Iterator[tuple[str, str, bool]]:
+    """(up, down, whether they are transposed): stacks of one length, of which the second takes what the first gives and gives
+    what the first takes."""
+    for (up, down), transposed in product(permutations(stacks, 2), (False, True)):
+        rows, columns = _sizes(stacks[up], transposed)
+        features, intermediate = _sizes(stacks[down], transposed)
+        same = len(stacks[up]) == len(stacks[down]) and features == columns
+        if same and rows in (intermediate, 2 * intermediate):
+            yield up, down, transposed
+
+
+def _sizes(stack: Tensor, transposed: bool) -> tuple[int, int]:
+    """Output and input features of each matrix."""
+    _, rows, columns = stack.shape
+    return (columns, rows) if transposed else (rows, columns)
 
 
 def _prove(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) -> ExpertsForm | None:

@@ -10,6 +10,7 @@ from hf_cpu_accel.rewrite.changes import add_attribute
 from hf_cpu_accel.rewrite.context import Context
 
 if TYPE_CHECKING:
+    from torch_geometric.nn.aggr import Aggregation
     from torch_geometric.nn.conv import MessagePassing
 
     from hf_cpu_accel.graph.message import Message
@@ -25,13 +26,19 @@ def accelerate_message_passing(context: Context) -> list[PlanItem]:
     """Put `FastPropagate`, and where there is one the forward of its class, in front of each layer. They serve training as well."""
     if "torch_geometric" not in sys.modules:
         return []
+    from torch_geometric.nn.aggr import Aggregation
     from torch_geometric.nn.conv import MessagePassing
     from torch_geometric.nn.dense import Linear
 
     items: list[PlanItem] = []
+    inner: set[int] = set()  # aggregations of layers, or of other aggregations
     for path, module in context.root.named_modules():
+        if isinstance(module, MessagePassing | Aggregation):
+            inner.update(id(part) for part in module.modules() if part is not module)
         if isinstance(module, MessagePassing):
             items.append(_accelerate(module, path, context))
+        elif isinstance(module, Aggregation) and id(module) not in inner:
+            items.append(_pool(module, path, context))
         elif isinstance(module, Linear):
             items.append(PlanItem.left(path, "linear", _DENSE))
         else:
@@ -51,6 +58,23 @@ def _reorder(context: Context) -> PlanItem:
     add_attribute(context.journal, context.root, "forward", reordered)
     op = f"reorder={context.config.reorder!r}"
     return PlanItem("", "order of nodes", op, "float32", packed_bytes=0, reason=None)
+
+
+def _pool(module: Aggregation, path: str, context: Context) -> PlanItem:
+    from hf_cpu_accel.graph.pooling import FastPool
+    from hf_cpu_accel.graph.reduction import read_reduction
+
+    name = type(module).__name__
+    if context.skipped(path):
+        return PlanItem.left(path, name, "skip_modules")
+    if "forward" in vars(module):
+        return PlanItem.left(path, name, "its forward was replaced already")
+    reduction = read_reduction(module)
+    if reduction is None:
+        return PlanItem.left(path, name, _OWN_REDUCTION)
+    add_attribute(context.journal, module, "forward", FastPool(module, reduction))
+    kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
+    return PlanItem(path, f"pooling, {reduction}", kernel, "float32", packed_bytes=0, reason=None)
 
 
 def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall
-from hf_cpu_accel.rewrite.decoder_trace import trace
+from hf_cpu_accel.rewrite.decoder_probe import trace
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 
 # Buckets of distances widen as they grow, up to the last one. None is known that begins after 128 tokens or so.

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes import (
     activation,
+    add_norm,
     attention,
     encoder_layer,
     ffn,
     handwritten_attention,
     linear,
+    messages,
     norm,
     parallel_linears,
     residual,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
+    "messages": messages.apply,
     "norm": norm.apply,
     "attention": attention.apply,
     "handwritten_attention": handwritten_attention.apply,
@@ -37,6 +40,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "activation": activation.apply,
     "residual": residual.apply,
     "ffn": ffn.apply,
+    "add_norm": add_norm.apply,
     "encoder_layer": encoder_layer.apply,
 }
 

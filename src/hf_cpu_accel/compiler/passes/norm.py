@@ -1,6 +1,6 @@
 """Layer norms, and RMS norms as models write them out: one pass over memory each.
 
-weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way
+weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way, or 1 + weight (Gemma)
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, axis, is_call, is_tensor, value
+from hf_cpu_accel.compiler.recipes import OnePlus
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
-_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
+_CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.type_as.default)
 
 
 def apply(rewriter: Rewriter) -> int:
     count = 0
     for node in rewriter.calls(aten.layer_norm.default):
         count += _layer_norm(rewriter, node)
-    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor):
+    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *_CONVERSIONS):
         count += _rms_norm(rewriter, node)
     return count
 
@@ -43,11 +44,22 @@ def _rms_norm(rewriter: Rewriter, node: Node) -> bool:
         )
         found = (input, weight, rewriter.number(eps)) if len(shape) == 1 else None
     else:
-        found = _written_out(rewriter, node)
+        found = _written_out(rewriter, _product_of(node))
     if found is None or found[2] is None or not _fits(found[0], node) or rewriter.is_written(found[0]):
         return False
-    rewriter.replace(node, rewriter.call(node, ours.rms_norm.default, *found))
+    input, weight, eps = found
+    if is_call(weight, aten.add.Tensor):
+        (weight,) = rewriter.derived(OnePlus(), [_unconverted(args_of(weight)[0])])
+    rewriter.replace(node, rewriter.call(node, ours.rms_norm.default, input, weight, eps))
     return True
+
+
+def _product_of(node: Node) -> Node:
+    """What `node` converts to another dtype for itself alone, or `node`."""
+    if node.target is aten.mul.Tensor:
+        return node
+    inner = args_of(node)[0]
+    return inner if is_call(inner, aten.mul.Tensor) and len(inner.users) == 1 else node
 
 
 def _fits(input: Node, node: Node) -> bool:
@@ -55,9 +67,11 @@ def _fits(input: Node, node: Node) -> bool:
 
 
 def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | None] | None:
-    """Input, weight and eps of an RMS norm that ends in `node`."""
+    """Input, weight and eps of an RMS norm that ends in `node`; the weight is a parameter, or 1 plus one."""
+    if not is_call(node, aten.mul.Tensor):
+        return None
     for weight, normed in (args_of(node), args_of(node)[::-1]):
-        if not rewriter.is_parameter(weight) or value(weight).dim() != 1 or not is_tensor(normed):
+        if not _is_weight(rewriter, weight) or not is_tensor(normed):
             continue
         product = _unconverted(normed)
         if not is_call(product, aten.mul.Tensor):
@@ -67,6 +81,12 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
             if eps is not None:
                 return _unconverted(x), weight, eps
     return None
+
+
+def _is_weight(rewriter: Rewriter, node: Node) -> bool:
+    if is_call(node, aten.add.Tensor) and not node.kwargs and rewriter.number(args_of(node)[1]) == 1:
+        node = _unconverted(args_of(node)[0])
+    return rewriter.is_parameter(node) and value(node).dim() == 1
 
 
 def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:

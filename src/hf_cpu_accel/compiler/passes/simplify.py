@@ -11,7 +11,14 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, argument, axis, is_call, same_sizes
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
-_CONVERSIONS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default, aten.to.other)
+_CONVERSIONS = (
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten._to_copy.default,
+    aten.to.other,
+    aten.type_as.default,
+)
 _VIEWS = (*VIEWS, aten.expand.default, aten.slice.Tensor)
 _NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.default, aten.detach.default)
 
@@ -74,6 +81,8 @@ def _copies(node: Node) -> bool:
     """Whether a conversion was asked for a copy, or for another order in memory."""
     if node.target is aten._to_copy.default:
         return True
+    if node.target is aten.type_as.default:
+        return False
     return argument(node, "copy") is True or argument(node, "memory_format") is not None
 
 

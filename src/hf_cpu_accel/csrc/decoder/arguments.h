@@ -32,13 +32,8 @@ struct LayerArguments {
     return g;
   }
 
-  DecoderNorm norm(const NormLayout& n, double eps, int64_t features) const {
-    DecoderNorm norm;
-    norm.kind = static_cast<NormKind>(n.kind);
-    norm.norm.columns = features;
-    norm.norm.weight = array(n.weight, features), norm.norm.bias = array(n.bias, features);
-    norm.norm.eps = static_cast<float>(eps);
-    return norm;
+  OptionalNorm norm(const NormLayout& n, double eps, int64_t features) const {
+    return optional_norm(n.kind, array(n.weight, features), array(n.bias, features), eps, features);
   }
 
   HeadNorm head_norm(const NormLayout& n, int64_t scope, double eps, int64_t heads, int64_t head_dim) const {

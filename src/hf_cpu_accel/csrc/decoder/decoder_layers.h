@@ -18,26 +18,14 @@
 #include "../attention/driver.h"
 #include "../experts/experts.h"
 #include "../gemm/driver.h"
+#include "../norm/optional_norm.h"
 #include "heads.h"
 
 namespace hfca {
 
-struct DecoderNorm {
-  NormKind kind = NormKind::none;
-  Norm norm;  // weights and eps
-
-  bool exists() const { return kind != NormKind::none; }
-  void run(const Matrix& input, const Matrix& output, int64_t begin, int64_t end, float* buffer) const {
-    Norm n = norm;
-    n.input = input, n.output = output;
-    const NormKernels& kernels = dispatch().norm;
-    (kind == NormKind::rms_norm ? kernels.rms_norm : kernels.layer_norm)(n, begin, end, buffer);
-  }
-};
-
 // How a branch's output becomes part of the stream x: out(x + scale * post(branch)).
 struct BranchEnd {
-  DecoderNorm post, out;
+  OptionalNorm post, out;
   float scale = 1.0f;
 
   bool adds() const { return !post.exists() && scale == 1.0f; }  // the branch's last product can do it
@@ -58,7 +46,7 @@ struct DecoderSequence {
 
 struct DecoderLayer {
   Gemm qkv, output, cross_query, cross_output, up, down;  // the weight sides
-  DecoderNorm attention_norm, cross_norm, ffn_norm;
+  OptionalNorm attention_norm, cross_norm, ffn_norm;
   BranchEnd attention_end, cross_end, ffn_end;
   bool parallel = false;
   Router router;
@@ -175,7 +163,7 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
   int stream = 0, sum = 0;
 
   // g of norm(x), or of norm(*other), which is returned.
-  const auto enter = [&](const Gemm& side, const DecoderNorm& norm, const Matrix* other) {
+  const auto enter = [&](const Gemm& side, const OptionalNorm& norm, const Matrix* other) {
     const BranchEnd* const closing = open;
     const Matrix before = x;
     if (closing) x = mine.streams[stream ^= 1];

@@ -6,7 +6,6 @@
 
 namespace hfca {
 
-enum class NormKind : int { none = 0, layer_norm, rms_norm };
 enum class NormScope : int { head = 0, head_with_its_own_weights, all_heads };
 
 struct HeadNorm {

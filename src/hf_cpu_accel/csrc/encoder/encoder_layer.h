@@ -18,28 +18,15 @@
 #include <vector>
 
 #include "../attention/driver.h"
-#include "../decoder/heads.h"
 #include "../gemm/driver.h"
+#include "../norm/optional_norm.h"
 #include "token_rows.h"
 
 namespace hfca {
 
-struct EncoderNorm {
-  NormKind kind = NormKind::none;
-  Norm norm;  // weights and eps
-
-  bool exists() const { return kind != NormKind::none; }
-  void run(const Matrix& input, const Matrix& output, int64_t begin, int64_t end, float* buffer) const {
-    Norm n = norm;
-    n.input = input, n.output = output;
-    const NormKernels& kernels = dispatch().norm;
-    (kind == NormKind::rms_norm ? kernels.rms_norm : kernels.layer_norm)(n, begin, end, buffer);
-  }
-};
-
 struct EncoderLayer {
   Gemm qkv, output, up, down;  // the weight sides
-  EncoderNorm attention_norm, ffn_norm;
+  OptionalNorm attention_norm, ffn_norm;
   Array attention_gain, ffn_gain;  // [features]; data may be null
   Rotation rotation;               // of queries and keys; half 0: none
   bool norm_before = false, narrow = false;
@@ -154,7 +141,7 @@ inline void transform(const Team& team, const EncoderLayer& layer, TokenBlock to
   output.write_to(sum);
   run_gemm(team, output, memory.gemm);
 
-  const EncoderNorm& between = layer.norm_before ? layer.ffn_norm : layer.attention_norm;
+  const OptionalNorm& between = layer.norm_before ? layer.ffn_norm : layer.attention_norm;
   Gemm up = layer.up;
   up.m = tokens.count;
   up.input = normed;

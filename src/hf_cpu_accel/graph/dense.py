@@ -1,0 +1,65 @@
+"""Linear maps before and after aggregations. Their weights stay parameters, which may be trained."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric.nn.dense import Linear
+
+from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.packing import PackedWeight, pack_linear
+
+_packed = WeakTensorKeyDictionary()
+
+
+def are_plain(*linears: nn.Module | None) -> bool:
+    """Whether a forward may compute with the weights of these: nobody watches or wraps them, and they have their shape."""
+    return all(
+        type(lin) is Linear
+        and not isinstance(lin.weight, nn.UninitializedParameter)
+        and not (lin._forward_hooks or lin._forward_pre_hooks)
+        and not (lin._backward_hooks or lin._backward_pre_hooks)
+        for lin in linears
+        if lin is not None
+    )
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
+    """x @ weight^T + bias + addend. `addend` may be written over where no gradient is recorded.
+
+    In float32 torch's BLAS serves it: with a row per node it is as fast as our kernel. In bfloat16 ours is faster.
+
+    Args:
+        x: [N, in_features].
+        weight: [out_features, in_features]; its packed form is kept until it is written to.
+        bias: [out_features].
+        addend: [N, out_features].
+    """
+    given = [part for part in (x, weight, bias, addend) if part is not None]
+    learns = torch.is_grad_enabled() and any(part.requires_grad for part in given)
+    if not learns and _is_ours(weight, given):
+        return linear(x, _packed_weight(weight), bias, residual=addend)
+    if addend is None:
+        return F.linear(x, weight, bias)
+    if learns or bias is not None or torch.compiler.is_compiling():
+        return F.linear(x, weight, bias) + addend
+    return addend.addmm_(x, weight.t())  # out of place it would copy the addend first
+
+
+def _is_ours(weight: Tensor, given: list[Tensor]) -> bool:
+    return (
+        all(part.dtype is torch.bfloat16 for part in given)
+        and not weight.is_inference()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _packed_weight(weight: Tensor) -> PackedWeight:
+    known: tuple[int, PackedWeight] | None = _packed.get(weight)
+    if known is None or known[0] != weight._version:
+        known = weight._version, pack_linear(weight.detach(), "bfloat16")
+        _packed[weight] = known
+    return known[1]

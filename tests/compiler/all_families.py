@@ -1,0 +1,21 @@
+"""What test_families.py asks of a few families, of all; and of some of each kind with generated code. Not part of the suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from .families import FAMILIES
+from .test_families import check
+
+GENERATED = ("bert", "esm", "gpt2", "qwen3", "mamba", "t5", "whisper", "swin", "resnet", "hubert", "siglip")
+
+
+@pytest.mark.usefixtures("no_codegen")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_rewritten_graph_gives_the_same(name: str) -> None:
+    check(FAMILIES[name])
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_code_gives_the_same(name: str) -> None:
+    check(FAMILIES[name])

@@ -1,0 +1,46 @@
+"""How far decoder_layers may be from its plain-torch reference."""
+
+from __future__ import annotations
+
+import torch
+from decoder_cases import Case
+from torch import Tensor
+
+from hf_cpu_accel import extension
+
+# Largest difference over the largest value of the reference; see test_encoder_layer.py.
+BOUNDS = {
+    "float32": 1e-5,
+    "bfloat16": 1e-2,
+    "int8": 3e-2,
+    "int8, 7 bits": 1e-1,
+    "int8-weight": 1e-2,
+    "int4": 5e-2,
+    "int4, 7 bits": 1e-1,
+}
+BFLOAT16_ROUNDING = 2.0**-8
+INT8_STEP = 1 / 127
+
+
+def bound_of(case: Case) -> float:
+    seven_bits = case.weights in ("int8", "int4") and extension.status().tier in ("avx2", "avx512")
+    bound = BOUNDS[f"{case.weights}, 7 bits" if seven_bits else case.weights]
+    # A step of 8 bits may be taken the other way, where the values before it differ in their last bits.
+    return (
+        bound
+        + BFLOAT16_ROUNDING * (torch.bfloat16 in (case.dtype, case.cache))
+        + INT8_STEP * (case.cache is torch.int8)
+    )
+
+
+def close(actual: Tensor, expected: Tensor, bound: float, what: str, where: Tensor | None = None) -> None:
+    """Of caches, only what the call wrote: padding and the storage behind the tokens hold anything."""
+    if where is not None:
+        where = where & ~torch.isnan(actual) & ~torch.isnan(expected)
+        actual, expected = actual[where], expected[where]
+    if expected.numel() == 0:
+        return
+    error = (actual.double() - expected.double()).abs().amax() / expected.double().abs().amax().clamp(
+        min=1e-3
+    )
+    assert error <= bound, f"{what}: {error:.2e} > {bound:.2e}"

@@ -1,0 +1,253 @@
+"""Encoder layers and calls for the tests of encoder_layer: every option that a family has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, _reference
+from hf_cpu_accel.packing import pack_linear
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 2
+    length: int = 19
+    features: int = 64
+    heads: int = 4
+    head_size: int = 16
+    intermediate: int = 96
+    weights: str = "float32"
+    dtype: torch.dtype = torch.float32
+    norm_before: bool = False
+    activation: str = "gelu"
+    mask: str = "none"
+    order: tuple[int, int, int] = (0, 1, 2)
+    biases: bool = True
+    narrow: bool = False
+    norm: str = "layer_norm"
+    gated: bool = False
+    gains: bool = False
+    relative: int = 0  # tokens before and after, that have a bias of their own
+    rotary: int = 0  # features of a head
+    window: int | None = None
+
+    def __str__(self) -> str:
+        sizes = (
+            f"{self.batch}x{self.length}x{self.features}-{self.heads}x{self.head_size}-{self.intermediate}"
+        )
+        when = "before" if self.norm_before else "after"
+        what = f"{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
+        more = f"{'-gated' * self.gated}{'-gains' * self.gains}"
+        return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}"
+
+
+PADDINGS = ["right padding", "left padding", "holes", "one sequence empty", "all empty"]
+MASKS = ["bool keys", "bool per query", "float per head", "bfloat16 keys"]
+CASES = [
+    Case(),
+    Case(batch=1, length=1),
+    Case(batch=1, length=1, mask="right padding"),
+    Case(
+        batch=3, length=33, features=47, heads=1, head_size=32, intermediate=33
+    ),  # ragged in every dimension but the heads'
+    Case(
+        batch=2, length=130, features=96, heads=2, head_size=32, activation="gelu_tanh"
+    ),  # many tokens per thread
+    Case(batch=16, length=40, mask="right padding"),
+    Case(order=(2, 0, 1), norm_before=True, activation="relu"),
+    Case(biases=False, activation="silu"),
+    *(Case(mask=mask, norm_before=before) for mask in PADDINGS for before in (False, True)),
+    *(Case(mask=mask) for mask in MASKS),
+    *(
+        Case(
+            batch=3,
+            length=length,
+            weights=weights,
+            dtype=dtype,
+            mask="right padding",
+            norm_before=before,
+            narrow=narrow,
+        )
+        for weights in ("bfloat16", "int8")
+        for narrow in (False, True)
+        for dtype in (torch.float32, torch.bfloat16)
+        for length in (9, 70)
+        for before in (False, True)
+    ),
+    Case(dtype=torch.bfloat16),
+    # T5: RMS norms, gated or not, a bias for distances that is longer or shorter than the text.
+    *(
+        Case(
+            length=length,
+            norm="rms_norm",
+            norm_before=True,
+            biases=False,
+            gated=gated,
+            activation="gelu_tanh" if gated else "relu",
+            relative=relative,
+            mask=mask,
+            weights=weights,
+            narrow=weights != "float32",
+        )
+        for length, relative, mask in (
+            (19, 5, "right padding"),
+            (70, 100, "holes"),
+            (300, 20, "left padding"),
+        )
+        for gated, weights in ((False, "float32"), (True, "float32"), (True, "bfloat16"), (True, "int8"))
+    ),
+    # ModernBERT, Nomic: positions that are turned, windows, layers without a first norm.
+    *(
+        Case(
+            batch=3,
+            length=length,
+            norm_before=norm != "after",
+            norm="none" if norm == "none" else "layer_norm",
+            gated=True,
+            rotary=rotary,
+            window=window,
+            mask=mask,
+            dtype=dtype,
+            narrow=window == 4,
+            weights="int8" if window == 4 else "float32",
+        )
+        for length, rotary, window, norm, mask, dtype in (
+            (9, 16, None, "after", "right padding", torch.float32),
+            (33, 12, 4, "none", "left padding", torch.bfloat16),
+            (300, 16, 64, "before", "right padding", torch.float32),
+            (300, 16, 64, "before", "float per head", torch.float32),
+            (40, 2, 1, "before", "holes", torch.bfloat16),
+        )
+    ),
+    # DINOv2, BEiT: gains; what is attended to besides the padding.
+    *(
+        Case(gains=True, norm_before=True, dtype=dtype, mask=mask)
+        for dtype in (torch.float32, torch.bfloat16)
+        for mask in (
+            "none",
+            "right padding",
+            "float per head, padded",
+            "bool per query, holes",
+            "bfloat16 keys, holes",
+        )
+    ),
+    Case(batch=16, length=40, gains=True, norm_before=True, gated=True, rotary=16),
+    # Attention in integers: more keys than one block of them, ragged sizes, masks, queries in several blocks.
+    *(
+        Case(
+            batch=1,
+            length=length,
+            heads=2,
+            head_size=head_size,
+            weights="int8",
+            narrow=True,
+            mask=mask,
+        )
+        for length, head_size, mask in (
+            (300, 48, "none"),
+            (33, 80, "holes"),
+            (270, 16, "float per head"),
+            (45, 128, "bool per query"),
+            (3, 272, "none"),
+        )
+    ),
+]
+
+
+def weights_of(case: Case) -> EncoderWeights:
+    inner = case.heads * case.head_size
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns) / columns**0.5
+
+    def vector(size: int) -> Tensor | None:
+        return (0.1 * torch.randn(size)).to(case.dtype) if case.biases else None
+
+    def norm(eps: float, kind: Any) -> NormWeights:
+        if not case.biases and kind == "layer_norm":
+            return NormWeights(None, None, eps)
+        weight = (1 + 0.1 * torch.randn(case.features)).to(case.dtype)
+        return NormWeights(weight, vector(case.features) if kind == "layer_norm" else None, eps, kind)
+
+    up = 2 * case.intermediate if case.gated else case.intermediate
+    last = "rms_norm" if case.norm == "rms_norm" else "layer_norm"
+
+    return EncoderWeights(
+        qkv=pack_linear(matrix(3 * inner, case.features), case.weights),
+        qkv_bias=vector(3 * inner),
+        order=case.order,
+        head_size=case.head_size,
+        attention_scale=None if case.biases else 0.3,
+        output=pack_linear(matrix(case.features, inner), case.weights),
+        output_bias=vector(case.features),
+        attention_norm=None if case.norm == "none" else norm(1e-12, case.norm),
+        up=pack_linear(matrix(up, case.features), case.weights),
+        up_bias=vector(up),
+        down=pack_linear(matrix(case.features, case.intermediate), case.weights),
+        down_bias=vector(case.features),
+        activation=case.activation,
+        ffn_norm=norm(1e-5, last),
+        norm_before=case.norm_before,
+        narrow=case.narrow,
+        gated=case.gated,
+        attention_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
+        ffn_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
+    )
+
+
+def positions_of(case: Case) -> dict[str, Any]:
+    """relative, rotary and window."""
+    relative = torch.randn(case.heads, 2 * case.relative + 1) if case.relative else None
+    angles = torch.randn(1 if case.batch % 2 else case.batch, case.length, case.rotary // 2).repeat(1, 1, 2)
+    tables = (angles.cos().to(case.dtype), angles.sin().to(case.dtype)) if case.rotary else None
+    return {"relative": relative, "rotary": tables, "window": case.window}
+
+
+def reference(
+    hidden_states: Tensor,
+    weights: EncoderWeights,
+    padding: Tensor | None = None,
+    mask: Tensor | None = None,
+    relative: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    window: int | None = None,
+) -> Tensor:
+    cos, sin = rotary or (None, None)
+    return _reference(hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments())
+
+
+def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
+    """padding and mask."""
+    batch, length = case.batch, case.length
+    position, lengths = torch.arange(length), torch.randint(1, length + 1, (batch, 1))
+    if case.mask == "float per head, padded":
+        return position < lengths, torch.randn(1, case.heads, length, length)
+    if case.mask == "bool per query, holes":
+        return torch.rand(batch, length) < 0.6, torch.rand(batch, 1, length, length) < 0.7
+    if case.mask == "bfloat16 keys, holes":
+        return torch.rand(batch, length) < 0.6, torch.randn(batch, case.heads, 1, length).bfloat16()
+    if case.mask == "right padding":
+        return position < lengths, None
+    if case.mask == "left padding":
+        return position >= length - lengths, None
+    if case.mask == "holes":
+        return torch.rand(batch, length) < 0.6, None
+    if case.mask == "one sequence empty":
+        padding = position < lengths
+        padding[-1] = False
+        return padding, None
+    if case.mask == "all empty":
+        return torch.zeros(batch, length, dtype=torch.bool), None
+    if case.mask == "bool keys":
+        return None, (position < lengths)[:, None, None]
+    if case.mask == "bool per query":
+        return None, torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    if case.mask == "float per head":
+        return None, torch.randn(1, case.heads, length, length)
+    if case.mask == "bfloat16 keys":
+        return None, torch.randn(batch, 1, 1, length).bfloat16()
+    return None, None
