@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.graph.dense import apply
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small, is_small_step, transposed_if
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
@@ -53,7 +54,7 @@ def gat_conv(
     if adjacency is None or conv.lin is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    features = conv.lin(x)
+    features = apply(conv.lin, x)
     # <W x, a> = <x, W^T a>: two more columns per head instead of a pass over the features.
     weight = conv.lin.weight.view(conv.heads, conv.out_channels, -1)
     attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
@@ -130,8 +131,8 @@ def gatv2_conv(
     if adjacency is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
-    source = conv.lin_l(x)
-    target = source if conv.share_weights else conv.lin_r(x)
+    source = apply(conv.lin_l, x)
+    target = source if conv.share_weights else apply(conv.lin_r, x)
     learns = torch.is_grad_enabled() and _learns(conv, x)
     if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
         output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
@@ -174,10 +175,13 @@ def transformer_conv(
     if edge_attr is not None and is_small(edge_index, conv.heads * conv.out_channels):
         return NotImplemented
     graph = graph_of(conv, propagate, edge_index, x, None)
-    if graph is None or graph[2] is None:
+    if graph is None:
         return NotImplemented
     adjacency, source, target = graph
-    query, key, value = conv.lin_query(target), conv.lin_key(source), conv.lin_value(source)
+    if target is None:
+        return NotImplemented
+    query = apply(conv.lin_query, target)
+    key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
     learns = torch.is_grad_enabled() and _learns(conv, source)
     if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
         scale = 1.0 / math.sqrt(conv.out_channels)

@@ -11,6 +11,7 @@ from torch_geometric.nn.dense import Linear
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing import PackedWeight, pack_linear
 
+_MAPPED_ANEW = 32 << 20  # bytes: larger tensors of torch are mapped by the system in every call, page by page
 _packed = WeakTensorKeyDictionary()
 
 
@@ -29,7 +30,8 @@ def are_plain(*linears: nn.Module | None) -> bool:
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
     """x @ weight^T + bias + addend. `addend` may be written over where no gradient is recorded.
 
-    In float32 torch's BLAS serves it: with a row per node it is as fast as our kernel. In bfloat16 ours is faster.
+    In float32 torch's BLAS serves it, which is as fast as our kernel, but for large outputs: ours takes them from its pool. In
+    bfloat16 ours is faster.
 
     Args:
         x: [N, in_features].
@@ -39,7 +41,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor 
     """
     given = [part for part in (x, weight, bias, addend) if part is not None]
     learns = torch.is_grad_enabled() and any(part.requires_grad for part in given)
-    if not learns and _is_ours(weight, given):
+    if not learns and _is_ours(x, weight, given):
         return linear(x, _packed_weight(weight), bias, residual=addend)
     if addend is None:
         return F.linear(x, weight, bias)
@@ -48,9 +50,20 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor 
     return addend.addmm_(x, weight.t())  # out of place it would copy the addend first
 
 
-def _is_ours(weight: Tensor, given: list[Tensor]) -> bool:
+def apply(lin: Linear, x: Tensor) -> Tensor:
+    """lin(x), by `dense` if nobody watches or wraps `lin`."""
+    return dense(x, lin.weight, lin.bias) if are_plain(lin) else lin(x)
+
+
+def _is_ours(x: Tensor, weight: Tensor, given: list[Tensor]) -> bool:
+    dtype = x.dtype
+    gains = dtype is torch.bfloat16 or (
+        dtype is torch.float32 and 4 * x.shape[0] * weight.shape[0] >= _MAPPED_ANEW
+    )
     return (
-        all(part.dtype is torch.bfloat16 for part in given)
+        gains
+        and all(part.dtype is dtype for part in given)
+        and x.device.type == "cpu"
         and not weight.is_inference()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
@@ -60,6 +73,6 @@ def _is_ours(weight: Tensor, given: list[Tensor]) -> bool:
 def _packed_weight(weight: Tensor) -> PackedWeight:
     known: tuple[int, PackedWeight] | None = _packed.get(weight)
     if known is None or known[0] != weight._version:
-        known = weight._version, pack_linear(weight.detach(), "bfloat16")
+        known = weight._version, pack_linear(weight.detach(), str(weight.dtype).removeprefix("torch."))
         _packed[weight] = known
     return known[1]
