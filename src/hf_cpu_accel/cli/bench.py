@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hf_cpu_accel.cli import options
+from hf_cpu_accel.cli.failures import cannot_load
 
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
@@ -101,12 +102,8 @@ def bench(
                 on_stage=lambda stage: progress.update(bar, description=stage),
                 on_burst=lambda system: progress.advance(bar),
             )
-        except OSError as error:  # what transformers raises when it finds no such model
-            console.print(
-                f"Cannot load {contest.source}: {error}", style="red", markup=False, highlight=False
-            )
-            console.print("Without a network, pass a local folder or --random-config NAME.")
-            raise typer.Exit(1) from error
+        except OSError as error:
+            raise cannot_load(console, contest.source, error) from error
         except ValueError as error:  # what accelerate_for_cpu and transformers refuse, with the reason
             console.print(f"{contest.source}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error

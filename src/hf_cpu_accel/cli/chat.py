@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_cpu_accel.cli import options
+from hf_cpu_accel.cli.failures import cannot_load
 
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ def chat(
             session = chat_session.open_session(model, random_config, dtype=dtype, new=new, threads=threads)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    except OSError as error:  # what transformers raises when it finds no such model
-        console.print(f"Cannot load {model}: {error}", style="red", markup=False)
-        console.print("Without a network, pass a local folder or --random-config NAME.")
-        raise typer.Exit(1) from error
+    except OSError as error:
+        raise cannot_load(console, model, error) from error
     console.print(f"[bold]{session.title}[/bold], {session.dtype}. {_HINT}.")
     if not session.has_template:
         console.print("It has no chat template: it goes on with what you type, and forgets it.", style="dim")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_cpu_accel.cli import options
+from hf_cpu_accel.cli.failures import cannot_load
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,7 +22,7 @@ _CALLS = 60  # after which measuring has come to an end, or does not
 
 
 def compile_model(
-    model: Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)] = None,
+    model: options.Model = None,
     report: Annotated[bool, typer.Option("--report", help="Print the ops of each graph, too.")] = False,
     task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
@@ -34,15 +37,9 @@ def compile_model(
             help="Copy the artefacts into this folder, for machines of the same kind.", show_default=False
         ),
     ] = None,
-    random_config: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of MODEL, offline: a well-known shape, random weights.", show_default=False
-        ),
-    ] = None,
+    random_config: Annotated[str | None, options.random_config()] = None,
     threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads, which the code is made for [default: what doctor says]."),
+        int | None, options.threads("Threads, which the code is made for [default: what doctor says].")
     ] = None,
 ) -> None:
     """Compile what module rules leave of a text encoder, tell what came of it, and keep the artefacts for later processes.
@@ -82,10 +79,8 @@ def compile_model(
                 if all(region.state != "measuring" for region in explain(built).compiled):
                     break
                 source.forward(built, example)
-    except OSError as error:  # what transformers raises when it finds no such model
-        console.print(f"Cannot load {source.title}: {error}", style="red", markup=False)
-        console.print("Without a network, pass a local folder or --random-config NAME.")
-        raise typer.Exit(1) from error
+    except OSError as error:
+        raise cannot_load(console, source.title, error) from error
     except ValueError as error:
         console.print(f"{source.title}: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

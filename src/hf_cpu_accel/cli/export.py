@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hf_cpu_accel.cli import options
+from hf_cpu_accel.cli.failures import cannot_load
 
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
@@ -65,10 +66,8 @@ def export(
             took = time.perf_counter() - start
             status.update("checking")
             compiled = load_aot(written)
-    except OSError as error:  # what transformers raises when it finds no such model
-        console.print(f"Cannot load {source.title}: {error}", style="red", markup=False)
-        console.print("Without a network, pass a local folder or --random-config NAME.")
-        raise typer.Exit(1) from error
+    except OSError as error:
+        raise cannot_load(console, source.title, error) from error
     except (ValueError, RuntimeError) as error:
         console.print(f"{source.title}: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
