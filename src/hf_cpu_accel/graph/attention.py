@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.dense import apply
 from hf_cpu_accel.graph.forward import graph_of
-from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small, is_small_step, transposed_if
+from hf_cpu_accel.graph.propagate import (
+    FastPropagate,
+    aggregate,
+    is_small,
+    is_small_step,
+    learns,
+    transposed_if,
+)
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
 from hf_cpu_accel.ops.messages import edge_messages
 from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
@@ -60,8 +67,8 @@ def gat_conv(
     attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
     scores = F.linear(x, torch.matmul(attention, weight).flatten(0, 2)).float()
     source, target = scores.split(conv.heads, dim=1)
-    learns = torch.is_grad_enabled() and features.requires_grad
-    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+    recorded = torch.is_grad_enabled() and features.requires_grad
+    if edge_attr is None and not recorded and not (conv.training and conv.dropout > 0):
         output = gat(adjacency.rowptr, adjacency.col, features, source, target, conv.negative_slope)
     else:
         logits = _edge_scores(adjacency, source, target)
@@ -133,8 +140,7 @@ def gatv2_conv(
     residual = None if conv.res is None else conv.res(x)
     source = apply(conv.lin_l, x)
     target = source if conv.share_weights else apply(conv.lin_r, x)
-    learns = torch.is_grad_enabled() and _learns(conv, x)
-    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+    if edge_attr is None and not learns(conv, x) and not (conv.training and conv.dropout > 0):
         output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
         return _finish_attention(conv, output, residual)
     edge = None
@@ -153,10 +159,6 @@ def gatv2_conv(
     alpha = segment_softmax(adjacency.rowptr, (by_head * conv.att).sum(dim=-1).float())
     alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
     return _finish_attention(conv, aggregate(adjacency, source, "sum", alpha), residual)
-
-
-def _learns(conv: nn.Module, x: Tensor) -> bool:
-    return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
 
 
 def transformer_conv(
@@ -182,8 +184,7 @@ def transformer_conv(
         return NotImplemented
     query = apply(conv.lin_query, target)
     key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
-    learns = torch.is_grad_enabled() and _learns(conv, source)
-    if edge_attr is None and not learns and not (conv.training and conv.dropout > 0):
+    if edge_attr is None and not learns(conv, source) and not (conv.training and conv.dropout > 0):
         scale = 1.0 / math.sqrt(conv.out_channels)
         output = dot_attention(adjacency.rowptr, adjacency.col, query, key, value, conv.heads, scale)
     else:

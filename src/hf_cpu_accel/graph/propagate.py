@@ -60,11 +60,16 @@ def is_small(edge_index: Any, features: int) -> bool:
     return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
-def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
-    """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
-    if not torch.is_grad_enabled() or not is_small(edge_index, x.shape[-1]):
+def learns(conv: MessagePassing, x: Tensor) -> bool:
+    """Whether a gradient will be asked for of `x` [N, K], or of a parameter of the layer."""
+    if not torch.is_grad_enabled():
         return False
     return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
+
+
+def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
+    """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
+    return is_small(edge_index, x.shape[-1]) and learns(conv, x)
 
 
 def adjacency_of(

@@ -41,6 +41,11 @@ class Reduction:
             self.names[0] if self.module is None and self.names[0] in ("sum", "mean", "min", "max") else None
         )
 
+    @property
+    def op(self) -> str:
+        """The name of the op that `of_rows` calls."""
+        return "message_reduce" if self.plain is None else "spmm_reduce"
+
     def of_rows(self, rowptr: Tensor, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
         """[nodes, ..., features] reductions of the rows of x [N, ..., K] that each node refers to.
 

@@ -73,8 +73,7 @@ def _pool(module: Aggregation, path: str, context: Context) -> PlanItem:
     if reduction is None:
         return PlanItem.left(path, name, _OWN_REDUCTION)
     add_attribute(context.journal, module, "forward", FastPool(module, reduction))
-    kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
-    return PlanItem(path, f"pooling, {reduction}", kernel, "float32", packed_bytes=0, reason=None)
+    return PlanItem(path, f"pooling, {reduction}", reduction.op, "float32", packed_bytes=0, reason=None)
 
 
 def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
@@ -104,9 +103,8 @@ def _accelerate(conv: MessagePassing, path: str, context: Context) -> PlanItem:
     if plain:
         add_attribute(context.journal, conv, "propagate", propagate)
     add_attribute(context.journal, conv, StockForScript.name, StockForScript(conv))
-    kernel = "message_reduce" if reduction.plain is None else "spmm_reduce"
     context.handled.update(_read_weights(conv))
-    op = kernel if message is not None else f"own message, {kernel}"
+    op = reduction.op if message is not None else f"own message, {reduction.op}"
     if special is not None:
         op = f"{special.__name__}, {op}"
     if compute is not None:
