@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
-from hf_cpu_accel.compiler import backend, report, torch_private
+from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from hf_cpu_accel.compiler.options import Options
 
@@ -132,7 +132,7 @@ def test_autocast_is_left_to_inductor(compiled: Callable[..., Any]) -> None:
 def test_without_a_compiler_our_ops_serve(
     compiled: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend._say.cache_clear()
+    report.say.cache_clear()
     model, other = mlp(), mlp()
     with caplog.at_level(logging.WARNING):
         check(compiled(model), model, torch.randn(3, 16))
@@ -153,7 +153,7 @@ def test_has_compiler_looks_where_inductor_looks() -> None:
 def test_an_unknown_torch_gets_plain_inductor(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend._say.cache_clear()
+    report.say.cache_clear()
     torch_private.problem.cache_clear()
     monkeypatch.setattr(torch_private, "CHECKED", {"2.1": "long ago"})
     model = mlp()

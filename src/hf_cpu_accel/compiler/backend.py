@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from torch.fx import GraphModule
@@ -18,8 +16,6 @@ from hf_cpu_accel.compiler.options import Options
 from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
-
-logger = logging.getLogger("hf_cpu_accel.compiler")
 
 
 def hf_cpu_accel(
@@ -57,7 +53,7 @@ def _compile(
 ) -> Callable[..., Any]:
     problem = torch_private.problem()
     if problem is not None:
-        _say(f"{problem}: Inductor compiles the graph without our passes")
+        report.say(f"{problem}: Inductor compiles the graph without our passes")
         entry.left = problem
         return torch_private.plain_inductor(graph_module, example_inputs)
     try:
@@ -88,13 +84,7 @@ def _compile(
 def _has_compiler() -> bool:
     if torch_private.has_compiler():
         return True
-    _say(
+    report.say(
         "no C++ compiler found (g++, or what CXX names): the graph runs on our ops, and nothing is generated for the rest"
     )
     return False
-
-
-@cache
-def _say(message: str) -> None:
-    """Once per process: every graph would repeat it."""
-    logger.warning("hf_cpu_accel: %s", message)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import cache
 
 from torch.fx import Graph
+
+_logger = logging.getLogger("hf_cpu_accel.compiler")
 
 
 @dataclass
@@ -43,3 +47,9 @@ def add(report: GraphReport) -> None:
 def graphs() -> list[GraphReport]:
     """Of the last 256 graphs, the oldest first."""
     return list(_graphs)
+
+
+@cache
+def say(message: str) -> None:
+    """A line in the log, once per process: every graph would repeat it."""
+    _logger.warning("hf_cpu_accel: %s", message)

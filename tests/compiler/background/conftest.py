@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain
-from hf_cpu_accel.compiler.background import region, verdict
+from hf_cpu_accel.compiler import report
+from hf_cpu_accel.compiler.background import verdict
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.plan import CompiledRegion
+
+SHAPE = (2, 5, 32)
 
 
 def blocks(count: int = 3) -> nn.Sequential:
@@ -60,7 +63,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(home))
     monkeypatch.setattr(verdict, "GAIN", 0.0)  # whatever is faster on the machine of the test
-    region.say.cache_clear()
+    report.say.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -58,19 +58,22 @@ def attach(root: nn.Module, acceleration: Acceleration) -> None:
     journal.record(tier)
 
 
+def _tier_of(acceleration: Acceleration) -> CompiledTier | None:
+    return next((change for change in acceleration.journal.changes if isinstance(change, CompiledTier)), None)
+
+
 def libraries_of(acceleration: Acceleration) -> list[Library]:
     """What was compiled or loaded for a model so far."""
-    tiers = [change for change in acceleration.journal.changes if isinstance(change, CompiledTier)]
-    regions = [region for tier in tiers for region in tier.regions]
+    tier = _tier_of(acceleration)
+    regions = [] if tier is None else tier.regions
     return [library for region in regions for form in region.forms.values() for library in form.libraries]
 
 
 def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:
     """`plan` with what became of the regions so far."""
-    tiers = [change for change in acceleration.journal.changes if isinstance(change, CompiledTier)]
-    if not tiers:
+    tier = _tier_of(acceleration)
+    if tier is None:
         return plan
-    (tier,) = tiers
     regions = tuple(row for region in tier.regions for row in _rows(region))
     recompiles = sum(max(0, len(region.forms) - 1) for region in tier.regions)
     state = f"{tier.mode}: " + (f"nothing, {tier.reason}" if tier.reason else _summary(regions))

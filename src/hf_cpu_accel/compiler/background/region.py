@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_cpu_accel.compiler import report
 from hf_cpu_accel.compiler.background import artifacts, jobs
 from hf_cpu_accel.compiler.background.bound import BoundBlock, Library
 from hf_cpu_accel.compiler.background.calls import Key
@@ -151,7 +151,7 @@ def _problem(block: BlockForward, mode: str) -> str | None:
     from hf_cpu_accel.compiler.background.toolchain import compiler
 
     if compiler() is None:
-        say(
+        report.say(
             f"no C++ compiler found (g++, or what CXX names): compile={mode!r} does nothing, and tier 1 serves"
         )
         return "no C++ compiler found"
@@ -162,9 +162,3 @@ def _problem(block: BlockForward, mode: str) -> str | None:
             'put it into a module, or use compile="now"'
         )
     return None
-
-
-@cache
-def say(message: str) -> None:
-    """Once per process: every region would repeat it."""
-    logger.warning("hf_cpu_accel: %s", message)

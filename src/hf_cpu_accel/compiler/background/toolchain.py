@@ -8,7 +8,10 @@ from collections.abc import Mapping
 
 
 def compiler(environ: Mapping[str, str] | None = None) -> str | None:
-    """The path of the compiler that Inductor would use, or None."""
+    """The path of the C++ compiler that CXX names, else of g++ or clang++; None if there is none.
+
+    Inductor itself takes clang++ on Linux only where CXX names it; a child that finds nothing says so.
+    """
     environ = os.environ if environ is None else environ
     for candidate in filter(None, (environ.get("CXX"), "g++", "clang++")):
         path = shutil.which(candidate.split()[0], path=environ.get("PATH"))
