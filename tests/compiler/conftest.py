@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
@@ -44,6 +44,32 @@ def compiled() -> Callable[..., Any]:
         )
 
     return compile
+
+
+@pytest.fixture
+def found(compiled: Callable[..., Any]) -> Callable[..., dict[str, int]]:
+    """Runs a module compiled and as it is, compares, and gives {op of ours: calls}."""
+
+    def run(module: nn.Module, *inputs: Tensor) -> dict[str, int]:
+        with torch.no_grad():
+            expected = module.eval()(*(input.clone() for input in inputs))
+            torch.testing.assert_close(compiled(module)(*inputs), expected, atol=2e-5, rtol=1e-4)
+        return {name.split(".")[1]: n for name, n in only_graph().ours.items()}
+
+    return run
+
+
+class Calls(nn.Module):
+    """`function(module, *inputs)` as a module, with the parts that it needs."""
+
+    def __init__(self, function: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(self, *inputs)
 
 
 def only_graph() -> GraphReport:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .conftest import only_graph
 
-diffusers = pytest.importorskip("diffusers")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 _HEADS = {"num_attention_heads": 4, "attention_head_dim": 16}
 

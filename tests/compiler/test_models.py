@@ -31,36 +31,24 @@ from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from .conftest import only_graph
 
 LAYERS = 2
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
 
 
 def bert() -> nn.Module:
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-    }
-    return BertModel(BertConfig(vocab_size=100, **sizes))
+    return BertModel(BertConfig(vocab_size=100, **SIZES))
 
 
 def llama() -> nn.Module:
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-    }
-    return LlamaModel(LlamaConfig(vocab_size=100, num_key_value_heads=2, use_cache=False, **sizes))
+    return LlamaModel(LlamaConfig(vocab_size=100, num_key_value_heads=2, use_cache=False, **SIZES))
 
 
 def gemma3() -> nn.Module:
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-    }
-    config = Gemma3TextConfig(vocab_size=100, num_key_value_heads=2, head_dim=16, use_cache=False, **sizes)
+    config = Gemma3TextConfig(vocab_size=100, num_key_value_heads=2, head_dim=16, use_cache=False, **SIZES)
     return Gemma3TextModel(config)
 
 
@@ -75,13 +63,7 @@ def gpt2() -> nn.Module:
 
 
 def vit() -> nn.Module:
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-    }
-    return ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes))
+    return ViTModel(ViTConfig(image_size=32, patch_size=8, **SIZES))
 
 
 # Rewrites of each pass in a model of 2 layers, and what the graph then consists of besides Inductor's part.
