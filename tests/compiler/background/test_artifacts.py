@@ -1,4 +1,4 @@
-"""What is compiled stays on disk: it serves later processes and, if trusted, other machines; what is stale or foreign is not loaded."""
+"""What is compiled stays on disk for later processes, and for machines that trust it; nothing stale or foreign is loaded."""
 
 from __future__ import annotations
 
