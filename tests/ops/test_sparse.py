@@ -112,7 +112,9 @@ def test_widths(width: int, reduce: str, dtype: torch.dtype) -> None:
     check_spmm(width, dtype, reduce, 1, seed=width)
 
 
-@pytest.mark.parametrize(("heads", "width"), [(1, 16), (2, 16), (4, 32), (8, 16), (3, 5), (2, 40), (6, 1)])
+@pytest.mark.parametrize(
+    ("heads", "width"), [(1, 16), (2, 16), (4, 32), (8, 16), (3, 5), (2, 40), (6, 1), (16, 3), (20, 2)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_heads(heads: int, width: int, dtype: torch.dtype) -> None:
     for reduce in sparse.REDUCTIONS:
@@ -206,18 +208,25 @@ def test_gradients_of_the_reference_in_double() -> None:
         assert torch.autograd.gradcheck(run, (x, value))
 
 
-def test_gradients_of_edge_products_and_softmax() -> None:
+@pytest.mark.parametrize("heads", [1, 3, 4, 16, 20])
+def test_gradients_of_edge_products_and_softmax(heads: int) -> None:
     rowptr, col = csr(11, 13, 60)
-    a, b, scores = (torch.randn(shape, requires_grad=True) for shape in ((11, 12), (13, 12), (60, 3)))
+    width = 4 * heads
+    a, b, scores = (
+        torch.randn(shape, requires_grad=True) for shape in ((11, width), (13, width), (60, heads))
+    )
     pairs = (
-        (lambda: sparse.sddmm(rowptr, col, a, b, 3), lambda: reference.sddmm_reference(rowptr, col, a, b, 3)),
+        (
+            lambda: sparse.sddmm(rowptr, col, a, b, heads),
+            lambda: reference.sddmm_reference(rowptr, col, a, b, heads),
+        ),
         (
             lambda: sparse.segment_softmax(rowptr, scores),
             lambda: reference.segment_softmax_reference(rowptr, scores),
         ),
     )
     for ours, theirs in pairs:
-        weights = torch.randn(60, 3)
+        weights = torch.randn(60, heads)
         results = [run() for run in (ours, theirs)]
         torch.testing.assert_close(*results)
         leaves = (a, b, scores)
@@ -226,6 +235,16 @@ def test_gradients_of_edge_products_and_softmax() -> None:
             assert (mine is None) == (other is None)
             if mine is not None:
                 torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 5])
+def test_scores_that_are_not_finite_stay_in_their_row_and_head(heads: int) -> None:
+    rowptr, _ = csr(41, 53, 300)
+    scores = torch.randn(300, heads)
+    scores[7, 0], scores[50, heads - 1], scores[100, 0], scores[110] = torch.nan, torch.inf, -torch.inf, -1e30
+    ours, theirs = sparse.segment_softmax(rowptr, scores), reference.segment_softmax_reference(rowptr, scores)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert 0 < int(ours.isnan().sum()) < ours.numel() / 2
 
 
 def test_layouts_change_nothing() -> None:

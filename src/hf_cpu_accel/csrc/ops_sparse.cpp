@@ -113,10 +113,8 @@ Tensor run_softmax(const char* op, const Tensor& rowptr, const Tensor& scores, c
   if (grad) s.grad = floats(*grad, op, "grad", sizes_of(scores));
   Tensor output = empty_float32(sizes_of(scores));
   s.output = static_cast<float*>(output.mutable_data_ptr());
-  const bool valid = each_rows(s.graph, 4 * s.heads, [&](int64_t begin, int64_t end) {
-    Workspace workspace(Workspace::size_of<float>(longest_row(s.graph, begin, end)));
-    dispatch().sparse.segment_softmax_rows(s, begin, end, workspace.take<float>(0));
-  });
+  const auto rows = dispatch().sparse.segment_softmax_rows;
+  const bool valid = each_rows(s.graph, 4 * s.heads, [&](int64_t begin, int64_t end) { rows(s, begin, end); });
   check_graph(valid, op);
   clear_rest(s.graph, s.heads, s.output);
   return output;

@@ -49,6 +49,9 @@ struct Simd {
     return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
   }
   static Float select_n(Float x, int n, Float rest) { return _mm256_blendv_ps(rest, x, _mm256_castsi256_ps(mask(n))); }
+  static Float rotate(Float x, int n) {
+    return _mm256_permutevar8x32_ps(x, _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(n)));
+  }
   static void transpose(Float (&r)[width]) {
     Float t[width];
 #pragma GCC unroll 8

@@ -41,6 +41,10 @@ struct Simd {
   // x * 2^n for integral n; saturates to 0 and infinity.
   static Float scale_by_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
   static Float select_n(Float x, int n, Float rest) { return _mm512_mask_blend_ps(mask(n), rest, x); }
+  static Float rotate(Float x, int n) {
+    const Int lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(n)), x);
+  }
   static Float swap_halves(Float x) { return _mm512_shuffle_f32x4(x, x, 0x4E); }
   static void transpose(Float (&r)[width]) {
     Float t[width];

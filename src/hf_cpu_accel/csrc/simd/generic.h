@@ -57,6 +57,11 @@ struct Simd {
     for (int i = n; i < width; ++i) x[i] = rest[i];
     return x;
   }
+  static Float rotate(Float x, int n) {
+    Float r;
+    for (int i = 0; i < width; ++i) r[i] = x[(i + n) % width];
+    return r;
+  }
   static void transpose(Float (&r)[width]) {
     for (int i = 0; i < width; ++i)
       for (int j = 0; j < i; ++j) {

@@ -1,9 +1,12 @@
-// The other sparse kernels, row by row: gradients of extremes and of edge values, softmax over edges, and graph attention.
+// The other sparse kernels, row by row: gradients of extremes and of edge values, and graph attention.
 #pragma once
-#include "../simd/math.h"
+#include "edge_softmax.h"
 #include "spmm_rows.h"
 
 namespace HFCA_TIER {
+
+// Edges that their scores are asked for ahead: they are few numbers each, and may be farther from use than the rows of x.
+constexpr int64_t scores_ahead = 32;
 
 // See hfca::ExtremeBackward.
 template <bool bf16>
@@ -87,62 +90,42 @@ inline void sddmm_rows(const hfca::Sddmm& s, int64_t begin, int64_t end) {
   s.a.bf16 ? typed_sddmm_rows<true>(s, begin, end) : typed_sddmm_rows<false>(s, begin, end);
 }
 
-// exp(x - max(x)) / (sum + 1e-16) in place, over n numbers. PyTorch Geometric adds the 1e-16.
-inline void softmax_in_place(float* x, int64_t n) {
-  float largest = -__builtin_inff();
-  for (int64_t i = 0; i < n; ++i) largest = x[i] > largest || x[i] != x[i] ? x[i] : largest;
-  const Float shift = Simd::set1(largest);
-  Float sum = Simd::zero();
-  for (int64_t i = 0; i < n; i += Simd::width) {
-    const int lanes = static_cast<int>(n - i < Simd::width ? n - i : Simd::width);
-    const Float power = exp(Simd::sub(load_columns<false>(x, i, lanes), shift));
-    store_columns<false>(x, i, lanes, power);
-    sum = Simd::add(sum, Simd::select_n(power, lanes, Simd::zero()));
-  }
-  const Float inverse = Simd::set1(1.0f / (Simd::reduce_add(sum) + 1e-16f));
-  for (int64_t i = 0; i < n; i += Simd::width) {
-    const int lanes = static_cast<int>(n - i < Simd::width ? n - i : Simd::width);
-    store_columns<false>(x, i, lanes, Simd::mul(load_columns<false>(x, i, lanes), inverse));
+inline void segment_softmax_rows(const hfca::SegmentSoftmax& s, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t first = s.graph.rowptr[row] * s.heads, edges = s.graph.rowptr[row + 1] - s.graph.rowptr[row];
+    if (s.grad) softmax_backward(s.scores + first, s.grad + first, s.output + first, edges, s.heads);
+    else softmax(s.scores + first, s.output + first, edges, s.heads);
   }
 }
 
-inline void segment_softmax_rows(const hfca::SegmentSoftmax& s, int64_t begin, int64_t end, float* scratch) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t first = s.graph.rowptr[row], degree = s.graph.rowptr[row + 1] - first;
-    for (int64_t h = 0; h < s.heads; ++h) {
-      const float* x = s.scores + first * s.heads + h;
-      float* output = s.output + first * s.heads + h;
-      if (s.grad) {  // softmax * (grad - <softmax, grad>)
-        const float* grad = s.grad + first * s.heads + h;
-        float inner = 0.0f;
-        for (int64_t i = 0; i < degree; ++i) inner += x[i * s.heads] * grad[i * s.heads];
-        for (int64_t i = 0; i < degree; ++i) output[i * s.heads] = x[i * s.heads] * (grad[i * s.heads] - inner);
-      } else {
-        for (int64_t i = 0; i < degree; ++i) scratch[i] = x[i * s.heads];
-        softmax_in_place(scratch, degree);
-        for (int64_t i = 0; i < degree; ++i) output[i * s.heads] = scratch[i];
-      }
+HFCA_INLINE inline Float leaky(Float x, Float slope) {
+  const Float positive = Simd::max(Simd::zero(), x), negative = Simd::min(Simd::zero(), x);
+  return Simd::fma(negative, slope, positive);
+}
+
+// The scores of a row's edges: scratch[i * heads + h]. They are vectors of heads, since how a sign falls is as good as random: a branch
+// on it would cost more than all the rest.
+inline void add_scores(const hfca::GraphAttention& g, int64_t row, int64_t first, int64_t degree, float* scratch) {
+  const hfca::Csr& graph = g.spmm.graph;
+  const int64_t heads = g.spmm.heads;
+  const Float slope = Simd::set1(g.slope);
+  for (int64_t h = 0; h < heads; h += Simd::width) {
+    const int lanes = static_cast<int>(heads - h < Simd::width ? heads - h : Simd::width);
+    const Float target = g.target_score ? load_columns<false>(g.target_score, row * heads + h, lanes) : Simd::zero();
+    for (int64_t i = 0; i < degree; ++i) {
+      const int64_t ahead = first + i + scores_ahead;
+      if (ahead < graph.edges) __builtin_prefetch(g.source_score + graph.source(ahead) * heads + h);
+      const Float score = Simd::add(load_columns<false>(g.source_score, graph.source(first + i) * heads + h, lanes), target);
+      store_columns<false>(scratch, i * heads + h, lanes, leaky(score, slope));
     }
   }
 }
 
-inline float leaky(float x, float slope) { return x > 0.0f ? x : x * slope; }
-
-// The scores of a row's edges: scratch[h * degree + i].
 template <bool bf16>
 inline void score_edges(const hfca::GraphAttention& g, int64_t row, int64_t first, int64_t degree, float* scratch) {
+  if (g.score == hfca::Score::sum) return add_scores(g, row, first, degree, scratch);
   const hfca::Csr& graph = g.spmm.graph;
   const int64_t heads = g.spmm.heads, features = g.spmm.features, head_features = features / heads;
-  if (g.score == hfca::Score::sum) {
-    for (int64_t i = 0; i < degree; ++i) {
-      const float* source = g.source_score + graph.source(first + i) * heads;
-      // Scoring takes so long that the rows of x, which are needed next, can be on their way.
-      if (i < edges_ahead) prefetch_gathered<bf16>(graph, g.spmm.x, features, first + i);
-      for (int64_t h = 0; h < heads; ++h)
-        scratch[h * degree + i] = leaky(source[h] + (g.target_score ? g.target_score[row * heads + h] : 0.0f), g.slope);
-    }
-    return;
-  }
   const void* target = row_of(g.target, row);
   const hfca::Matrix& gathered = g.score == hfca::Score::mlp ? g.spmm.x : g.key;
   const Float slope = Simd::set1(g.slope);
@@ -151,13 +134,12 @@ inline void score_edges(const hfca::GraphAttention& g, int64_t row, int64_t firs
     const void* source = row_of(gathered, graph.source(first + i));
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t begin = h * head_features, end = begin + head_features;
-      scratch[h * degree + i] =
+      scratch[i * heads + h] =
           g.score == hfca::Score::mlp
               ? sum_features(begin, end,
                              [&](int64_t k, int n) HFCA_INLINE {
                                const Float x = Simd::add(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
-                               const Float positive = Simd::max(Simd::zero(), x), negative = Simd::min(Simd::zero(), x);
-                               return Simd::mul(load_columns<false>(g.weight, k, n), Simd::fma(negative, slope, positive));
+                               return Simd::mul(load_columns<false>(g.weight, k, n), leaky(x, slope));
                              })
               : g.scale * sum_features(begin, end, [&](int64_t k, int n) HFCA_INLINE {
                   return Simd::mul(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
@@ -169,12 +151,13 @@ inline void score_edges(const hfca::GraphAttention& g, int64_t row, int64_t firs
 inline void attention_rows(const hfca::GraphAttention& g, int64_t begin, int64_t end, float* scratch) {
   hfca::Spmm s = g.spmm;
   s.value = scratch;  // the choice of the kernel depends on whether there is one
+  s.value_edge = s.heads, s.value_head = 1;
   dispatch_spmm(s, [&](auto kernel, bool straddle) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t first = s.graph.rowptr[row], degree = s.graph.rowptr[row + 1] - first;
       s.x.bf16 ? score_edges<true>(g, row, first, degree, scratch) : score_edges<false>(g, row, first, degree, scratch);
-      for (int64_t h = 0; h < s.heads; ++h) softmax_in_place(scratch + h * degree, degree);
-      s.value = scratch - first, s.value_edge = 1, s.value_head = degree;
+      softmax(scratch, scratch, degree, s.heads);
+      s.value = scratch - first * s.heads;
       kernel.rows(s, straddle, row, row + 1, 0, s.features, nullptr);
     }
   });

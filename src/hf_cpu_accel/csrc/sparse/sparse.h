@@ -88,8 +88,8 @@ struct SparseKernels {
   void (*finish_row)(const Spmm&, int64_t row, const float* sums);  // addend, bias and dtype, for rows that were shared
   void (*extreme_backward_rows)(const ExtremeBackward&, int64_t begin, int64_t end);
   void (*sddmm_rows)(const Sddmm&, int64_t begin, int64_t end);
-  void (*segment_softmax_rows)(const SegmentSoftmax&, int64_t begin, int64_t end, float* scratch);  // heads * longest row
-  void (*attention_rows)(const GraphAttention&, int64_t begin, int64_t end, float* scratch);        // heads * longest row
+  void (*segment_softmax_rows)(const SegmentSoftmax&, int64_t begin, int64_t end);
+  void (*attention_rows)(const GraphAttention&, int64_t begin, int64_t end, float* scratch);  // heads * longest row
 };
 
 }  // namespace hfca
