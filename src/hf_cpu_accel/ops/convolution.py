@@ -1,8 +1,8 @@
 """conv2d: activation(convolution(input, weight) + bias) + residual, as a GEMM on patches that are gathered while they are packed.
 
 Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
-[batch, channels, height, width], seen from the other side. A patch is a row of kernel height x kernel width x channels, so its weight
-is packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch.
+[batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
+packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch.
 """
 
 from __future__ import annotations
