@@ -70,11 +70,12 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
 
 
 def apply(
-    root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES, *, trains: bool = False
+    root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES, *, trains: bool = False, name: str = ""
 ) -> Acceleration:
     """Rewrite `root` in place as `plan` says; the returned plan has the items.
 
-    With `trains` only what has gradients is put in place: weights stay as they are.
+    With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
+    has several models.
 
     Any exception, from wherever, leaves `root` as it was.
     """
@@ -82,7 +83,7 @@ def apply(
     config = plan.config
     lossy = 0 if plan.dtype == "float32" else sum(parameter.nbytes for parameter in root.parameters())
     journal = Journal()
-    context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy))
+    context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy), name=name)
     added = _AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again

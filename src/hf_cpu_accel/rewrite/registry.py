@@ -9,6 +9,7 @@ from hf_cpu_accel.rewrite.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
+from hf_cpu_accel.rewrite.processor_attention import ProcessorAttentionRule
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 
@@ -17,6 +18,7 @@ from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
+    ProcessorAttentionRule(),
     FFNRule(),
     ExpertsRule(),
     LinearBlockRule(),
