@@ -1,4 +1,4 @@
-"""Tiny random models of diffusers, compiled: one graph for all sizes, and eager's answers. Not part of the suite, since tracing them
+"""Tiny random models of diffusers, compiled: one graph for all sizes, and eager's answers. Not in the suite, since tracing them
 takes minutes: `make test-compile-families` runs it."""
 
 from __future__ import annotations

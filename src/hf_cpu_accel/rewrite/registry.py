@@ -6,6 +6,7 @@ from hf_cpu_accel.rewrite.attention import AttentionRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
+from hf_cpu_accel.rewrite.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
@@ -23,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     ExpertsRule(),
     LinearBlockRule(),
     NormRule(),
+    GroupNormRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
