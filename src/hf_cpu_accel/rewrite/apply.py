@@ -17,7 +17,7 @@ from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
 from hf_cpu_accel.rewrite.originals import make_store
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
+from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.runtime.memory import trim_heap
@@ -66,7 +66,7 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     """Whether `root` has packed layers without having been accelerated itself, nor any part of it."""
     if accelerated_parts(root):
         return False
-    return any(isinstance(module, PackedLinear) for module in root.modules())
+    return any(isinstance(module, PackedModule) for module in root.modules())
 
 
 def apply(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
+from hf_cpu_accel.rewrite.convolution import ConvolutionRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     LinearBlockRule(),
     NormRule(),
     GroupNormRule(),
+    ConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
