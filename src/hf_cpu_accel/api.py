@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -63,6 +63,13 @@ def accelerate_for_cpu(
         for root in roots:
             _check(root)
         check_patterns(roots, settings.skip_modules)
+        accelerate_roots(roots, settings)
+    return target
+
+
+def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
+    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first."""
+    with _lock:
         for root in roots:
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
@@ -85,7 +92,6 @@ def accelerate_for_cpu(
             for module in reversed(done):
                 rewrite.undo(module)
             raise
-    return target
 
 
 def restore(target: T) -> T:

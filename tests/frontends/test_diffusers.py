@@ -118,6 +118,54 @@ def test_training_mode_is_refused_and_nothing_is_touched():
     assert not explain(pipe).replaced
 
 
+def _add_to_weights(model, scale):
+    """What fusing an adapter does, without peft, which the suite lacks."""
+    for number, module in enumerate(model.modules()):
+        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d)):
+            change = torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(number))
+            module.weight.data += scale * 0.02 * change
+
+
+def test_fused_adapters_are_in_the_images(monkeypatch):
+    pipe, call = stable_diffusion()
+    monkeypatch.setattr(diffusers.UNet2DConditionModel, "fuse_lora", _add_to_weights)
+    before = call()
+    pipe.unet.fuse_lora(1.0)
+    fused = call()
+    assert np.abs(fused - before).max() > 0.01
+    pipe.unet.fuse_lora(-1.0)
+    accelerate_for_cpu(pipe, dtype="float32", skip_modules=["vae", "unet.mid_block"])
+    plan = explain(pipe)
+    pipe.unet.fuse_lora(1.0)
+    assert explain(pipe) == plan
+    np.testing.assert_allclose(call(), fused, atol=2e-4)
+    pipe.unet.fuse_lora(-1.0)
+    np.testing.assert_allclose(call(), before, atol=2e-4)
+    restore(pipe)
+    assert "fuse_lora" not in vars(pipe.unet)
+    np.testing.assert_allclose(call(), before, atol=2e-4)
+
+
+def test_adapters_need_the_original_weights():
+    model = unet()
+    accelerate_for_cpu(model, dtype="bfloat16", originals="drop")
+    with pytest.raises(RuntimeError, match="originals='drop'"):
+        model.fuse_lora()
+    assert explain(model).replaced
+
+
+def test_packed_weights_are_not_written_to_unnoticed():
+    model = unet()
+    accelerate_for_cpu(model, dtype="float32")
+    for layer in (model.conv_in, model.time_embedding.linear_1):
+        with pytest.raises(RuntimeError, match="read-only"):
+            layer.weight.data += 1
+        with torch.no_grad(), pytest.raises(RuntimeError, match="read-only"):
+            layer.weight.add_(1)
+    with pytest.raises(RuntimeError, match="cannot load a state_dict"):
+        model.load_state_dict(unet().state_dict())
+
+
 @pytest.fixture
 def installed():
     import_hook.install()

@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.adapters import follow_adapters
 from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
@@ -94,6 +95,7 @@ def apply(
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(accelerate_generation(context))
+            follow_adapters(context)
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
