@@ -17,6 +17,7 @@ CHECKS = {
     "test_convolution": "check_convolution",
     "test_attention": "check_attention",
     "test_norm": "check_norm",
+    "test_group_norm": "check_group_norm",
     "test_encoder_layer": "check_encoder_layer",
     "test_decoder_layers": "check_decoder_layers",
     "test_embedding": "check_embedding",
