@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
+from hf_cpu_accel.rewrite.convolution_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
@@ -21,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     ExpertsRule(),
     LinearBlockRule(),
     NormRule(),
+    ConvolutionLinearRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
