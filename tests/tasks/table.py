@@ -13,7 +13,7 @@ from hf_cpu_accel.plan import PlanItem
 from tests.tasks.all import CASES
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
-_WHOLE = ("encoder layer", "decoder layer")
+WHOLE = ("encoder layer", "decoder layer")
 _GENERATION = ("keys and values", "greedy search and sampling", "beam search", "continuous batching")
 _HEAD = """\
 # Pipeline tasks
@@ -44,12 +44,12 @@ def page() -> str:
 
 
 def _row(plan: Plan) -> str:
-    whole = [item for item in plan.replaced if item.structure in _WHOLE]
+    whole = [item for item in plan.replaced if item.structure in WHOLE]
     inside = tuple(f"{item.name}." for item in whole)
     others = [
         item
         for item in plan.replaced
-        if item.structure not in (*_WHOLE, *_GENERATION) and not item.name.startswith(inside)
+        if item.structure not in (*WHOLE, *_GENERATION) and not item.name.startswith(inside)
     ]
     left = [item for item in plan.left if _counts(item) and not item.name.startswith(inside)]
     return " | ".join((_state(whole, others), _counted(whole), _counted(others), _counted(left)))
