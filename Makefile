@@ -1,5 +1,5 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make clean; further tests: test-cpp, test-pyg,
-# test-compile-families, fuzz, asan.
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
+# test-pyg, test-compile-families, fuzz, asan.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-cpp test-pyg test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +75,10 @@ bench-linear: kernels
 
 bench-attention: kernels
 	$(BIN)/python -m benchmarks.attention
+
+# What becomes of the pipeline of each task, from the plans of explain().
+docs-tasks: kernels
+	$(BIN)/python -m tests.tasks.table
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation

@@ -57,7 +57,8 @@ def accelerate_for_cpu(
     """
     settings = resolve(config, dtype=dtype, compile=compile, **options)
     roots = find(target)
-    with _lock:
+    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
+    with _lock, torch.inference_mode(False):
         if all(_has_settings(root.module, settings) for root in roots):
             return target
         for root in roots:

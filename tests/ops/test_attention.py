@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -249,3 +250,25 @@ def test_traces_with_symbolic_shapes() -> None:
         hidden = torch.randn(batch, length, 32)
         mask = torch.arange(length).expand(batch, -1) < 4
         torch.testing.assert_close(compiled(hidden, mask), self_attention(hidden, mask), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_far_below_the_largest_cost_nothing(dtype: torch.dtype) -> None:
+    """e^-90 is no normal number, and a CPU takes a hundred times as long for such: Swin hides tokens by adding -100."""
+    torch.set_num_threads(1)
+    query, key, value = (torch.randn(32, 4, 49, 32, dtype=dtype) for _ in range(3))
+    hidden = torch.rand(32, 1, 49, 49) < 0.5
+
+    def seconds(least: float) -> float:
+        mask = torch.zeros(32, 1, 49, 49, dtype=dtype).masked_fill(hidden, least)
+        times = []
+        for _ in range(7):
+            begin = time.process_time()
+            attention(query, key, value, mask=mask)
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    assert seconds(-90.0) < 4 * seconds(-1.0)
+    # And they are left out as if they were hidden.
+    mask = torch.zeros(32, 1, 49, 49, dtype=dtype).masked_fill(hidden, -100.0)
+    assert torch.equal(attention(query, key, value, mask=mask), attention(query, key, value, mask=~hidden))

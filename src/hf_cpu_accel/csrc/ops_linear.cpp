@@ -1,4 +1,4 @@
-// linear, linear_split and ffn: schema, checks, call.
+// linear, linear_split, ffn and gated_ffn: schema, checks, call.
 #include <algorithm>
 #include <vector>
 
@@ -72,15 +72,18 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
   return outputs;
 }
 
-// down(activation(up(input))) + residual. The intermediate stays in float32 workspace memory.
-Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
-           const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-           int64_t intermediate_features, int64_t out_features, const std::string& activation) {
-  check_floating(input, "ffn", "input");
-  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::ffn: input must have at least one dimension");
-  const int64_t m = row_count(input);
-  Gemm first = gemm_of("ffn", m, intermediate_features, input.size(input.dim() - 1), up, up_scale, up_bias, activation_of(activation, "ffn"));
-  Gemm second = gemm_of("ffn", m, out_features, intermediate_features, down, down_scale, down_bias);
+// down(activation(up(input))) + residual; gated: the first half of up goes through the activation and is multiplied by the second half.
+// The intermediate stays in float32 workspace memory.
+Tensor run_ffn(const char* op, bool gated, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
+               const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
+               int64_t intermediate_features, int64_t out_features, const std::string& activation) {
+  check_floating(input, op, "input");
+  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
+  STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op, ": intermediate_features must be a multiple of ", panel_columns);
+  const int64_t m = row_count(input), up_features = (gated ? 2 : 1) * intermediate_features;
+  Gemm first = gemm_of(op, m, up_features, input.size(input.dim() - 1), up, up_scale, up_bias, activation_of(activation, op));
+  first.gated = gated;
+  Gemm second = gemm_of(op, m, out_features, intermediate_features, down, down_scale, down_bias);
   Tensor output = output_for(input, out_features);
   Tensor keep_input = input, keep_residual = input;
   const int64_t words = std::max(input_words(first), input_words(second)), threads = team_size(multiply_adds(first) + multiply_adds(second));
@@ -95,18 +98,31 @@ Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& u
     intermediate.push_back(workspace.take<float>(rows_at_once * intermediate_features));
   }
   first.input = as_rows(input, keep_input);
-  second.residual = residual_rows(residual, output, "ffn", keep_residual);
+  second.residual = residual_rows(residual, output, op, keep_residual);
   second.write_to({output.mutable_data_ptr(), out_features, is_bf16(output)});
   run_team(threads, [&](Team& team) {
     blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
       Gemm up_rows = rows_of(first, row, rows), down_rows = rows_of(second, row, rows);
       down_rows.input = {intermediate[static_cast<size_t>(slot)], intermediate_features, false};
       up_rows.write_to(down_rows.input);
+      if (gated) up_rows.outputs[1] = down_rows.input, up_rows.output_begin[1] = intermediate_features, up_rows.output_begin[2] = up_features;
       run_gemm(workers, up_rows, memory[static_cast<size_t>(slot)]);
       run_gemm(workers, down_rows, memory[static_cast<size_t>(slot)]);
     });
   });
   return output;
+}
+
+Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
+           const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
+           int64_t intermediate_features, int64_t out_features, const std::string& activation) {
+  return run_ffn("ffn", false, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
+}
+
+Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
+                 const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
+                 int64_t intermediate_features, int64_t out_features, const std::string& activation) {
+  return run_ffn("gated_ffn", true, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
 }
 
 }  // namespace
@@ -119,10 +135,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
       "ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
       "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
+  m.def(
+      "gated_ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
+      "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
   m.impl("linear", TORCH_BOX(&hfca::linear));
   m.impl("linear_split", TORCH_BOX(&hfca::linear_split));
   m.impl("ffn", TORCH_BOX(&hfca::ffn));
+  m.impl("gated_ffn", TORCH_BOX(&hfca::gated_ffn));
 }

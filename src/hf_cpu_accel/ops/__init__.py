@@ -5,6 +5,7 @@ All families are declared as soon as one is imported, so that every op exists, w
 
 from hf_cpu_accel.ops import (
     attention,
+    convolution,
     decoder_layers,
     embedding,
     encoder_layer,
@@ -25,6 +26,7 @@ from hf_cpu_accel.ops import (
 
 __all__ = [
     "attention",
+    "convolution",
     "decoder_layers",
     "embedding",
     "encoder_layer",

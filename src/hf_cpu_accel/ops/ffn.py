@@ -1,4 +1,5 @@
-"""ffn: the two linear layers of a transformer block with the activation between them, in one call.
+"""ffn: the two linear layers of a transformer block with the activation between them, in one call; gated_ffn: the same with a gate
+(Shazeer 2020, arXiv:2002.05202).
 
 The intermediate [..., intermediate_features] never becomes a tensor: it lives in the kernel's workspace in float32.
 """
@@ -8,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..packing import PackedWeight
-from .linear import check_activation, check_input, linear_reference, rows_fake
+from ..packing import PANEL_FEATURES, PackedWeight
+from .linear import ACTIVATIONS, check_activation, check_input, linear_reference, rows_fake
 from .registry import declare
 
 
@@ -57,6 +58,53 @@ def ffn(
     )
 
 
+def gated_ffn(
+    input: Tensor,
+    up: PackedWeight,
+    up_bias: Tensor | None,
+    down: PackedWeight,
+    down_bias: Tensor | None,
+    *,
+    activation: str,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """(activation(gate) * value) @ down^T + down_bias + residual, gate and value being the halves of input @ up^T + up_bias.
+
+    Args:
+        input: [..., K] float32 or bfloat16, any strides.
+        up: 2I x K, packed, the gate's rows first; I is a multiple of 32. down: N x I, packed.
+        up_bias, down_bias: [2I] and [N], float32 or bfloat16, or None.
+        activation: one of `ops.linear.ACTIVATIONS`.
+        residual: [..., N] or None.
+
+    Returns:
+        [..., N] contiguous, dtype of the input.
+
+    Raises:
+        ValueError: if the shapes do not fit or the activation is unknown.
+    """
+    check_input(input, up)
+    check_activation(activation)
+    if 2 * down.in_features != up.out_features or down.in_features % PANEL_FEATURES:
+        raise ValueError(
+            f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
+            f"and multiples of {PANEL_FEATURES}"
+        )
+    return torch.ops.hf_cpu_accel.gated_ffn(
+        input,
+        up.data,
+        up.scale,
+        up_bias,
+        down.data,
+        down.scale,
+        down_bias,
+        residual,
+        down.in_features,
+        down.out_features,
+        activation,
+    )
+
+
 def ffn_reference(
     input: Tensor,
     up: Tensor,
@@ -76,10 +124,31 @@ def ffn_reference(
     return output.to(input.dtype)
 
 
-declare(
-    "ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
+def gated_ffn_reference(
+    input: Tensor,
+    up: Tensor,
+    up_scale: Tensor | None,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_scale: Tensor | None,
+    down_bias: Tensor | None,
+    residual: Tensor | None,
+    intermediate_features: int,
+    out_features: int,
+    activation: str,
+) -> Tensor:
+    """The op in plain torch, float32 between the layers."""
+    both = linear_reference(input.float(), up, up_scale, up_bias, None, 2 * intermediate_features, "none")
+    gate, value = both.chunk(2, dim=-1)
+    hidden = ACTIVATIONS[activation](gate) * value
+    output = linear_reference(hidden, down, down_scale, down_bias, residual, out_features, "none")
+    return output.to(input.dtype)
+
+
+_ARGUMENTS = (
+    "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
     "Tensor? down_bias, Tensor? residual, SymInt intermediate_features, SymInt out_features, "
-    "str activation) -> Tensor",
-    fake=rows_fake,
-    reference=ffn_reference,
+    "str activation) -> Tensor"
 )
+declare("ffn" + _ARGUMENTS, fake=rows_fake, reference=ffn_reference)
+declare("gated_ffn" + _ARGUMENTS, fake=rows_fake, reference=gated_ffn_reference)

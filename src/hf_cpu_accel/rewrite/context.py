@@ -34,7 +34,8 @@ class Context:
         dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
         name: what the target calls this model, if it has several.
         measured: whether other providers may serve where they were measured to be faster.
-        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root.
+        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root, and for what a plain
+            list holds besides (Mask2Former's prediction blocks): whoever goes through the list would not see a replacement.
         owners: the paths of the parameters, by storage: several where weights are tied.
         has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
         handled: ids of the modules that a rule has taken care of.
@@ -66,9 +67,10 @@ class Context:
         name: str = "",
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        listed = _in_plain_lists(root)
         for parent in root.modules():
             for child_name, child in parent._modules.items():
-                if child is not None:
+                if child is not None and id(child) not in listed:
                     slots[id(child)].append((parent, child_name))
         owners, measured = weight_owners(root), switch.measured(config.providers)
         has_layers = any(
@@ -103,6 +105,17 @@ class Context:
 
     def is_tied(self, weight: Tensor) -> bool:
         return len(self.owners[_address(weight)]) > 1
+
+
+def _in_plain_lists(root: nn.Module) -> set[int]:
+    """Ids of the modules that lists and tuples hold which are plain attributes of modules."""
+    held = (
+        value
+        for module in root.modules()
+        for value in vars(module).values()
+        if isinstance(value, list | tuple)
+    )
+    return {id(item) for values in held for item in values if isinstance(item, nn.Module)}
 
 
 def weight_owners(root: nn.Module) -> dict[int, list[str]]:
@@ -142,6 +155,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return "skip_modules"
     if linear is context.root:
         return "it is the target itself, and has no parent to hang the packed layer in"
+    if not context.slots[id(linear)]:
+        return "a plain list holds it besides its parent, where a packed layer would not be seen"
     if not isinstance(linear.weight, torch.Tensor) or linear.weight.shape != (
         linear.out_features,
         linear.in_features,

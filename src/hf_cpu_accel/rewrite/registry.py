@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
 from hf_cpu_accel.rewrite.convolution import ConvolutionRule
+from hf_cpu_accel.rewrite.convolution_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     LinearBlockRule(),
     NormRule(),
     GroupNormRule(),
+    ConvolutionLinearRule(),
     ConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),

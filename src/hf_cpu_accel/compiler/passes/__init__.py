@@ -16,6 +16,7 @@ from hf_cpu_accel.compiler.passes import (
     attention,
     encoder_layer,
     ffn,
+    gated_ffn,
     group_norm,
     handwritten_attention,
     linear,
@@ -38,6 +39,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "handwritten_attention": handwritten_attention.apply,
     "linear": linear.apply,
     "views": simplify.apply,  # once more: what attention and linear leave meets others of its kind
+    "gated_ffn": gated_ffn.apply,
     "parallel_linears": parallel_linears.apply,
     "activation": activation.apply,
     "residual": residual.apply,

@@ -20,27 +20,27 @@ def apply(rewriter: Rewriter) -> int:
     for node in rewriter.calls(
         aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.mul.Tensor
     ):
-        found = _read(rewriter, node)
+        found = read_activation(rewriter, node)
         if found is None or not is_call(found[0], ours.linear.default) or rewriter.is_written(found[0]):
             continue
         input, name, users = found
         call = LinearCall.of(input)
         if len(input.users) != users or call.activation != "none" or call.residual is not None:
             continue
-        rewriter.replace(node, call.remade(rewriter, node, activation=name))
+        rewriter.replace(node, call.activated(rewriter, node, name))
         count += 1
     return count
 
 
-def _read(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
-    """Input, name and number of uses of the input of the activation that ends in `node`."""
+def read_activation(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
+    """Input, name and number of uses of the input of the activation that ends in `node`; None if it is none that we have."""
     if node.target is aten.mul.Tensor:
         return _quick_gelu(rewriter, node) or _gelu_tanh(rewriter, node)
     target: Any = node.target
     name = {aten.relu.default: "relu", aten.silu.default: "silu", aten.tanh.default: "tanh"}.get(target)
-    if name is None:
+    if node.target is aten.gelu.default:
         name = "gelu_tanh" if argument(node, "approximate") == "tanh" else "gelu"
-    return args_of(node)[0], name, 1
+    return None if name is None else (args_of(node)[0], name, 1)
 
 
 def _quick_gelu(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:

@@ -44,13 +44,10 @@ class LinearCall:
         """Of the packed weight."""
         return dtype_of(self.weight.meta["val"])
 
-    def remade(
-        self, rewriter: Rewriter, before: Node, *, activation: str | None = None, residual: Node | None = None
-    ) -> Node:
-        """The same call in front of `before`, with more in its epilogue."""
-        arguments = (self.input, self.weight, self.scale, self.bias)
-        epilogue = (residual or self.residual, self.out_features, activation or self.activation)
-        return rewriter.call(before, ours.linear.default, *arguments, *epilogue)
+    def activated(self, rewriter: Rewriter, before: Node, activation: str) -> Node:
+        """The same call in front of `before`, with that activation."""
+        arguments = (self.input, self.weight, self.scale, self.bias, self.residual, self.out_features)
+        return rewriter.call(before, ours.linear.default, *arguments, activation)
 
 
 def apply(rewriter: Rewriter) -> int:

@@ -135,15 +135,16 @@ class Integers {
     return nullptr;
   }
 
-  // 2^t, relative error < 8e-5: less than a step of the largest probability.
+  // 2^t, relative error < 8e-5: less than a step of the largest probability. 0 where it is not normal, as exp_nonpositive.
   static Float power_of_two(Float t) {
-    t = Simd::max(Simd::set1(-160.0f), t);  // infinity has no fraction
+    const Float least = Simd::set1(-125.0f);
+    t = Simd::max(least, t);  // infinity has no fraction
     const Float r = Simd::fraction(t);
     Float p = Simd::set1(7.802452170e-2f);
     p = Simd::fma(p, r, Simd::set1(2.260671568e-1f));
     p = Simd::fma(p, r, Simd::set1(6.958335400e-1f));
     p = Simd::fma(p, r, Simd::set1(9.999252186e-1f));
-    return Simd::scale_by_power_of_two(p, Simd::sub(t, r));
+    return Simd::where_equal(t, least, Simd::zero(), Simd::scale_by_power_of_two(p, Simd::sub(t, r)));
   }
 
   template <class F>

@@ -5,9 +5,10 @@
 namespace HFCA_TIER {
 
 // e^x for x <= 0: 2^n 2^r with n = round(x log2 e) and a minimax polynomial of degree 5 for 2^r. Relative error < 3e-7 + |x| 6e-8.
-// Fewer steps than exp of simd/math.h: softmax spends most of its time here.
+// Fewer steps than exp of simd/math.h: softmax spends most of its time here. Below 2^-125 it is 0: CPUs take a hundred times as long
+// for numbers that are not normal, and masks of -100 (Swin) would make half of them such.
 inline Float exp_nonpositive(Float x) {
-  const Float t = Simd::max(Simd::set1(-160.0f), Simd::mul(x, Simd::set1(1.44269504088896341f)));
+  const Float least = Simd::set1(-125.0f), t = Simd::max(least, Simd::mul(x, Simd::set1(1.44269504088896341f)));
   const Float n = Simd::round(t);
   const Float r = Simd::sub(t, n);
   Float p = Simd::set1(1.327647199e-3f);
@@ -16,7 +17,7 @@ inline Float exp_nonpositive(Float x) {
   p = Simd::fma(p, r, Simd::set1(0.2402211972f));
   p = Simd::fma(p, r, Simd::set1(0.6931469671f));
   p = Simd::fma(p, r, Simd::set1(1.0f));
-  return Simd::scale_by_power_of_two(p, n);
+  return Simd::where_equal(t, least, Simd::zero(), Simd::scale_by_power_of_two(p, n));
 }
 
 // What to add to the scores of one row for keys [begin, begin + count), or null. Boolean and bfloat16 masks are spelt out in `buffer`.

@@ -1,0 +1,126 @@
+"""Two linear layers with a gated activation between them (GLU variants, Shazeer 2020, arXiv:2002.05202): one call.
+
+The gate and what it is multiplied by are two linear layers that read the same tensor (Llama, T5 1.1), or the halves of one (GEGLU
+in diffusers, Phi-3). It comes before `parallel_linears`, which would join the two.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.activation import read_activation
+from hf_cpu_accel.compiler.passes.linear import LinearCall
+from hf_cpu_accel.compiler.passes.reading import args_of, argument, axis, is_call, only_user, value
+from hf_cpu_accel.compiler.recipes import JoinedBiases, PackedLinears, Recipe
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.packing import PANEL_FEATURES
+
+ours = torch.ops.hf_cpu_accel
+# What divides a tensor, and the name of the argument that says how.
+_DIVISIONS: dict[Any, str] = {
+    aten.chunk.default: "chunks",
+    aten.split.Tensor: "split_size",
+    aten.split_with_sizes.default: "split_sizes",
+}
+
+
+def apply(rewriter: Rewriter) -> int:
+    return sum(_fuse(rewriter, node) for node in rewriter.calls(ours.linear.default))
+
+
+def _fuse(rewriter: Rewriter, node: Node) -> bool:
+    down = LinearCall.of(node)
+    product = down.input
+    if not is_call(product, aten.mul.Tensor) or len(product.users) != 1:
+        return False
+    for activated, other in (args_of(product), args_of(product)[::-1]):
+        found = read_activation(rewriter, activated) if isinstance(activated, Node) else None
+        if found is None or len(activated.users) != 1 or not isinstance(other, Node) or len(other.users) != 1:
+            continue
+        gate, name, users = found
+        if len(gate.users) != users or rewriter.is_written(gate, other):
+            continue
+        up = _two_linears(rewriter, gate, other, down) or _two_halves(rewriter, gate, other, down)
+        if up is None:
+            continue
+        arguments = (*up, down.weight, down.scale, down.bias, down.residual)
+        width = int(value(other).shape[-1])
+        fused = rewriter.call(node, ours.gated_ffn.default, *arguments, width, down.out_features, name)
+        rewriter.replace(node, fused)
+        return True
+    return False
+
+
+Up = tuple[Node, Node, Node | None, Node | None]  # input, packed weight, scale, bias
+
+
+def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
+    if not (is_call(gate, ours.linear.default) and is_call(other, ours.linear.default)):
+        return None
+    calls = [LinearCall.of(gate), LinearCall.of(other)]
+    first, second = calls
+    made = [rewriter.sources_of(call.weight) for call in calls]
+    if made[0] is None or made[1] is None or made[0][0] != made[1][0]:
+        return None
+    if first.input is not second.input or first.out_features != second.out_features:
+        return None
+    if not all(_joins(rewriter, call, down) for call in calls) or first.out_features % PANEL_FEATURES:
+        return None
+    sources = [made[0][1][0], made[1][1][0]]
+    biases = [call.bias for call in calls if call.bias is not None]
+    sizes = tuple((call.out_features, call.bias is not None) for call in calls)
+    return _up(rewriter, first.input, made[0][0], sources, JoinedBiases(sizes), biases)
+
+
+def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
+    if not (is_call(gate, operator.getitem) and is_call(other, operator.getitem)):
+        return None
+    (whole, first), (again, second) = args_of(gate), args_of(other)
+    if whole is not again or {first, second} != {0, 1} or not is_call(whole, *_DIVISIONS):
+        return None
+    both = args_of(whole)[0]
+    if not is_call(both, ours.linear.default) or only_user(both) is not whole:
+        return None
+    call = LinearCall.of(both)
+    made = rewriter.sources_of(call.weight)
+    if made is None or not isinstance(made[0], PackedLinears) or not _joins(rewriter, call, down):
+        return None
+    if not _is_halved(whole, call.out_features) or call.out_features % (2 * PANEL_FEATURES):
+        return None
+    recipe = PackedLinears(made[0].dtype, made[0].transposed, halves_swapped=first == 1)
+    biases = [] if call.bias is None else [call.bias]
+    joined = JoinedBiases(((call.out_features, True),), halves_swapped=first == 1)
+    return _up(rewriter, call.input, recipe, made[1], joined, biases)
+
+
+def _joins(rewriter: Rewriter, call: LinearCall, down: LinearCall) -> bool:
+    """Whether the layer gives nothing but its product, by weights of the kind that `down` has, and its bias is a parameter."""
+    known_bias = call.bias is None or rewriter.is_parameter(call.bias)
+    return call.is_plain and call.dtype == down.dtype and known_bias and not rewriter.is_written(call.node)
+
+
+def _is_halved(division: Node, features: int) -> bool:
+    """Whether it divides the last dimension, of so many features, into two halves."""
+    dims, how = value(args_of(division)[0]).dim(), argument(division, _DIVISIONS[division.target])
+    if axis(argument(division, "dim"), dims) != dims - 1:
+        return False
+    if division.target is aten.chunk.default:
+        return how == 2
+    return how == features // 2 or (isinstance(how, list | tuple) and list(how) == [features // 2] * 2)
+
+
+def _up(
+    rewriter: Rewriter,
+    input: Node,
+    recipe: Recipe,
+    sources: list[Node] | tuple[Node, ...],
+    joined: JoinedBiases,
+    biases: list[Node],
+) -> Up:
+    data, *scale = rewriter.derived(recipe, sources)
+    bias = rewriter.derived(joined, biases)[0] if biases else None
+    return input, data, scale[0] if scale else None, bias

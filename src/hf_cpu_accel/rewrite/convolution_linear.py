@@ -1,0 +1,198 @@
+"""Convolutions that are linears over a view of their input: patches of images and video, and convolutions over time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel import hardware
+from hf_cpu_accel.packing import QUANTISED, pack_linear
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
+from hf_cpu_accel.rewrite.linear import packed_item, release
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
+from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.verify import disagreement
+
+PATCHES = "patches as linear"
+OVER_TIME = "convolution over time as linear"
+
+_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class LinearConvolution(PackedLinear):
+    """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
+
+    Its input is seen as rows of what the kernel covers in one place. The output is a view with the channels last in memory, as the
+    next such layer reads it.
+
+    Attributes:
+        margins: zeros on either side of the input, per dimension.
+    """
+
+    def __init__(self, original: _Convolution, dtype: str, *, int4_group: int, measured: bool) -> None:
+        weight, bias = original.weight.detach(), original._parameters["bias"]
+        rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
+        packed = pack_linear(rows, dtype, int4_group=int4_group)
+        group = ProjectionGroup(packed, [(0, len(rows))], [bias], measured=measured)
+        linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta", dtype=weight.dtype)
+        linear.register_parameter("bias", bias)
+        super().__init__(group, 0, linear)
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
+        self.dilation, self.groups, self.padding_mode = (
+            original.dilation,
+            original.groups,
+            original.padding_mode,
+        )
+        self.margins = _margins(original)
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        if input.dim() == len(self.kernel_size) + 1:
+            return self.forward(input[None])[0]
+        self._check(input)
+        rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
+        return self.group.forward(0, rows).movedim(-1, 1)
+
+    def _times(self, input: Tensor) -> Tensor:
+        """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
+        (size,), (step,), (margin,) = self.kernel_size, self.stride, self.margins
+        if margin:
+            input = nn.functional.pad(input, (margin, margin))
+        return input.transpose(1, 2).contiguous().unfold(1, size, step).transpose(2, 3).flatten(2)
+
+    def _patches(self, input: Tensor) -> Tensor:
+        """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""
+        dimensions = len(self.kernel_size)
+        for dimension, size in enumerate(self.kernel_size, start=2):
+            input = input.unfold(dimension, size, size)
+        return input.movedim(1, dimensions + 1).flatten(dimensions + 1)
+
+    def _check(self, input: Tensor) -> None:
+        """
+        Raises:
+            RuntimeError: what the convolution would not take either.
+        """
+        sizes = input.shape[2:]
+        fits = input.dim() == len(self.kernel_size) + 2 and input.shape[1] == self.in_channels
+        if not fits or any(
+            size + 2 * margin < kernel
+            for size, kernel, margin in zip(sizes, self.kernel_size, self.margins, strict=True)
+        ):
+            raise RuntimeError(
+                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
+                f"{self.kernel_size} numbers per channel, zeros of {self.margins} on either side included"
+            )
+        if input.dtype not in WEIGHT_DTYPES:
+            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+
+    @property
+    def weight(self) -> Tensor:
+        kept = self._parameters.get("weight")
+        if kept is not None:
+            return kept
+        shape = (self.out_channels, self.in_channels, *self.kernel_size)
+        return LazyWeight(shape, self.weight_dtype, self.unpack, self._values)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        raise read_only()
+
+    def unpack(self) -> Tensor:
+        rows = super().unpack()
+        if len(self.kernel_size) > 1:
+            return rows.unflatten(1, (self.in_channels, *self.kernel_size))
+        return rows.unflatten(1, (-1, self.in_channels)).transpose(1, 2).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, {super().extra_repr()}"
+
+
+class ConvolutionLinearRule:
+    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT), and `nn.Conv1d` where our linear is faster than oneDNN's
+    convolution."""
+
+    name = "convolution as linear"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is nn.Conv1d:
+            structure, fits = OVER_TIME, _is_over_time(module) and _gains_over_time(context.dtype)
+        elif type(module) in (nn.Conv2d, nn.Conv3d):
+            structure, fits = PATCHES, _cuts_patches(module)
+        else:
+            return None
+        assert isinstance(module, _Convolution)
+        weight = module.weight
+        supported = (
+            module.groups == 1
+            and module.padding_mode == "zeros"
+            and module.out_channels >= MIN_OUT_FEATURES
+            and isinstance(weight, Tensor)
+            and weight.dtype in WEIGHT_DTYPES
+        )
+        if not (fits and supported and context.slots[id(module)] and is_plain(module)) or context.skipped(
+            path
+        ):
+            return None
+        return Match(module, path, structure)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module = match.module
+        assert isinstance(module, _Convolution)
+        dtype = _weight_dtype(module, match, context)
+        fused = LinearConvolution(
+            module, dtype, int4_group=context.config.int4_group, measured=context.measured
+        )
+        if context.config.verify:
+            sizes = [2 * kernel + 1 for kernel in module.kernel_size]
+            generator = torch.Generator().manual_seed(0)
+            input = torch.randn(2, module.in_channels, *sizes, generator=generator).to(module.weight.dtype)
+            with torch.no_grad():
+                ours, theirs = fused(input).movedim(1, -1), module(input).movedim(1, -1)
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, match.found, reason),), (module,))
+        swap_module(context.journal, context.slots[id(module)], fused)
+        release(module, fused, context)
+        return Outcome((packed_item(match.path, match.found, "linear", fused),), (module,))
+
+
+def _cuts_patches(module: nn.Module) -> bool:
+    assert isinstance(module, nn.Conv2d | nn.Conv3d)
+    one = all(size == 1 for size in module.kernel_size)
+    cuts = not one and module.kernel_size == module.stride and _is_dense(module)
+    return cuts and module.padding != "same" and not any(_margins(module))
+
+
+def _is_over_time(module: nn.Conv1d) -> bool:
+    # With few channels there is little to multiply, and what stands around it wants them first.
+    return (
+        module.in_channels >= MIN_OUT_FEATURES and not isinstance(module.padding, str) and _is_dense(module)
+    )
+
+
+def _gains_over_time(dtype: str) -> bool:
+    """oneDNN's own takes 32-bit numbers as fast; and elsewhere its input would be turned for nothing."""
+    return dtype == "int8" or (dtype == "bfloat16" and hardware.native_bf16_is_fast())
+
+
+def _is_dense(module: _Convolution) -> bool:
+    return all(step == 1 for step in module.dilation)
+
+
+def _margins(module: _Convolution) -> tuple[int, ...]:
+    return (0,) * len(module.kernel_size) if isinstance(module.padding, str) else module.padding
+
+
+def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
+    """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
+    if match.found == OVER_TIME:
+        return context.dtype
+    alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
+    dtype = context.weight_dtype(match.path, [alike])
+    return "float32" if dtype in QUANTISED and module.in_channels <= 4 else dtype
