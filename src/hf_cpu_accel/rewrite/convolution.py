@@ -108,10 +108,12 @@ class ConvolutionRule:
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         swap_module(context.journal, context.slots[id(module)], packed)
-        if context.is_tied(module.weight) or context.config.originals == "memory":
-            packed.keep_original(module.weight)
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        if context.is_tied(weight) or context.config.originals == "memory":
+            packed.keep_original(weight)
         else:
-            free(module.weight, packed, dtype, context)
+            free(weight, packed, dtype, context)
         item = PlanItem(match.path, STRUCTURE, "convolution", dtype, packed.nbytes, None, provider="oneDNN")
         return Outcome((item,), (module,))
 
