@@ -138,6 +138,9 @@ def _refusal(module: nn.Conv2d | nn.Module, path: str, context: Context) -> str 
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return f"padding {module.padding_mode!r}, {module.padding!r} is not supported, only numbers of zeros"
+    if all(size == 1 for size in module.kernel_size):
+        # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
+        return "it covers one pixel: a plain product, which gains nothing from another layout"
     if not works(_COMPUTE[compute_dtype(context.dtype)]):
         return "oneDNN's convolution does not work here"
     return None
