@@ -49,7 +49,7 @@ test-pyg: kernels
 	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
 	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
 
-# Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers where it is installed: ten minutes.
+# Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels
 	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
 

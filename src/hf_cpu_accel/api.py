@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -40,8 +40,8 @@ def accelerate_for_cpu(
     are. The model is for inference until `restore`: its parameters stop asking for gradients.
 
     Args:
-        target: a transformers `Pipeline` or `PreTrainedModel`, a `SentenceTransformer`, or any `nn.Module`, on the CPU
-            and in eval mode.
+        target: a transformers `Pipeline` or `PreTrainedModel`, a diffusers `DiffusionPipeline` or `ModelMixin`, a
+            `SentenceTransformer`, or any `nn.Module`, on the CPU and in eval mode.
         config: all settings at once. Keywords other than their defaults override it.
         dtype, compile, options: the fields of `CPUAccelConfig`.
 
@@ -63,7 +63,14 @@ def accelerate_for_cpu(
             return target
         for root in roots:
             _check(root)
-            check_patterns(root.module, settings.skip_modules)
+        check_patterns(roots, settings.skip_modules)
+        accelerate_roots(roots, settings)
+    return target
+
+
+def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
+    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first."""
+    with _lock:
         for root in roots:
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
@@ -74,7 +81,7 @@ def accelerate_for_cpu(
         try:
             for root in roots:
                 plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
-                acceleration = rewrite.apply(root.module, plan, trains=root.trains)
+                acceleration = rewrite.apply(root.module, plan, trains=root.trains, name=root.name)
                 done.append(root.module)
                 acceleration.journal.changes.insert(0, changed)
                 if settings.compile in ("now", "background") and not root.trains:
@@ -86,7 +93,6 @@ def accelerate_for_cpu(
             for module in reversed(done):
                 rewrite.undo(module)
             raise
-    return target
 
 
 def restore(target: T) -> T:
@@ -146,7 +152,7 @@ def explain(target: object) -> Plan:
                 from hf_cpu_accel.compiler.background.attach import with_compiled
 
                 plan = with_compiled(plan, acceleration)
-            found.append(plan)
+            found.append(plans.under(root.name, plan))
     return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
 
 

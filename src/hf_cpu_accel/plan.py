@@ -206,6 +206,17 @@ def join(plans: list[Plan]) -> Plan:
     )
 
 
+def under(name: str, plan: Plan) -> Plan:
+    """`plan` with paths that begin with `name`, which is what the target calls the model; as it is if that is empty."""
+    if not name:
+        return plan
+    return dataclasses.replace(
+        plan,
+        items=tuple(dataclasses.replace(item, name=f"{name}.{item.name}") for item in plan.items),
+        compiled=tuple(dataclasses.replace(part, name=f"{name}.{part.name}") for part in plan.compiled),
+    )
+
+
 def _auto_dtype(module: nn.Module) -> str:
     """bfloat16 where it is faster than float32, else float32.
 

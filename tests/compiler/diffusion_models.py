@@ -1,18 +1,17 @@
-"""Tiny random models of diffusers, compiled: one graph for all sizes, and eager's answers. Not part of the suite, whose environment
-lacks diffusers; `make test-compile-families` runs it where diffusers is installed."""
+"""Tiny random models of diffusers, compiled: one graph for all sizes, and eager's answers. Not in the suite, since tracing them
+takes minutes: `make test-compile-families` runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import Tensor, nn
 
 from .conftest import only_graph
-
-diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 _HEADS = {"num_attention_heads": 4, "attention_head_dim": 16}
 

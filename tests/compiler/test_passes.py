@@ -351,3 +351,26 @@ def test_dropout_in_training_is_not_lost(compiled: Callable[..., Any]) -> None:
     with torch.no_grad():
         output = compiled(module)(torch.randn(3, 5, 32))
     assert (output == 0).float().mean() > 0.2
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 5, 6), (2, 8, 7), (3, 8)])
+def test_silu_goes_into_a_group_norm(shape: tuple[int, ...], found: Any) -> None:
+    module = Calls(lambda m, x: F.silu(m.norm(x)), norm=nn.GroupNorm(4, 8))
+    assert found(module, torch.randn(shape)) == {"group_norm": 1}
+    assert only_graph().rewrites["group_norm"] == 2
+    assert only_graph().rest == {}
+
+
+def test_a_group_norm_that_others_read_keeps_its_silu_apart(found: Any) -> None:
+    def both(m: Any, x: Tensor) -> Tensor:
+        y = m.norm(x)
+        return F.silu(y) + y
+
+    module = Calls(both, norm=nn.GroupNorm(4, 8, affine=False))
+    assert found(module, torch.randn(2, 8, 5)) == {"group_norm": 1}
+    assert only_graph().rest["aten.silu.default"] == 1
+
+
+def test_group_norms_in_other_dtypes_stay(found: Any) -> None:
+    module = Calls(lambda m, x: m.norm(x.double()).float(), norm=nn.GroupNorm(4, 8).double())
+    assert found(module, torch.randn(2, 8, 5)) == {}

@@ -14,8 +14,10 @@ from hf_cpu_accel import extension, hardware
 TESTS = Path(__file__).parent
 CHECKS = {
     "test_linear": "check_linear",
+    "test_convolution": "check_convolution",
     "test_attention": "check_attention",
     "test_norm": "check_norm",
+    "test_group_norm": "check_group_norm",
     "test_encoder_layer": "check_encoder_layer",
     "test_decoder_layers": "check_decoder_layers",
     "test_embedding": "check_embedding",

@@ -80,6 +80,7 @@ Dispatch choose() {
              kernels.gemm_int4_unpacked,
              kernels.attention,
              kernels.norm,
+             kernels.group_norm,
              kernels.heads,
              kernels.token_rows,
              kernels.sparse,

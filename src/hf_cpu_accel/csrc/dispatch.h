@@ -11,6 +11,7 @@ struct Dispatch {
   GemmKernels gemm_int4_unpacked;
   AttentionKernels attention;
   NormKernels norm;
+  GroupNormKernels group_norm;
   HeadKernels heads;
   TokenRowKernels token_rows;
   SparseKernels sparse;

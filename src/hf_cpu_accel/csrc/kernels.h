@@ -6,6 +6,7 @@
 #include "encoder/token_rows.h"
 #include "experts/combine.h"
 #include "gemm/gemm.h"
+#include "norm/group_norm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
 #include "sparse/messages.h"
@@ -17,6 +18,7 @@ struct Kernels {
   GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked;
   AttentionKernels attention;
   NormKernels norm;
+  GroupNormKernels group_norm;
   HeadKernels heads;
   TokenRowKernels token_rows;
   SparseKernels sparse;

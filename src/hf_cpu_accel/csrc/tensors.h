@@ -31,11 +31,13 @@ inline std::vector<int64_t> sizes_of(const Tensor& t) {
 }
 
 // A dense tensor whose memory is reused (buffers.h); its contents are arbitrary.
-inline Tensor empty_of(const std::vector<int64_t>& sizes, ScalarType dtype, int64_t element_size) {
+// `order` tells the dimensions from the outermost to the innermost in memory.
+inline Tensor empty_of(const std::vector<int64_t>& sizes, const std::vector<size_t>& order, ScalarType dtype, int64_t element_size) {
   std::vector<int64_t> strides(sizes.size());
   int64_t count = 1;
   bool overflow = false;
-  for (size_t i = sizes.size(); i-- > 0;) {
+  for (size_t place = order.size(); place-- > 0;) {
+    const size_t i = order[place];
     strides[i] = count;
     overflow |= __builtin_mul_overflow(count, sizes[i] > 0 ? sizes[i] : 1, &count);
   }
@@ -46,6 +48,12 @@ inline Tensor empty_of(const std::vector<int64_t>& sizes, ScalarType dtype, int6
   void* data = take_buffer(static_cast<size_t>(bytes));
   const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, -1);
   return torch::stable::from_blob(data, sizes, strides, cpu, dtype, &return_buffer);
+}
+
+inline Tensor empty_of(const std::vector<int64_t>& sizes, ScalarType dtype, int64_t element_size) {
+  std::vector<size_t> order(sizes.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  return empty_of(sizes, order, dtype, element_size);
 }
 
 // The same in `like`'s dtype.

@@ -9,6 +9,7 @@
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
+#include "norm/group_norm_rows.h"
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
 #include "quantize/int4_search.h"
@@ -35,6 +36,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
+      HFCA_TIER::group_norm_kernels(),
       HFCA_TIER::head_kernels(),
       HFCA_TIER::token_row_kernels(),
       HFCA_TIER::sparse_kernels(),

@@ -15,13 +15,15 @@ class Root:
 
     Attributes:
         module: the model.
-        host: the library that it comes from, `"transformers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
+        host: the library that it comes from, `"transformers"`, `"diffusers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
         deciding: the modules whose `training` flags tell whether the model is in training mode.
+        name: what the target calls it, if it has several models (`"unet"`); the paths of its modules begin with that.
     """
 
     module: nn.Module
     host: str
     deciding: tuple[nn.Module, ...]
+    name: str = ""
 
     @property
     def trains(self) -> bool:
@@ -34,9 +36,13 @@ _HOSTS = {
     "hf_cpu_accel.frontends.optimum": "hf_cpu_accel.frontends.optimum",
     "sentence_transformers": "hf_cpu_accel.frontends.sentence_transformers",
     "transformers": "hf_cpu_accel.frontends.transformers",
+    "diffusers.models.modeling_utils": "hf_cpu_accel.frontends.diffusers",
     "torch_geometric": "hf_cpu_accel.frontends.pyg",
 }
-ACCEPTED = "a transformers Pipeline or PreTrainedModel, a SentenceTransformer, or any torch.nn.Module"
+ACCEPTED = (
+    "a transformers Pipeline or PreTrainedModel, a diffusers DiffusionPipeline or ModelMixin, a SentenceTransformer, "
+    "or any torch.nn.Module"
+)
 
 
 def find(target: object) -> tuple[Root, ...]:

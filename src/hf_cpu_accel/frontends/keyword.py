@@ -146,6 +146,16 @@ def patch_models(module: ModuleType, journal: Journal) -> None:
     _patch_from_pretrained(module.PreTrainedModel, journal)
 
 
+def patch_diffusers_models(module: ModuleType, journal: Journal) -> None:
+    """diffusers.models.modeling_utils: `ModelMixin.from_pretrained`, which all model classes share."""
+    _patch_from_pretrained(module.ModelMixin, journal)
+
+
+def patch_diffusers_pipelines(module: ModuleType, journal: Journal) -> None:
+    """diffusers.pipelines.pipeline_utils: `DiffusionPipeline.from_pretrained`; the `AutoPipelineFor...` hand the keyword on."""
+    _patch_from_pretrained(module.DiffusionPipeline, journal)
+
+
 def patch_auto_classes(module: ModuleType, journal: Journal) -> None:
     """transformers.models.auto.modeling_auto: every auto class, as each has a copy of `from_pretrained` of
     its own."""
@@ -207,4 +217,6 @@ PATCHES: dict[str, Patch] = {
     "transformers.models.auto.modeling_auto": patch_auto_classes,
     "transformers.pipelines": patch_pipeline_function,
     "transformers.pipelines.base": patch_pipeline_classes,
+    "diffusers.models.modeling_utils": patch_diffusers_models,
+    "diffusers.pipelines.pipeline_utils": patch_diffusers_pipelines,
 }

@@ -5,12 +5,14 @@ All families are declared as soon as one is imported, so that every op exists, w
 
 from hf_cpu_accel.ops import (
     attention,
+    convolution,
     decoder_layers,
     embedding,
     encoder_layer,
     experts,
     ffn,
     graph_attention,
+    group_norm,
     linear,
     messages,
     messages_gradients,
@@ -24,12 +26,14 @@ from hf_cpu_accel.ops import (
 
 __all__ = [
     "attention",
+    "convolution",
     "decoder_layers",
     "embedding",
     "encoder_layer",
     "experts",
     "ffn",
     "graph_attention",
+    "group_norm",
     "linear",
     "messages",
     "messages_gradients",

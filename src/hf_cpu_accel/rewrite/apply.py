@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.adapters import follow_adapters
 from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
@@ -17,7 +18,7 @@ from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
 from hf_cpu_accel.rewrite.originals import make_store
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear, loading_refused
+from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.runtime.memory import trim_heap
@@ -66,15 +67,16 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     """Whether `root` has packed layers without having been accelerated itself, nor any part of it."""
     if accelerated_parts(root):
         return False
-    return any(isinstance(module, PackedLinear) for module in root.modules())
+    return any(isinstance(module, PackedModule) for module in root.modules())
 
 
 def apply(
-    root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES, *, trains: bool = False
+    root: nn.Module, plan: Plan, rules: Sequence[Rule] = RULES, *, trains: bool = False, name: str = ""
 ) -> Acceleration:
     """Rewrite `root` in place as `plan` says; the returned plan has the items.
 
-    With `trains` only what has gradients is put in place: weights stay as they are.
+    With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
+    has several models.
 
     Any exception, from wherever, leaves `root` as it was.
     """
@@ -82,7 +84,7 @@ def apply(
     config = plan.config
     lossy = 0 if plan.dtype == "float32" else sum(parameter.nbytes for parameter in root.parameters())
     journal = Journal()
-    context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy))
+    context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy), name=name)
     added = _AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
@@ -93,6 +95,7 @@ def apply(
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(accelerate_generation(context))
+            follow_adapters(context)
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)

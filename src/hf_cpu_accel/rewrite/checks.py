@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from hf_cpu_accel.frontends.find import Root
 
 
 def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
@@ -31,15 +33,21 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
         _check_device(name, buffer)
 
 
-def check_patterns(root: nn.Module, patterns: Iterable[str]) -> None:
-    """Refuse a `skip_modules` pattern that matches no module of `root`: it is a slip of the pen.
+def check_patterns(roots: Sequence[Root], patterns: Iterable[str]) -> None:
+    """Refuse a `skip_modules` pattern that matches no module of `roots`: it is a slip of the pen.
 
     Raises:
         ValueError: naming the pattern.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for path, _ in root.named_modules()):
-            raise ValueError(f"skip_modules: {pattern!r} matches no module of {type(root).__name__}")
+        if not any(fnmatchcase(path, pattern) for root in roots for path in _paths(root)):
+            models = " or ".join(type(root.module).__name__ for root in roots)
+            raise ValueError(f"skip_modules: {pattern!r} matches no module of {models}")
+
+
+def _paths(root: Root) -> Iterator[str]:
+    for path, _ in root.module.named_modules():
+        yield ".".join(filter(None, (root.name, path)))
 
 
 def _check_mode(module: nn.Module) -> None:

@@ -32,6 +32,7 @@ class Context:
 
     Attributes:
         dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
+        name: what the target calls this model, if it has several.
         measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root and for `listed`.
         listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): who goes through the list
@@ -54,26 +55,46 @@ class Context:
     handled: set[int] = field(default_factory=set)
     freed: int = 0
     measured: bool = False
+    name: str = ""
 
     @classmethod
     def of(
-        cls, root: nn.Module, config: CPUAccelConfig, dtype: str, journal: Journal, store: OriginalsStore
+        cls,
+        root: nn.Module,
+        config: CPUAccelConfig,
+        dtype: str,
+        journal: Journal,
+        store: OriginalsStore,
+        *,
+        name: str = "",
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         listed = _in_plain_lists(root)
         for parent in root.modules():
-            for name, child in parent._modules.items():
+            for child_name, child in parent._modules.items():
                 if child is not None and id(child) not in listed:
-                    slots[id(child)].append((parent, name))
+                    slots[id(child)].append((parent, child_name))
         owners, measured = weight_owners(root), switch.measured(config.providers)
         has_layers = any(
             isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in root.named_modules()
         )
-        return cls(root, config, dtype, journal, store, slots, owners, has_layers, listed, measured=measured)
+        return cls(
+            root,
+            config,
+            dtype,
+            journal,
+            store,
+            slots,
+            owners,
+            has_layers,
+            listed,
+            measured=measured,
+            name=name,
+        )
 
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""
-        parts = path.split(".")
+        parts = [*filter(None, (self.name, *path.split(".")))]
         prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
         return any(
             fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules

@@ -12,7 +12,8 @@ from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.rewrite.linear import packed_item, release
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement

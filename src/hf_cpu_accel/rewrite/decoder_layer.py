@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
-from hf_cpu_accel.rewrite.packed_linear import check_inference
+from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
 from hf_cpu_accel.rewrite.position_bias import PositionBias
 from hf_cpu_accel.rewrite.rotary_source import RotarySource

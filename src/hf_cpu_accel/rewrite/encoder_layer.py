@@ -31,7 +31,8 @@ from hf_cpu_accel.rewrite.encoder_reading import parameter_names, read
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.window_mask import WindowMask
 
 STRUCTURE = "encoder layer"

@@ -23,9 +23,9 @@ class LazyTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def like(cls, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        """An instance without values, on the CPU."""
-        lazy = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=_CPU)
+    def like(cls, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Any:
+        """An instance without values, on the CPU; contiguous if no strides are given."""
+        lazy = torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=dtype, device=_CPU)
         lazy._tensor = None
         return lazy
 

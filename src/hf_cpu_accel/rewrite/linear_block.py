@@ -15,7 +15,8 @@ from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.fused_container import FusedContainer
 from hf_cpu_accel.rewrite.linear import pack, packed_item, release
 from hf_cpu_accel.rewrite.norm import NormSpec
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear, check_inference
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.parts import Parts, computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.served import LinearWork

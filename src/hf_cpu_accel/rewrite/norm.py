@@ -16,7 +16,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.packed_linear import check_inference
+from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement, probe, row_error, run_alone
 

@@ -14,7 +14,7 @@ from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.experts_form import ExpertsForm, Stack
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
-from hf_cpu_accel.rewrite.packed_linear import changed_dtype, check_inference, loading_refused
+from hf_cpu_accel.rewrite.packed_module import changed_dtype, check_inference, loading_refused
 
 
 class PackedExperts(Mixed):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from hf_cpu_accel.rewrite.attention import AttentionRule
+from hf_cpu_accel.rewrite.convolution import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
+from hf_cpu_accel.rewrite.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
+from hf_cpu_accel.rewrite.processor_attention import ProcessorAttentionRule
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 
@@ -18,11 +21,14 @@ from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
+    ProcessorAttentionRule(),
     FFNRule(),
     ExpertsRule(),
     LinearBlockRule(),
     NormRule(),
+    GroupNormRule(),
     ConvolutionLinearRule(),
+    ConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),

@@ -17,11 +17,6 @@ inline const void* element_of(const hfca::Array& array, int64_t at) {
   return static_cast<const char*>(array.data) + at * static_cast<int64_t>(array.bf16 ? sizeof(uint16_t) : sizeof(float));
 }
 
-template <class F>
-inline void each_vector(int64_t columns, const F& f) {
-  for (int64_t j = 0; j < columns; j += Simd::width) f(j, columns - j < Simd::width ? static_cast<int>(columns - j) : Simd::width);
-}
-
 inline void rotate_tokens(const hfca::Rotation& r, const hfca::Matrix& x, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const int64_t place = r.index ? r.index[token] : token;

@@ -29,6 +29,14 @@ inline void store_columns(void* row, int64_t column, int n, Float x) {
   }
 }
 
+// f(first, lanes) over the vectors of a row.
+template <class F>
+inline void each_vector(int64_t columns, const F& f) {
+  int64_t j = 0;
+  for (; j + Simd::width <= columns; j += Simd::width) f(j, Simd::width);
+  if (j < columns) f(j, static_cast<int>(columns - j));
+}
+
 inline void* row_of(const hfca::Matrix& x, int64_t row) {
   return static_cast<char*>(x.data) + x.offset(row) * static_cast<int64_t>(x.bf16 ? sizeof(uint16_t) : sizeof(float));
 }

@@ -1,0 +1,67 @@
+// What each output pixel of a convolution is computed from, as one row: with that, a convolution is a GEMM.
+//
+// Images lie with their channels last, [batch, height, width, channels], so a patch is a few runs of adjacent memory: one per row of the
+// window where it is not dilated. A patch is gathered right before it is packed, by the thread that packs it, and never goes to memory.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace hfca {
+
+// One side of the window: how many pixels it has, how far apart they and the windows are, and how many pixels of zeros surround the image.
+struct WindowSide {
+  int64_t size = 1, stride = 1, padding = 0, dilation = 1;
+
+  // How often it fits into so many pixels.
+  int64_t outputs(int64_t pixels) const { return (pixels + 2 * padding - dilation * (size - 1) - 1) / stride + 1; }
+};
+
+struct Patches {
+  const char* data = nullptr;
+  int64_t pixel_bytes = 0, channel_bytes = 0;  // from one pixel to the next, and all channels of one
+  int64_t height = 0, width = 0;
+  WindowSide rows, columns;
+  int64_t out_height = 0, out_width = 0;
+
+  // Whether every output pixel is computed from the input pixel of its number: the patches are the image.
+  bool are_pixels() const {
+    const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0; };
+    return plain(rows) && plain(columns);
+  }
+
+  int64_t bytes() const { return rows.size * columns.size * channel_bytes; }
+
+  // The patch of output pixel number `output`, in the order [window row, window column, channel].
+  void gather(int64_t output, char* to) const {
+    const int64_t x = output % out_width * columns.stride - columns.padding;
+    const int64_t y = output / out_width % out_height * rows.stride - rows.padding;
+    const char* const image = data + output / out_width / out_height * height * width * pixel_bytes;
+    for (int64_t i = 0; i < rows.size; ++i) {
+      const int64_t row = y + i * rows.dilation;
+      const bool inside = row >= 0 && row < height;
+      if (inside) gather_row(image + row * width * pixel_bytes, x, to);
+      else std::memset(to, 0, static_cast<size_t>(columns.size * channel_bytes));
+      to += columns.size * channel_bytes;
+    }
+  }
+
+ private:
+  void gather_row(const char* image_row, int64_t x, char* to) const {
+    if (columns.dilation == 1 && pixel_bytes == channel_bytes) {
+      const int64_t before = std::clamp(-x, int64_t{0}, columns.size), after = std::clamp(x + columns.size - width, int64_t{0}, columns.size - before);
+      const int64_t within = columns.size - before - after;
+      std::memset(to, 0, static_cast<size_t>(before * channel_bytes));
+      if (within > 0) std::memcpy(to + before * channel_bytes, image_row + (x + before) * pixel_bytes, static_cast<size_t>(within * channel_bytes));
+      std::memset(to + (before + within) * channel_bytes, 0, static_cast<size_t>(after * channel_bytes));
+      return;
+    }
+    for (int64_t j = 0; j < columns.size; ++j, to += channel_bytes) {
+      const int64_t column = x + j * columns.dilation;
+      if (column >= 0 && column < width) std::memcpy(to, image_row + column * pixel_bytes, static_cast<size_t>(channel_bytes));
+      else std::memset(to, 0, static_cast<size_t>(channel_bytes));
+    }
+  }
+};
+
+}  // namespace hfca

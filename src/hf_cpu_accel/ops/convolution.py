@@ -1,0 +1,138 @@
+"""conv2d: activation(convolution(input, weight) + bias) + residual, as a GEMM on patches that are gathered while they are packed.
+
+Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
+[batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
+packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..packing import PackedWeight, pack_linear
+from .linear import check_activation, linear_reference
+from .registry import declare
+
+
+def pack_conv2d(weight: Tensor, dtype: str) -> PackedWeight:
+    """Pack the weight of a convolution.
+
+    Args:
+        weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
+        dtype: one of `packing.DTYPES`.
+
+    Raises:
+        ValueError: for another dtype, or a weight of another shape.
+    """
+    if weight.dim() != 4:
+        raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
+    return pack_linear(weight.permute(0, 2, 3, 1).flatten(1), dtype)
+
+
+def conv2d(
+    input: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    activation: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation(conv2d(input, weight) + bias) + residual, without groups.
+
+    Args:
+        input: [B, C, H, W] float32 or bfloat16; channels_last is read as it is, anything else is brought into that order.
+        weight: of `pack_conv2d`, C channels in and N out.
+        bias: [N] float32 or bfloat16.
+        kernel_size: (height, width); stride, padding (zeros) and dilation likewise.
+        activation: one of `ops.linear.ACTIVATIONS`.
+        residual: [B, N, H', W'].
+
+    Returns:
+        [B, N, H', W'] in channels_last, dtype of the input; sums are float32 (int32 for integer weights).
+
+    Raises:
+        ValueError: if the shapes do not fit or the activation is unknown.
+    """
+    check_activation(activation)
+    height, width = kernel_size
+    if input.dim() != 4 or input.shape[1] * height * width != weight.in_features:
+        raise ValueError(
+            f"input of shape {tuple(input.shape)}: expected [batch, channels, height, width] with "
+            f"{weight.in_features / (height * width):g} channels"
+        )
+    return torch.ops.hf_cpu_accel.conv2d(
+        input.permute(0, 2, 3, 1),
+        weight.data,
+        weight.scale,
+        bias,
+        None if residual is None else residual.permute(0, 2, 3, 1),
+        weight.out_features,
+        list(kernel_size),
+        list(stride),
+        list(padding),
+        list(dilation),
+        activation,
+    ).permute(0, 3, 1, 2)
+
+
+def out_size(pixels: int, size: int, stride: int, padding: int, dilation: int) -> int:
+    """How often a window of `size` pixels fits into `pixels`."""
+    return (pixels + 2 * padding - dilation * (size - 1) - 1) // stride + 1
+
+
+def conv2d_reference(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_channels: int,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    activation: str,
+) -> Tensor:
+    """The op in plain torch: patches side by side, then `linear_reference`."""
+    batch, height, width, channels = input.shape
+    images = input.permute(0, 3, 1, 2).float()
+    window = {"dilation": tuple(dilation), "padding": tuple(padding), "stride": tuple(stride)}
+    patches = F.unfold(images, tuple(kernel_size), **window)
+    rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
+    output = linear_reference(rows, weight, scale, bias, None, out_channels, activation)
+    sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)
+    output = output.view(batch, *(out_size(*side) for side in sides), out_channels)
+    return (output if residual is None else output + residual.float()).to(input.dtype)
+
+
+def _fake(
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_channels: int,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    activation: str,
+) -> Tensor:
+    sides = zip(input.shape[1:3], kernel_size, stride, padding, dilation, strict=True)
+    return input.new_empty((input.shape[0], *(out_size(*side) for side in sides), out_channels))
+
+
+declare(
+    "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
+    "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor",
+    fake=_fake,
+    reference=conv2d_reference,
+)

@@ -1,0 +1,148 @@
+"""Attention modules of diffusers compute through a processor; what it asks torch for, our attention answers.
+
+A processor is a plain object that the host exchanges at will: an IP-Adapter brings its own, a user sets one. What all of them have
+in common is the call to `scaled_dot_product_attention` (the `native` backend of `dispatch_attention_fn` is that call, too). So the
+module keeps its processor, and while its forward runs, that one function is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from hf_cpu_accel.generate.override import Override
+from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.changes import add_attribute
+from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.verify import disagreement
+
+STRUCTURE = "attention"
+_REPLACED = "scaled_dot_product_attention"
+_DISPATCH = "dispatch_attention_fn"
+
+
+class OurAttention(TorchFunctionMode):
+    """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            return dot_product_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, which also serves whatever our op does not.
+
+    Args:
+        query, key, value: [B, H, L, D].
+        attn_mask: None, or bool (True = attend) or float (added), broadcastable to [B, H, Lq, Lk].
+        is_causal: aligned to the first key, as torch does it.
+
+    Returns:
+        [B, H, Lq, Dv], a view of [B, Lq, H, Dv].
+    """
+    ours = (
+        not dropout_p
+        and query.dim() == key.dim() == value.dim() == 4
+        and query.dtype in (torch.float32, torch.bfloat16)
+        and query.dtype is key.dtype is value.dtype
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and key.shape[1:3] == value.shape[1:3]
+        and query.shape[3] == key.shape[3] > 0
+        and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % max(key.shape[1], 1) == 0))
+        and not (is_causal and (attn_mask is not None or query.shape[2] != key.shape[2]))
+        and (attn_mask is None or attn_mask.dtype in (torch.bool, query.dtype))
+        and not (
+            torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        )
+    )
+    if not ours:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None and attn_mask.dim() < 4:
+        # Two dimensions are queries and keys for torch, but key padding for our op.
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    return attention(query, key, value, mask=attn_mask, is_causal=is_causal, scale=scale).transpose(1, 2)
+
+
+class ProcessorForward(Override):
+    """The forward of an attention module, with our attention in place of torch's."""
+
+    name = "forward"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # the compiled tier finds torch's own in the graph
+            return self.__wrapped__(*args, **kwargs)
+        with OurAttention():
+            return self.__wrapped__(*args, **kwargs)
+
+
+class ProcessorAttentionRule:
+    """Swaps no module: `forward` becomes an attribute of the module, and goes away with `restore`."""
+
+    name = "processor attention"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if "diffusers" not in sys.modules or not _has_processor(module):
+            return None
+        return Match(module, path, _refusal(module, path, context))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
+        add_attribute(context.journal, match.module, "forward", ProcessorForward(match.module))
+        item = PlanItem(match.path, STRUCTURE, "attention", "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), ())
+
+
+def _has_processor(module: nn.Module) -> bool:
+    """Whether the forward of `module` leaves the work to `module.processor`."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "processor" in code.co_names and callable(getattr(module, "processor", None))
+
+
+def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+    if context.skipped(path):
+        return "skip_modules"
+    if "forward" in vars(module):
+        return "it has a forward of its own"
+    processor: Any = module.processor
+    code = getattr(type(processor).__call__, "__code__", None)
+    if code is None or not {_REPLACED, _DISPATCH} & set(code.co_names):
+        return f"its {type(processor).__name__} does not ask torch for attention"
+    return None
+
+
+def _verify(module: nn.Module) -> str | None:
+    """Our function against torch's, with the head size of `module`."""
+    width, heads = (getattr(module, name, None) for name in ("inner_dim", "heads"))
+    head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else 64
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, length, 2, head_dim, generator=generator).transpose(1, 2) for length in (5, 7, 7)
+    )
+    mask = torch.randn(2, 1, 1, 7, generator=generator)
+    with torch.no_grad():
+        ours = dot_product_attention(query, key, value, mask)
+        theirs = functional.scaled_dot_product_attention(query, key, value, mask)
+    return disagreement(ours, theirs, "float32", torch.float32)
