@@ -38,7 +38,7 @@ class PackedConvolution(PackedModule):
         self.kernel_size, self.padding_mode = original.kernel_size, original.padding_mode
         self.stride, self.padding, self.dilation = original.stride, original.padding, original.dilation
         self.groups = original.groups
-        self.geometry = Geometry(_pair(self.padding), _pair(self.stride), _pair(self.dilation), self.groups)
+        self.geometry = Geometry(pair(self.padding), pair(self.stride), pair(self.dilation), self.groups)
         self.packed = prepack(original.weight.detach().to(dtype), self.geometry)
         self._set_bias()
 
@@ -94,7 +94,12 @@ class ConvolutionRule:
     name = "convolution"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        return Match(module, path, _refusal(module, path, context)) if type(module) is nn.Conv2d else None
+        if type(module) is not nn.Conv2d:
+            return None
+        reason = refusal(module, path, context)
+        if reason is None and not works(_COMPUTE[compute_dtype(context.dtype)]):
+            reason = "oneDNN's convolution does not work here"
+        return Match(module, path, reason)
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
@@ -103,17 +108,26 @@ class ConvolutionRule:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
         dtype = compute_dtype(context.dtype)
         packed = PackedConvolution(module, _COMPUTE[dtype])
-        if context.config.verify:
-            reason = _disagreement(packed, module, dtype)
-            if reason is not None:
-                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        swap_module(context.journal, context.slots[id(module)], packed)
-        if context.is_tied(module.weight) or context.config.originals == "memory":
-            packed.keep_original(module.weight)
-        else:
-            free(module.weight, packed, dtype, context)
+        reason = put_in_place(module, packed, dtype, context)
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         item = PlanItem(match.path, STRUCTURE, "convolution", dtype, packed.nbytes, None, provider="oneDNN")
         return Outcome((item,), (module,))
+
+
+def put_in_place(module: nn.Conv2d, packed: PackedModule, dtype: str, context: Context) -> str | None:
+    """Compare `packed` with the convolution that it stands for, and swap it in; or say why not."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    reason = _disagreement(packed, module, dtype) if context.config.verify else None
+    if reason is not None:
+        return reason
+    swap_module(context.journal, context.slots[id(module)], packed)
+    if context.is_tied(weight) or context.config.originals == "memory":
+        packed.keep_original(weight)
+    else:
+        free(weight, packed, dtype, context)
+    return None
 
 
 def compute_dtype(dtype: str) -> str:
@@ -124,8 +138,8 @@ def compute_dtype(dtype: str) -> str:
     return "float32" if dtype == "float32" or not hardware.native_bf16_is_fast() else "bfloat16"
 
 
-def _refusal(module: nn.Conv2d | nn.Module, path: str, context: Context) -> str | None:
-    assert isinstance(module, nn.Conv2d)
+def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
+    """Why this convolution is not packed, or None if it can be."""
     if not is_plain(module):
         return "it has hooks, parametrizations or a forward of its own"
     if context.skipped(path):
@@ -136,12 +150,10 @@ def _refusal(module: nn.Conv2d | nn.Module, path: str, context: Context) -> str 
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return f"padding {module.padding_mode!r}, {module.padding!r} is not supported, only numbers of zeros"
-    if not works(_COMPUTE[compute_dtype(context.dtype)]):
-        return "oneDNN's convolution does not work here"
     return None
 
 
-def _disagreement(packed: PackedConvolution, module: nn.Conv2d, dtype: str) -> str | None:
+def _disagreement(packed: nn.Module, module: nn.Conv2d, dtype: str) -> str | None:
     """On an image a little larger than the kernel."""
     reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
     generator = torch.Generator().manual_seed(0)
@@ -151,6 +163,6 @@ def _disagreement(packed: PackedConvolution, module: nn.Conv2d, dtype: str) -> s
     return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), dtype, module.weight.dtype)
 
 
-def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+def pair(sizes: tuple[int, ...]) -> tuple[int, int]:
     height, width = sizes
     return height, width

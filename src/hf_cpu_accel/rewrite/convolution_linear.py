@@ -10,7 +10,6 @@ from hf_cpu_accel.packing import QUANTISED, pack_linear
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
-from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
 from hf_cpu_accel.rewrite.linear import packed_item, release
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
@@ -92,16 +91,8 @@ class LinearConvolution(PackedLinear):
             raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
 
     @property
-    def weight(self) -> Tensor:
-        kept = self._parameters.get("weight")
-        if kept is not None:
-            return kept
-        shape = (self.out_channels, self.in_channels, *self.kernel_size)
-        return LazyWeight(shape, self.weight_dtype, self.unpack, self._values)
-
-    @weight.setter
-    def weight(self, value: Tensor) -> None:
-        raise read_only()
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels, *self.kernel_size)
 
     def unpack(self) -> Tensor:
         rows = super().unpack()

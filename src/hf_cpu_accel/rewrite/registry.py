@@ -13,6 +13,7 @@ from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
 from hf_cpu_accel.rewrite.processor_attention import ProcessorAttentionRule
+from hf_cpu_accel.rewrite.quantized_convolution import QuantizedConvolutionRule
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
 
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     NormRule(),
     GroupNormRule(),
     ConvolutionLinearRule(),
+    QuantizedConvolutionRule(),
     ConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),
