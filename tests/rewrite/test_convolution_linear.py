@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.convolution_linear import OVER_TIME, PATCHES
+from hf_cpu_accel.rewrite.convolution_linear import OVER_TIME, PATCHES, PIXELS
 from hf_cpu_accel.rewrite.verify import row_error
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}
@@ -19,6 +19,10 @@ PATCH_CASES = {
     "what is left over": (nn.Conv2d(3, 33, (4, 8), (4, 8), bias=False), (3, 19, 23)),
     "video": (nn.Conv3d(3, 64, (2, 4, 4), (2, 4, 4), padding="valid"), (3, 4, 8, 9)),
     "between stages": (nn.Conv2d(32, 64, 2, 2), (32, 7, 9)),
+}
+PIXEL_CASES = {
+    "each": (nn.Conv2d(32, 48, 1), (32, 7, 9)),
+    "every second": (nn.Conv2d(20, 33, 1, stride=2, bias=False), (20, 7, 8)),
 }
 TIME_CASES = {
     "strided": (nn.Conv1d(32, 48, 3, stride=2, bias=False), (32, 41)),
@@ -68,6 +72,15 @@ def check(model: nn.Module, x: Tensor, dtype: str, structure: str, bound: float)
 def test_patches(case: str, dtype: str) -> None:
     module, shape = PATCH_CASES[case]
     check(holder(module), torch.randn(2, *shape), dtype, PATCHES, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", PIXEL_CASES)
+@torch.no_grad()
+def test_pixels(case: str, dtype: str) -> None:
+    module, shape = PIXEL_CASES[case]
+    for x in (torch.randn(2, *shape), torch.randn(2, *shape).to(memory_format=torch.channels_last)):
+        check(holder(module), x, dtype, PIXELS, BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("batch", [1, 3])

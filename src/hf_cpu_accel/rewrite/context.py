@@ -34,8 +34,9 @@ class Context:
         dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
         name: what the target calls this model, if it has several.
         measured: whether other providers may serve where they were measured to be faster.
-        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root, and for what a plain
-            list holds besides (Mask2Former's prediction blocks): whoever goes through the list would not see a replacement.
+        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root and for `listed`.
+        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): who goes through the list
+            would not see a replacement.
         owners: the paths of the parameters, by storage: several where weights are tied.
         has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
         handled: ids of the modules that a rule has taken care of.
@@ -50,6 +51,7 @@ class Context:
     slots: dict[int, list[tuple[nn.Module, str]]]
     owners: dict[int, list[str]]
     has_layers: bool
+    listed: set[int]
     handled: set[int] = field(default_factory=set)
     freed: int = 0
     measured: bool = False
@@ -77,7 +79,17 @@ class Context:
             isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in root.named_modules()
         )
         return cls(
-            root, config, dtype, journal, store, slots, owners, has_layers, measured=measured, name=name
+            root,
+            config,
+            dtype,
+            journal,
+            store,
+            slots,
+            owners,
+            has_layers,
+            listed,
+            measured=measured,
+            name=name,
         )
 
     def skipped(self, path: str) -> bool:
@@ -155,7 +167,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return "skip_modules"
     if linear is context.root:
         return "it is the target itself, and has no parent to hang the packed layer in"
-    if not context.slots[id(linear)]:
+    if id(linear) in context.listed:
         return "a plain list holds it besides its parent, where a packed layer would not be seen"
     if not isinstance(linear.weight, torch.Tensor) or linear.weight.shape != (
         linear.out_features,

@@ -1,4 +1,4 @@
-"""Convolutions that are linears over a view of their input: patches of images and video, and convolutions over time."""
+"""Convolutions that are linears over a view of their input: patches and pixels of images and video, and convolutions over time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement
 
 PATCHES = "patches as linear"
+PIXELS = "pixels as linear"
 OVER_TIME = "convolution over time as linear"
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -68,8 +69,8 @@ class LinearConvolution(PackedLinear):
     def _patches(self, input: Tensor) -> Tensor:
         """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""
         dimensions = len(self.kernel_size)
-        for dimension, size in enumerate(self.kernel_size, start=2):
-            input = input.unfold(dimension, size, size)
+        for dimension, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=2):
+            input = input.unfold(dimension, size, step)
         return input.movedim(1, dimensions + 1).flatten(dimensions + 1)
 
     def _check(self, input: Tensor) -> None:
@@ -105,8 +106,8 @@ class LinearConvolution(PackedLinear):
 
 
 class ConvolutionLinearRule:
-    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT), and `nn.Conv1d` where our linear is faster than oneDNN's
-    convolution."""
+    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT) or pixels, and `nn.Conv1d` where our linear is faster than
+    oneDNN's convolution."""
 
     name = "convolution as linear"
 
@@ -114,7 +115,7 @@ class ConvolutionLinearRule:
         if type(module) is nn.Conv1d:
             structure, fits = OVER_TIME, _is_over_time(module) and _gains_over_time(context.dtype)
         elif type(module) in (nn.Conv2d, nn.Conv3d):
-            structure, fits = PATCHES, _cuts_patches(module)
+            structure, fits = (PIXELS if _is_pointwise(module) else PATCHES), _cuts_patches(module)
         else:
             return None
         assert isinstance(module, _Convolution)
@@ -155,9 +156,14 @@ class ConvolutionLinearRule:
 
 def _cuts_patches(module: nn.Module) -> bool:
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
-    one = all(size == 1 for size in module.kernel_size)
-    cuts = not one and module.kernel_size == module.stride and _is_dense(module)
+    cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
     return cuts and module.padding != "same" and not any(_margins(module))
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    """Of one pixel each. oneDNN takes fifty times as long for some where the image is smaller than its layout was made for."""
+    assert isinstance(module, nn.Conv2d | nn.Conv3d)
+    return all(size == 1 for size in module.kernel_size)
 
 
 def _is_over_time(module: nn.Conv1d) -> bool:
