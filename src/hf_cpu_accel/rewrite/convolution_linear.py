@@ -106,8 +106,8 @@ class LinearConvolution(PackedLinear):
 
 
 class ConvolutionLinearRule:
-    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT) or pixels, and `nn.Conv1d` where our linear is faster than
-    oneDNN's convolution."""
+    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT) or pixels, and `nn.Conv1d` where our linear is faster
+    than oneDNN's convolution."""
 
     name = "convolution as linear"
 
