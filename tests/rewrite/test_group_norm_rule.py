@@ -137,3 +137,11 @@ def test_a_compiled_model_has_no_pending_tensors() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(*inputs), model(*inputs), atol=1e-5, rtol=1e-5)
+
+
+def test_what_does_not_fit_is_refused_where_it_is_given() -> None:
+    """Whoever tries a block with inputs of other kinds, as the search for encoder layers does, finds out at once."""
+    model = nn.Sequential(nn.GroupNorm(4, 32), nn.SiLU()).eval()
+    accelerate_for_cpu(model)
+    with pytest.raises((ValueError, RuntimeError)):
+        model[0](torch.randn(2, 3, 32))

@@ -85,7 +85,8 @@ class FusedGroupNorm(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
         input = input.tensor if isinstance(input, LazyTensor) else input
-        if self.activates and _is_dense(input) and not torch.compiler.is_compiling():
+        waits = self.activates and input.dim() > 1 and input.shape[1] == self.num_channels
+        if waits and _is_dense(input) and not torch.compiler.is_compiling():
             return PendingGroupNorm.of(self, input)
         return self.compute(input, "none")
 

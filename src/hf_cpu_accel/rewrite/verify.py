@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+
 # Largest relative error of an output row, ||candidate - reference|| / ||reference||, by dtype of the packed weight. Random
 # inputs and weights give about 1e-6, 3e-3, 1.5e-2, 1e-2 and 0.1; a wrong epilogue or a dropped bias gives far more.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.1, "int8-weight": 0.1, "int4": 0.3}
@@ -63,6 +65,8 @@ def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
     with torch.no_grad():
         try:
             output = module.forward(*inputs)
+            if isinstance(output, LazyTensor):
+                output = output.tensor  # what it cannot do with these inputs shows now
         except Exception:  # unknown code: whatever it raises, it is not the structure that was looked for
             return None
     return output if isinstance(output, Tensor) else None
