@@ -15,7 +15,7 @@ from hf_cpu_accel.rewrite.convolution import PackedConvolution
 
 KINDS = {
     "plain": (3, 17, 3, {}),
-    "one pixel": (24, 40, 1, {}),
+    "one pixel": (24, 40, 1, {"groups": 8}),
     "strided": (8, 16, 3, {"stride": 2, "padding": 1}),
     "uneven": (16, 8, (5, 2), {"stride": (1, 2), "padding": (2, 0), "dilation": (1, 2)}),
     "grouped": (16, 32, 3, {"groups": 4, "bias": False}),
