@@ -366,7 +366,7 @@ def test_a_group_norm_that_others_read_keeps_its_silu_apart(found: Any) -> None:
         y = m.norm(x)
         return F.silu(y) + y
 
-    module = Calls(both, norm=nn.GroupNorm(4, 8, affine=False))
+    module = Calls(both, norm=nn.GroupNorm(4, 8))
     assert found(module, torch.randn(2, 8, 5)) == {"group_norm": 1}
     assert only_graph().rest["aten.silu.default"] == 1
 

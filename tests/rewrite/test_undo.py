@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 import torch
+from diffusers.models.attention_processor import Attention
 from families import FAMILIES, VOCABULARY, Family, batches
+from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import apply as rewrite
@@ -29,6 +31,35 @@ ALL = FAMILIES | {
 }
 
 
+class Picture(nn.Module):
+    """What models of images have and those of text have not, once each."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 2, stride=2)
+        self.norm = nn.GroupNorm(4, 16)
+        self.convolution = nn.Conv2d(16, 32, 3, padding=1)
+        self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
+
+    def forward(self, image):
+        return self.attention(self.convolution(self.norm(self.patches(image))).flatten(2).transpose(1, 2))
+
+
+class PictureFamily:
+    """`Picture` in the form of a `Family`."""
+
+    def build(self):
+        torch.manual_seed(0)
+        return Picture().eval()
+
+    def run(self, model, batch):
+        with torch.no_grad():
+            return model(torch.ones(1, 3, 8, 12).cumsum(-1))
+
+
+ALL["picture"] = PictureFamily()
+
+
 class Injected(Exception):
     """The failure that the tests inject."""
 
@@ -47,7 +78,7 @@ class Snapshot:
             "parameters": [(path, id(p), p.requires_grad, p.shape) for path, p in model.named_parameters()],
             "attributes": [sorted(vars(module)) for module in model.modules()],
             "configs": [id(vars(module).get("config")) for module in model.modules()],
-            "implementation": model.config._attn_implementation,
+            "implementation": getattr(vars(model).get("config"), "_attn_implementation", None),
             "hooks": len(model._load_state_dict_pre_hooks),
             "values": {name: value.clone() for name, value in model.state_dict().items()},
             "output": self.family.run(model, BATCH),
@@ -68,6 +99,10 @@ USED = [
 ]
 USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projections")]
 USED += [("gpt2", "transposed linear"), ("mixtral", "experts")]
+USED += [
+    ("picture", name)
+    for name in ("processor attention", "group norm", "convolution as linear", "convolution")
+]
 
 
 def test_every_rule_is_covered_below():

@@ -97,6 +97,9 @@ class ConvolutionRule:
         if type(module) is not nn.Conv2d:
             return None
         reason = refusal(module, path, context)
+        if reason is None and all(size == 1 for size in module.kernel_size):
+            # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
+            reason = "it covers one pixel: a plain product, which gains nothing from another layout"
         if reason is None and not works(_COMPUTE[compute_dtype(context.dtype)]):
             reason = "oneDNN's convolution does not work here"
         return Match(module, path, reason)
