@@ -14,7 +14,6 @@ from hf_cpu_accel.rewrite.quantized_convolution import QuantizedConvolution
 
 KINDS = {
     "plain": (16, 17, 3, {}),
-    "one pixel": (24, 40, 1, {}),
     "strided": (32, 16, 3, {"stride": 2, "padding": 1, "bias": False}),
     "uneven": (16, 24, (5, 2), {"stride": (1, 2), "padding": (2, 0), "dilation": (1, 2)}),
 }

@@ -39,10 +39,12 @@ class Picture(nn.Module):
         self.patches = nn.Conv2d(3, 16, 2, stride=2)
         self.norm = nn.GroupNorm(4, 16)
         self.convolution = nn.Conv2d(16, 32, 3, padding=1)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
-        return self.attention(self.convolution(self.norm(self.patches(image))).flatten(2).transpose(1, 2))
+        pixels = self.grouped(self.convolution(self.norm(self.patches(image))))
+        return self.attention(pixels.flatten(2).transpose(1, 2))
 
 
 class PictureFamily:
@@ -103,16 +105,17 @@ USED += [
     ("picture", name)
     for name in ("processor attention", "group norm", "convolution as linear", "convolution")
 ]
+CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
+CASES.append(("picture", "quantized convolution", "int8"))
 
 
 def test_every_rule_is_covered_below():
-    assert {name for _, name in USED} == {rule.name for rule in RULES}
+    assert {name for _, name, _ in CASES} == {rule.name for rule in RULES}
 
 
 # The tied decoder is the only linear on its own; in float32 it is left, which is still a match that can fail.
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize(("name", "rule_name"), USED)
+@pytest.mark.parametrize(("name", "rule_name", "dtype"), CASES)
 def test_a_failure_in_any_rule_undoes_everything(monkeypatch, name, rule_name, dtype, when):
     family = ALL[name]
     model = family.build()
