@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import convolution
-from hf_cpu_accel.rewrite.convolution import PackedConvolution
+from hf_cpu_accel.rewrite.convolution import OneDNNConvolution
 
 KINDS = {
     "plain": (3, 17, 3, {}),
@@ -67,7 +67,7 @@ def test_the_weight_is_still_there_to_the_outside() -> None:
     weight = model[0].weight
     accelerate_for_cpu(model, dtype="float32")
     packed = model[0]
-    assert isinstance(packed, PackedConvolution)
+    assert isinstance(packed, OneDNNConvolution)
     assert (packed.weight.shape, packed.weight.dtype) == (weight.shape, torch.float32) or weight.numel() == 0
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     with pytest.raises(RuntimeError, match=r"restore\(model\)"):
@@ -122,3 +122,21 @@ def test_gradients_are_refused_in_words() -> None:
     accelerate_for_cpu(model)
     with pytest.raises(RuntimeError, match="requires a gradient"):
         model(x.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_what_a_plain_list_holds_too_keeps_its_weight(dtype: str) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(16, 16, 3)
+            self.layers = [self.layer]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x)
+
+    model, x = Listed().eval(), torch.randn(1, 16, 5, 5)
+    expected = model(x).detach()
+    accelerate_for_cpu(model, dtype=dtype)
+    assert any("plain list" in (item.reason or "") for item in explain(model).left)
+    assert torch.equal(model(x), expected)

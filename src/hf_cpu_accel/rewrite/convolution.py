@@ -11,20 +11,15 @@ from torch import Tensor, nn
 from hf_cpu_accel import hardware
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import Geometry, convolve, prepack, works
-from hf_cpu_accel.rewrite.changes import swap_module
-from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
-from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.linear import free
-from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.packed_convolution import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
-from hf_cpu_accel.rewrite.verify import disagreement
 
-STRUCTURE = "convolution"
 _COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class PackedConvolution(PackedModule):
-    """`nn.Conv2d` with its weight in oneDNN's layout: [N, C, H, W] -> [N, out_channels, H', W'], channels last, dtype of the input.
+class OneDNNConvolution(PackedConvolution):
+    """A convolution with its weight in oneDNN's layout.
 
     Attributes:
         packed: the weight, opaque to torch; its dtype is the one that is computed in.
@@ -33,28 +28,13 @@ class PackedConvolution(PackedModule):
 
     def __init__(self, original: nn.Conv2d, dtype: torch.dtype) -> None:
         super().__init__(original)
-        assert not isinstance(original.padding, str)
-        self.in_channels, self.out_channels = original.in_channels, original.out_channels
-        self.kernel_size, self.padding_mode = original.kernel_size, original.padding_mode
-        self.stride, self.padding, self.dilation = original.stride, original.padding, original.dilation
-        self.groups = original.groups
-        self.geometry = Geometry(pair(self.padding), pair(self.stride), pair(self.dilation), self.groups)
+        self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
         self.packed = prepack(original.weight.detach().to(dtype), self.geometry)
         self._set_bias()
 
-    def forward(self, input: Tensor) -> Tensor:
-        check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
-        if input.dim() != 4:
-            return self.forward(input[None])[0].contiguous()
-        input_dtype = input.dtype
-        input = input.to(self.packed.dtype, memory_format=torch.channels_last)
-        output = convolve(input, self.packed, self._bias, self.geometry)
-        return output.to(input_dtype)
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+    def convolve(self, input: Tensor) -> Tensor:
+        image = input.to(self.packed.dtype, memory_format=torch.channels_last)
+        return convolve(image, self.packed, self._bias, self.geometry).to(input.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -65,16 +45,13 @@ class PackedConvolution(PackedModule):
         return self.packed.to_dense().to(self.weight_dtype)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, packed={self.packed.dtype}"
-        )
+        return f"{super().extra_repr()}, packed={self.packed.dtype}"
 
     def _set_bias(self) -> None:
         # In the dtype of the weight, as oneDNN wants it.
         self._bias = None if self.bias is None else self.bias.detach().to(self.packed.dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedConvolution:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OneDNNConvolution:
         super()._apply(fn, recurse)
         self._set_bias()
         return self
@@ -110,27 +87,12 @@ class ConvolutionRule:
         if match.found is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
         dtype = compute_dtype(context.dtype)
-        packed = PackedConvolution(module, _COMPUTE[dtype])
+        packed = OneDNNConvolution(module, _COMPUTE[dtype])
         reason = put_in_place(module, packed, dtype, context)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         item = PlanItem(match.path, STRUCTURE, "convolution", dtype, packed.nbytes, None, provider="oneDNN")
         return Outcome((item,), (module,))
-
-
-def put_in_place(module: nn.Conv2d, packed: PackedModule, dtype: str, context: Context) -> str | None:
-    """Compare `packed` with the convolution that it stands for, and swap it in; or say why not."""
-    weight = module.weight
-    assert isinstance(weight, nn.Parameter)
-    reason = _disagreement(packed, module, dtype) if context.config.verify else None
-    if reason is not None:
-        return reason
-    swap_module(context.journal, context.slots[id(module)], packed)
-    if context.is_tied(weight) or context.config.originals == "memory":
-        packed.keep_original(weight)
-    else:
-        free(weight, packed, dtype, context)
-    return None
 
 
 def compute_dtype(dtype: str) -> str:
@@ -139,33 +101,3 @@ def compute_dtype(dtype: str) -> str:
     oneDNN takes bfloat16 to the CPU's own dot products, which some CPUs run at half the rate of float32.
     """
     return "float32" if dtype == "float32" or not hardware.native_bf16_is_fast() else "bfloat16"
-
-
-def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
-    """Why this convolution is not packed, or None if it can be."""
-    if not is_plain(module):
-        return "it has hooks, parametrizations or a forward of its own"
-    if context.skipped(path):
-        return "skip_modules"
-    if module is context.root:
-        return "it is the target itself, and has no parent to hang the packed layer in"
-    if module.weight.dtype not in WEIGHT_DTYPES:
-        return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
-    if module.padding_mode != "zeros" or isinstance(module.padding, str):
-        return f"padding {module.padding_mode!r}, {module.padding!r} is not supported, only numbers of zeros"
-    return None
-
-
-def _disagreement(packed: nn.Module, module: nn.Conv2d, dtype: str) -> str | None:
-    """On an image a little larger than the kernel."""
-    reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
-    generator = torch.Generator().manual_seed(0)
-    input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
-    with torch.no_grad():
-        ours, theirs = packed(input), module(input)
-    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), dtype, module.weight.dtype)
-
-
-def pair(sizes: tuple[int, ...]) -> tuple[int, int]:
-    height, width = sizes
-    return height, width

@@ -9,21 +9,17 @@ from hf_cpu_accel.ops.convolution import conv2d, pack_conv2d
 from hf_cpu_accel.packing import unpack_linear
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context
-from hf_cpu_accel.rewrite.convolution import STRUCTURE, pair, put_in_place, refusal
-from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.packed_convolution import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 
 # With fewer channels most of a panel or of a run of memory is padding, and it is there that images come in and go out.
 MIN_CHANNELS = 16
-_QUANTISED = (
-    "int8",
-    "int4",
-)  # patches in 8 bits; four bits of a weight that is used for every pixel save nothing
+# Patches in 8 bits. Four bits of a weight that is used for every pixel would save nothing.
+_QUANTISED = ("int8", "int4")
 
 
-class QuantizedConvolution(PackedModule):
-    """`nn.Conv2d` in int8: [N, C, H, W] -> [N, out_channels, H', W'], channels last, dtype of the input.
+class QuantizedConvolution(PackedConvolution):
+    """A convolution in int8.
 
     Attributes:
         packed: the weight, as `ops.convolution.pack_conv2d` gives it.
@@ -31,31 +27,18 @@ class QuantizedConvolution(PackedModule):
 
     def __init__(self, original: nn.Conv2d) -> None:
         super().__init__(original)
-        assert not isinstance(original.padding, str)
-        self.in_channels, self.out_channels = original.in_channels, original.out_channels
-        self.kernel_size, self.padding_mode = original.kernel_size, original.padding_mode
-        self.stride, self.padding, self.dilation = original.stride, original.padding, original.dilation
-        self.groups = original.groups
         self.packed = pack_conv2d(original.weight, "int8")
 
-    def forward(self, input: Tensor) -> Tensor:
-        check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
-        if input.dim() == 3:
-            return self.forward(input[None])[0].contiguous()
+    def convolve(self, input: Tensor) -> Tensor:
         return conv2d(
             input,
             self.packed,
             self.bias,
-            kernel_size=pair(self.kernel_size),
-            stride=pair(self.stride),
-            padding=pair(self.padding),
-            dilation=pair(self.dilation),
+            kernel_size=self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
         )
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        return (self.out_channels, self.in_channels, *self.kernel_size)
 
     @property
     def nbytes(self) -> int:
@@ -67,10 +50,7 @@ class QuantizedConvolution(PackedModule):
         return rows.permute(0, 3, 1, 2).to(self.weight_dtype, memory_format=torch.contiguous_format)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, packed=int8"
-        )
+        return f"{super().extra_repr()}, packed=int8"
 
 
 class QuantizedConvolutionRule:

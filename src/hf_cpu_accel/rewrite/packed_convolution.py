@@ -1,0 +1,105 @@
+"""What stands in for an `nn.Conv2d`, whatever computes it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.linear import free
+from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.verify import disagreement
+
+STRUCTURE = "convolution"
+
+
+class PackedConvolution(PackedModule):
+    """[N, C, H, W] or [C, H, W] -> [N, out_channels, H', W'], channels last, or [out_channels, H', W']; dtype of the input.
+
+    What `nn.Conv2d` tells of itself has the same names here; numbers that it may give once for both sides are pairs.
+    """
+
+    def __init__(self, original: nn.Conv2d) -> None:
+        super().__init__(original)
+        assert not isinstance(original.padding, str)
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.groups, self.padding_mode = original.groups, original.padding_mode
+        self.kernel_size, self.stride = _pair(original.kernel_size), _pair(original.stride)
+        self.padding, self.dilation = _pair(original.padding), _pair(original.dilation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        if input.dim() == 3:
+            return self.convolve(input[None])[0].contiguous()
+        return self.convolve(input)
+
+    @abstractmethod
+    def convolve(self, input: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, out_channels, H', W'], channels last."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Of the packed weight."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}"
+        )
+
+
+def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
+    """Why this convolution is not packed, or None if it can be."""
+    if not is_plain(module):
+        return "it has hooks, parametrizations or a forward of its own"
+    if context.skipped(path):
+        return "skip_modules"
+    if module is context.root:
+        return "it is the target itself, and has no parent to hang the packed layer in"
+    if id(module) in context.listed:
+        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+    if module.weight.dtype not in WEIGHT_DTYPES:
+        return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return f"padding {module.padding_mode!r}, {module.padding!r} is not supported, only numbers of zeros"
+    return None
+
+
+def put_in_place(module: nn.Conv2d, packed: PackedConvolution, dtype: str, context: Context) -> str | None:
+    """Compare `packed` with the convolution that it stands for, and swap it in; or say why not."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    reason = _disagreement(packed, module, dtype) if context.config.verify else None
+    if reason is not None:
+        return reason
+    swap_module(context.journal, context.slots[id(module)], packed)
+    if context.is_tied(weight) or context.config.originals == "memory":
+        packed.keep_original(weight)
+    else:
+        free(weight, packed, dtype, context)
+    return None
+
+
+def _disagreement(packed: PackedConvolution, module: nn.Conv2d, dtype: str) -> str | None:
+    """On an image a little larger than the kernel."""
+    reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
+    with torch.no_grad():
+        ours, theirs = packed(input), module(input)
+    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), dtype, module.weight.dtype)
+
+
+def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width
