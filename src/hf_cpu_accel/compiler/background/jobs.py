@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import queue
@@ -66,6 +67,7 @@ def compile_in_child(job: Job) -> Result:
                 stderr=file,
                 start_new_session=True,
             )
+            _yield_to_us(child.pid)
             child.wait()
             _child = None
         result = Path(folder) / RESULT
@@ -74,6 +76,16 @@ def compile_in_child(job: Job) -> Result:
             return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
         answer: Result = pickle.loads(result.read_bytes())
         return answer
+
+
+def _yield_to_us(child: int) -> None:
+    """Lowest priority from the first moment on: importing torch alone takes seconds.
+
+    Linux may schedule sessions against one another (sched_autogroup), and priorities only within: the child's session gets it, too.
+    """
+    with contextlib.suppress(OSError):  # the child has ended already, or there is no such file
+        os.setpriority(os.PRIO_PROCESS, child, 19)
+        Path(f"/proc/{child}/autogroup").write_text("19")
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

@@ -6,7 +6,6 @@ CPU seconds).
 
 from __future__ import annotations
 
-import os
 import pickle
 import resource
 import sys
@@ -59,7 +58,6 @@ def _cpu_seconds() -> float:
 
 
 def main(folder: Path) -> None:
-    os.nice(19)
     import torch
 
     torch.set_num_threads(1)
