@@ -8,6 +8,7 @@ packed as that of a linear layer, in any kind that it has: float32, bfloat16, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,20 +114,9 @@ def conv2d_reference(
     return (output if residual is None else output + residual.float()).to(input.dtype)
 
 
-def _fake(
-    input: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out_channels: int,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    activation: str,
-) -> Tensor:
-    sides = zip(input.shape[1:3], kernel_size, stride, padding, dilation, strict=True)
+def _fake(input: Tensor, *arguments: Any) -> Tensor:
+    out_channels, *window, _ = arguments[4:]
+    sides = zip(input.shape[1:3], *window, strict=True)
     return input.new_empty((input.shape[0], *(out_size(*side) for side in sides), out_channels))
 
 

@@ -6,6 +6,9 @@ The intermediate [..., intermediate_features] never becomes a tensor: it lives i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -43,19 +46,8 @@ def ffn(
     check_activation(activation)
     if down.in_features != up.out_features:
         raise ValueError(f"down takes {down.in_features} features but up gives {up.out_features}")
-    return torch.ops.hf_cpu_accel.ffn(
-        input,
-        up.data,
-        up.scale,
-        up_bias,
-        down.data,
-        down.scale,
-        down_bias,
-        residual,
-        up.out_features,
-        down.out_features,
-        activation,
-    )
+    op = torch.ops.hf_cpu_accel.ffn
+    return _call(op, input, up, up_bias, down, down_bias, activation=activation, residual=residual)
 
 
 def gated_ffn(
@@ -90,19 +82,23 @@ def gated_ffn(
             f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
             f"and multiples of {PANEL_FEATURES}"
         )
-    return torch.ops.hf_cpu_accel.gated_ffn(
-        input,
-        up.data,
-        up.scale,
-        up_bias,
-        down.data,
-        down.scale,
-        down_bias,
-        residual,
-        down.in_features,
-        down.out_features,
-        activation,
-    )
+    op = torch.ops.hf_cpu_accel.gated_ffn
+    return _call(op, input, up, up_bias, down, down_bias, activation=activation, residual=residual)
+
+
+def _call(
+    op: Callable[..., Tensor],
+    input: Tensor,
+    up: PackedWeight,
+    up_bias: Tensor | None,
+    down: PackedWeight,
+    down_bias: Tensor | None,
+    *,
+    activation: str,
+    residual: Tensor | None,
+) -> Tensor:
+    weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
+    return op(input, *weights, residual, down.in_features, down.out_features, activation)
 
 
 def ffn_reference(
@@ -117,33 +113,20 @@ def ffn_reference(
     intermediate_features: int,
     out_features: int,
     activation: str,
+    *,
+    gated: bool = False,
 ) -> Tensor:
-    """The op in plain torch, float32 between the layers."""
-    hidden = linear_reference(input.float(), up, up_scale, up_bias, None, intermediate_features, activation)
+    """Both ops in plain torch, float32 between the layers."""
+    up_features = (2 if gated else 1) * intermediate_features
+    hidden = linear_reference(input.float(), up, up_scale, up_bias, None, up_features, "none")
+    gate, *value = hidden.chunk(2, dim=-1) if gated else (hidden,)
+    hidden = ACTIVATIONS[activation](gate)
+    hidden = hidden * value[0] if gated else hidden
     output = linear_reference(hidden, down, down_scale, down_bias, residual, out_features, "none")
     return output.to(input.dtype)
 
 
-def gated_ffn_reference(
-    input: Tensor,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    residual: Tensor | None,
-    intermediate_features: int,
-    out_features: int,
-    activation: str,
-) -> Tensor:
-    """The op in plain torch, float32 between the layers."""
-    both = linear_reference(input.float(), up, up_scale, up_bias, None, 2 * intermediate_features, "none")
-    gate, value = both.chunk(2, dim=-1)
-    hidden = ACTIVATIONS[activation](gate) * value
-    output = linear_reference(hidden, down, down_scale, down_bias, residual, out_features, "none")
-    return output.to(input.dtype)
-
+gated_ffn_reference = partial(ffn_reference, gated=True)
 
 _ARGUMENTS = (
     "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "

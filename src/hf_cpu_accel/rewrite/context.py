@@ -157,18 +157,26 @@ def is_plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and module._compiled_call_impl is None
 
 
+def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
+    """Why nothing is put in the place of this module, or None if something can be."""
+    if not is_plain(module):
+        return "it has hooks, parametrizations or a forward of its own"
+    if context.skipped(path):
+        return "skip_modules"
+    if module is context.root:
+        return "it is the target itself, and has no parent to hang the packed layer in"
+    if id(module) in context.listed:
+        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+    return None
+
+
 def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     """Why this linear is not packed, or None if it can be."""
     if not isinstance(linear, nn.Linear) or not (type(linear) is nn.Linear or _overrides_alike(linear)):
         return f"{type(linear).__name__} is not a plain nn.Linear"
-    if not is_plain(linear):
-        return "it has hooks, parametrizations or a forward of its own"
-    if context.skipped(path):
-        return "skip_modules"
-    if linear is context.root:
-        return "it is the target itself, and has no parent to hang the packed layer in"
-    if id(linear) in context.listed:
-        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+    fixed = refusal_to_swap(linear, path, context)
+    if fixed is not None:
+        return fixed
     if not isinstance(linear.weight, torch.Tensor) or linear.weight.shape != (
         linear.out_features,
         linear.in_features,

@@ -40,12 +40,13 @@ class OneDNNConvolution(PackedConvolution):
     def nbytes(self) -> int:
         return self.packed.numel() * self.packed.element_size()
 
+    @property
+    def packed_dtype(self) -> str:
+        return str(self.packed.dtype).removeprefix("torch.")
+
     def unpack(self) -> Tensor:
         """The weight in the shape and dtype of the original."""
         return self.packed.to_dense().to(self.weight_dtype)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, packed={self.packed.dtype}"
 
     def _set_bias(self) -> None:
         # In the dtype of the weight, as oneDNN wants it.
@@ -88,7 +89,7 @@ class ConvolutionRule:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
         dtype = compute_dtype(context.dtype)
         packed = OneDNNConvolution(module, _COMPUTE[dtype])
-        reason = put_in_place(module, packed, dtype, context)
+        reason = put_in_place(module, packed, context)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         item = PlanItem(match.path, STRUCTURE, "convolution", dtype, packed.nbytes, None, provider="oneDNN")

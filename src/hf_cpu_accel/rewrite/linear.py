@@ -13,6 +13,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import Packed, free_weight, swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import PackedModule
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement, probe
@@ -49,14 +50,14 @@ def pack(
     return [PackedLinear(group, index, linear, transposed=transposed) for index, linear in enumerate(linears)]
 
 
-def release(linear: nn.Module, packed: PackedLinear, context: Context) -> None:
-    """Free the weight of a linear that is out of the tree, unless somebody else needs it or it is to be kept."""
-    weight = linear.weight
+def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
+    """Free the weight of a module that is out of the tree, unless somebody else needs it or it is to be kept."""
+    weight = module.weight
     assert isinstance(weight, nn.Parameter)
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
-    free(weight, packed, packed.packed.dtype, context)
+    free(weight, packed, packed.packed_dtype, context)
 
 
 def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context) -> None:
@@ -72,7 +73,7 @@ def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context) -> 
 
 def packed_item(path: str, structure: str, op: str, packed: PackedLinear) -> PlanItem:
     """The item of a linear that was packed."""
-    return PlanItem(path, structure, op, packed.group.packed.dtype, packed.packed.nbytes, reason=None)
+    return PlanItem(path, structure, op, packed.packed_dtype, packed.packed.nbytes, reason=None)
 
 
 def put_in_place(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.changes import swap_module
-from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.linear import free
+from hf_cpu_accel.rewrite.linear import release
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.verify import disagreement
 
@@ -54,20 +54,15 @@ class PackedConvolution(PackedModule):
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}"
+            f"padding={self.padding}, packed={self.packed_dtype}"
         )
 
 
 def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
     """Why this convolution is not packed, or None if it can be."""
-    if not is_plain(module):
-        return "it has hooks, parametrizations or a forward of its own"
-    if context.skipped(path):
-        return "skip_modules"
-    if module is context.root:
-        return "it is the target itself, and has no parent to hang the packed layer in"
-    if id(module) in context.listed:
-        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+    fixed = refusal_to_swap(module, path, context)
+    if fixed is not None:
+        return fixed
     if module.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
@@ -75,29 +70,24 @@ def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
     return None
 
 
-def put_in_place(module: nn.Conv2d, packed: PackedConvolution, dtype: str, context: Context) -> str | None:
+def put_in_place(module: nn.Conv2d, packed: PackedConvolution, context: Context) -> str | None:
     """Compare `packed` with the convolution that it stands for, and swap it in; or say why not."""
-    weight = module.weight
-    assert isinstance(weight, nn.Parameter)
-    reason = _disagreement(packed, module, dtype) if context.config.verify else None
+    reason = _disagreement(packed, module) if context.config.verify else None
     if reason is not None:
         return reason
     swap_module(context.journal, context.slots[id(module)], packed)
-    if context.is_tied(weight) or context.config.originals == "memory":
-        packed.keep_original(weight)
-    else:
-        free(weight, packed, dtype, context)
+    release(module, packed, context)
     return None
 
 
-def _disagreement(packed: PackedConvolution, module: nn.Conv2d, dtype: str) -> str | None:
+def _disagreement(packed: PackedConvolution, module: nn.Conv2d) -> str | None:
     """On an image a little larger than the kernel."""
     reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
     with torch.no_grad():
         ours, theirs = packed(input), module(input)
-    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), dtype, module.weight.dtype)
+    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), packed.packed_dtype, module.weight.dtype)
 
 
 def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:

@@ -48,6 +48,10 @@ class PackedLinear(PackedModule):
         shape = (self.out_features, self.in_features)
         return shape[::-1] if self.transposed else shape
 
+    @property
+    def packed_dtype(self) -> str:
+        return self.group.packed.dtype
+
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
         values = unpack_linear(self.packed).to(self.weight_dtype)

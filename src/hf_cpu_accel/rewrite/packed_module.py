@@ -39,6 +39,11 @@ class PackedModule(nn.Module):
     def weight_shape(self) -> tuple[int, ...]:
         """The shape in which the weight is known outside."""
 
+    @property
+    @abstractmethod
+    def packed_dtype(self) -> str:
+        """What the weight is packed as, one of `packing.DTYPES`."""
+
     @abstractmethod
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""

@@ -44,13 +44,14 @@ class QuantizedConvolution(PackedConvolution):
     def nbytes(self) -> int:
         return self.packed.nbytes
 
+    @property
+    def packed_dtype(self) -> str:
+        return self.packed.dtype
+
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
         rows = unpack_linear(self.packed).view(self.out_channels, *self.kernel_size, self.in_channels)
         return rows.permute(0, 3, 1, 2).to(self.weight_dtype, memory_format=torch.contiguous_format)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, packed=int8"
 
 
 class QuantizedConvolutionRule:
@@ -70,8 +71,8 @@ class QuantizedConvolutionRule:
         module = match.module
         assert isinstance(module, nn.Conv2d)
         packed = QuantizedConvolution(module)
-        reason = put_in_place(module, packed, "int8", context)
+        reason = put_in_place(module, packed, context)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        item = PlanItem(match.path, STRUCTURE, "conv2d", "int8", packed.nbytes, reason=None)
+        item = PlanItem(match.path, STRUCTURE, "conv2d", packed.packed_dtype, packed.nbytes, reason=None)
         return Outcome((item,), (module,))
