@@ -65,7 +65,7 @@ def test_tier(cap: str) -> None:
 
 @pytest.mark.parametrize("tier", available)
 def test_linear_and_norm_suites_on_tier(tier: str) -> None:
-    files = [str(TESTS / "test_linear.py"), str(TESTS / "test_norm.py")]
+    files = [str(TESTS / f"test_{name}.py") for name in ("linear", "ffn", "norm")]
     code = f"import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', *{files!r}]))"
     assert " passed" in run(tier, code)
 
