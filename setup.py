@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/hf_cpu_accel/csrc")
+TILES = Path("src/hf_cpu_accel/compiler/lowerings/tiles.h")
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [
     *AVX2,
@@ -128,7 +129,8 @@ class BuildKernels(build_ext):
         ]:
             target = build / f"{Path(source).stem}.o"
             jobs.append(([*common, *python, *torch, "-c", str(CSRC / source), "-o", str(target)], target))
-        newest = max(p.stat().st_mtime for p in (*CSRC.rglob("*.*"), Path("setup.py"), root / "version.py"))
+        sources = (*CSRC.rglob("*.*"), TILES, Path("setup.py"), root / "version.py")
+        newest = max(p.stat().st_mtime for p in sources)
         stale = [
             (command, target)
             for command, target in jobs

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.compiler import lowerings
 from hf_cpu_accel.compiler.torch_private import has_compiler, load_package, write_package
 from hf_cpu_accel.hardware import detect
 
@@ -74,7 +75,8 @@ def export_aot(
         "torch": torch.__version__,
         "cpu": detect().model_name,
     }
-    return Path(write_package(program, str(path), metadata))
+    with lowerings.in_use():
+        return Path(write_package(program, str(path), metadata))
 
 
 def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from hf_cpu_accel.compiler import report, torch_private
+from hf_cpu_accel.compiler import lowerings, report, torch_private
 from hf_cpu_accel.compiler.bind import Bound
 from hf_cpu_accel.compiler.capture import NotCaptured, capture
 from hf_cpu_accel.compiler.fingerprint import fingerprint
@@ -74,9 +74,8 @@ def _compile(
         entry.left = "no C++ compiler"
         return Bound(aten.forward, kept, requests)
     patches = {**options.inductor, **torch_private.with_pass(fingerprint)}
-    with torch_private.without_floats(
-        scalar for position, scalar in captured.scalars.items() if position not in kept
-    ):
+    dropped = [scalar for position, scalar in captured.scalars.items() if position not in kept]
+    with lowerings.in_use(), torch_private.without_floats(dropped):
         compiled = torch_private.compile_with_inductor(aten, inputs, patches)
     return Bound(compiled, kept, requests)
 

@@ -23,7 +23,7 @@ def fingerprint_of(package: Path) -> str:
     digest = hashlib.sha256()
     for source in _SOURCES:
         path = package / source
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in sorted((*path.rglob("*.py"), *path.rglob("*.h"))) if path.is_dir() else [path]:
             digest.update(f"{file.relative_to(package)}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()

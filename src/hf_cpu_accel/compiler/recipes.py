@@ -88,6 +88,34 @@ class OnePlus:
         return [1 + sources[0].float()]
 
 
+@dataclass(frozen=True)
+class FoldedNorm:
+    """Weight and bias of a convolution with the batch norm behind it in them (Ioffe & Szegedy 2015, arXiv:1502.03167). The sources
+    are its weight, the norm's mean and variance, and what is given of its bias and the norm's weight and bias.
+
+    Attributes:
+        eps: added to the variance.
+        given: which of those three there are.
+    """
+
+    eps: float
+    given: tuple[bool, bool, bool]
+
+    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        weight = sources[0]
+        shape = tuple(int(size) for size in weight.shape)
+        return [(shape, weight.dtype), (shape[:1], weight.dtype)]
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        weight, mean, variance, *others = (source.float() for source in sources)
+        parts = iter(others)
+        bias, scale, shift = (next(parts) if given else None for given in self.given)
+        factor = torch.rsqrt(variance + self.eps) * (1.0 if scale is None else scale)
+        moved = ((0.0 if bias is None else bias) - mean) * factor + (0.0 if shift is None else shift)
+        folded = weight * factor.reshape(-1, *[1] * (weight.dim() - 1))
+        return [folded.to(sources[0].dtype), moved.to(sources[0].dtype)]
+
+
 class Derived:
     """What a recipe made, and from what.
 

@@ -1,10 +1,8 @@
 // linear, linear_split, ffn and gated_ffn: schema, checks, call.
-#include <algorithm>
 #include <vector>
 
+#include "gemm/alone.h"
 #include "gemm/arguments.h"
-#include "gemm/driver.h"
-#include "gemm/row_blocks.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -14,20 +12,6 @@ Tensor output_for(const Tensor& input, int64_t features) {
   auto sizes = sizes_of(input);
   sizes.back() = features;
   return empty_of(input, sizes);
-}
-
-// One GEMM on its own.
-void run_alone(const Gemm& g) {
-  const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
-  const RowBlocks blocks(g.m, words, threads);
-  Workspace workspace(static_cast<size_t>(blocks.memories(threads)) * GemmMemory::size_of(blocks.most_rows(), words));
-  std::vector<GemmMemory> memory;
-  for (int64_t i = 0; i < blocks.memories(threads); ++i) memory.emplace_back(workspace, blocks.most_rows(), words);
-  run_team(threads, [&](Team& team) {
-    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
-      run_gemm(workers, rows_of(g, row, rows), memory[static_cast<size_t>(slot)]);
-    });
-  });
 }
 
 Matrix residual_rows(const std::optional<Tensor>& residual, const Tensor& output, const char* op, Tensor& keep) {
@@ -73,7 +57,6 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
 }
 
 // down(activation(up(input))) + residual; gated: the first half of up goes through the activation and is multiplied by the second half.
-// The intermediate stays in float32 workspace memory.
 Tensor run_ffn(const char* op, bool gated, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
                const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
                int64_t intermediate_features, int64_t out_features, const std::string& activation) {
@@ -86,30 +69,10 @@ Tensor run_ffn(const char* op, bool gated, const Tensor& input, const Tensor& up
   Gemm second = gemm_of(op, m, out_features, intermediate_features, down, down_scale, down_bias);
   Tensor output = output_for(input, out_features);
   Tensor keep_input = input, keep_residual = input;
-  const int64_t words = std::max(input_words(first), input_words(second)), threads = team_size(multiply_adds(first) + multiply_adds(second));
-  const RowBlocks blocks(m, words + intermediate_features, threads);
-  const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
-  Workspace workspace(static_cast<size_t>(memories) *
-                      (GemmMemory::size_of(rows_at_once, words) + Workspace::size_of<float>(rows_at_once * intermediate_features)));
-  std::vector<GemmMemory> memory;
-  std::vector<float*> intermediate;
-  for (int64_t i = 0; i < memories; ++i) {
-    memory.emplace_back(workspace, rows_at_once, words);
-    intermediate.push_back(workspace.take<float>(rows_at_once * intermediate_features));
-  }
   first.input = as_rows(input, keep_input);
   second.residual = residual_rows(residual, output, op, keep_residual);
   second.write_to({output.mutable_data_ptr(), out_features, is_bf16(output)});
-  run_team(threads, [&](Team& team) {
-    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
-      Gemm up_rows = rows_of(first, row, rows), down_rows = rows_of(second, row, rows);
-      down_rows.input = {intermediate[static_cast<size_t>(slot)], intermediate_features, false};
-      up_rows.write_to(down_rows.input);
-      if (gated) up_rows.outputs[1] = down_rows.input, up_rows.output_begin[1] = intermediate_features, up_rows.output_begin[2] = up_features;
-      run_gemm(workers, up_rows, memory[static_cast<size_t>(slot)]);
-      run_gemm(workers, down_rows, memory[static_cast<size_t>(slot)]);
-    });
-  });
+  run_pair(first, second);
   return output;
 }
 

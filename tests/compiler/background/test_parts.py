@@ -120,6 +120,19 @@ def test_models_without_repetition_are_compiled_whole() -> None:
     assert list(find(many).regions) == ["the model"]
 
 
+def test_weights_that_compilers_cannot_read_are_not_compiled() -> None:
+    """Those of convolutions in oneDNN's layout; blocks beside them are."""
+
+    def stage() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1))
+
+    model = accelerate_for_cpu(nn.ModuleDict({"images": nn.Sequential(stage(), stage())}).eval())
+    assert find(model).regions == {}
+    assert "oneDNN's own layout" in str(find(model).reason)
+    model["text"] = blocks(2)
+    assert list(find(model).regions) == ["text.*"]
+
+
 def test_layers_that_are_one_op_are_not_compiled() -> None:
     config = BertConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=32

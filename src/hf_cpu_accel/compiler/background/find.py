@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.background.reads import structure
 from hf_cpu_accel.rewrite.context import is_plain
@@ -43,6 +43,8 @@ def find(root: nn.Module) -> Found:
         return Found(regions)
     if fused:
         return Found({}, f"its {fused} layers are one op each already, and little is left beside them")
+    if any(map(_is_opaque, modules)):
+        return Found({}, "its convolutions have weights in oneDNN's own layout, which compilers cannot read")
     if not is_plain(root):
         return Found({}, "it has hooks, or a forward of its own")
     return Found({"the model": [root]})
@@ -63,10 +65,15 @@ def _collect(module: nn.Module, path: str, kinds: dict[tuple[str, str], dict[str
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether it computes more than one thing, and nothing in it is one op already."""
+    """Whether it computes more than one thing that can be compiled, and nothing in it is one op already."""
     parts = [part for part in module.modules() if not part._modules]
-    fused = any(isinstance(part, _WHOLE) for part in module.modules())
-    return len(parts) > 2 and not fused and is_plain(module) and type(module).forward is not nn.Module.forward
+    left = any(isinstance(part, _WHOLE) or _is_opaque(part) for part in module.modules())
+    return len(parts) > 2 and not left and is_plain(module) and type(module).forward is not nn.Module.forward
+
+
+def _is_opaque(module: nn.Module) -> bool:
+    """Whether it holds tensors whose memory only oneDNN knows how to read."""
+    return any(isinstance(value, Tensor) and value.is_mkldnn for value in vars(module).values())
 
 
 def _has_graph_layers(modules: list[nn.Module]) -> bool:

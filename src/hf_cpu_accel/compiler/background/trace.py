@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_cpu_accel.compiler import report, torch_private
+from hf_cpu_accel.compiler import lowerings, report, torch_private
 from hf_cpu_accel.compiler.background.calls import flatten, rebuilt
 from hf_cpu_accel.compiler.background.reads import Read, digest, recorded
 from hf_cpu_accel.compiler.background.sources import executed, stamps
@@ -117,7 +117,8 @@ def compile_block(
     entry = GraphReport(nodes=len(graph.graph.nodes))
     kept, requests = _rewrite(program, places, entry)
     report.add(entry)
-    torch_private.write_library(graph, str(folder / LIBRARY), threads)
+    with lowerings.in_use():
+        torch_private.write_library(graph, str(folder / LIBRARY), threads)
     return Compiled(
         places=places,
         kept=tuple(kept),

@@ -14,6 +14,7 @@ from hf_cpu_accel.compiler.passes import (
     activation,
     add_norm,
     attention,
+    batch_norm,
     encoder_layer,
     ffn,
     gated_ffn,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
     "messages": messages.apply,
+    "batch_norm": batch_norm.apply,  # before `linear`: what it folds into is read by that
     "norm": norm.apply,
     "group_norm": group_norm.apply,
     "attention": attention.apply,

@@ -1,9 +1,10 @@
-"""What changes nothing goes: dropout of evaluation, conversions to the same dtype, whole slices, views of the same shape, and pairs
-of transpositions. Models are full of it, and each would stand between two ops that belong together."""
+"""What changes nothing goes: dropout of evaluation, conversions to the same dtype, whole slices, views of the same shape, pairs of
+transpositions, and arithmetic with 0 or 1. Models are full of it, and each would stand between two ops that belong together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
@@ -20,16 +21,17 @@ _CONVERSIONS = (
     aten.type_as.default,
 )
 _VIEWS = (*VIEWS, aten.expand.default, aten.slice.Tensor)
+_NEUTRAL = {aten.add.Tensor: 0, aten.mul.Tensor: 1, aten.div.Tensor: 1}
 _NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.default, aten.detach.default)
 
 
 def apply(rewriter: Rewriter) -> int:
     count = 0
     for node in rewriter.calls(
-        *_CONVERSIONS, *_VIEWS, *_NOTHING, aten.cat.default, aten.transpose.int, aten.add.Tensor
+        *_CONVERSIONS, *_VIEWS, *_NOTHING, *_NEUTRAL, aten.cat.default, aten.transpose.int
     ):
         same = _same(node)
-        if same is not None and not rewriter.is_written(node):
+        if same is not None and not rewriter.is_written(node, same):
             rewriter.replace(node, same)
             count += 1
     return count
@@ -46,8 +48,8 @@ def _same(node: Node) -> Node | None:
         return None
     if node.target is aten.transpose.int:
         return _transposed_back(node, input)
-    if node.target is aten.add.Tensor:
-        return input if _adds_nothing(node) and _is_alike(node, input, strides=True) else None
+    if node.target in _NEUTRAL:
+        return input if _is_neutral(node) and _is_alike(node, input, strides=True) else None
     if node.target in _CONVERSIONS:
         return input if _is_alike(node, input, strides=True) and not _copies(node) else None
     if is_call(node, *VIEWS) and is_call(input, *VIEWS):
@@ -73,8 +75,11 @@ def _is_alike(node: Node, input: Node, *, strides: bool) -> bool:
     return same_sizes(before.shape, after.shape)
 
 
-def _adds_nothing(node: Node) -> bool:
-    return isinstance(args_of(node)[1], int | float) and args_of(node)[1] == 0
+def _is_neutral(node: Node) -> bool:
+    """Whether the second operand is the number that leaves the first one what it is."""
+    target: Any = node.target
+    other = args_of(node)[1]
+    return isinstance(other, int | float) and other == _NEUTRAL[target]
 
 
 def _copies(node: Node) -> bool:

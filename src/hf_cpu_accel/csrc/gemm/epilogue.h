@@ -44,14 +44,14 @@ inline void store_lanes(const hfca::Matrix& x, int64_t at, Simd::Float value, in
   else x.bf16 ? Simd::store_bf16_n(halves, value, n) : Simd::store_n(floats, value, n);
 }
 
-// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid. quantised: int8 weights and input. full: all columns are.
+// sums: [rows][panel_columns] float32 of one panel, `columns` of them valid; overwritten where the results go to a TileStore. quantised: int8 weights and input. full: all columns are.
 template <hfca::Activation act, bool quantised, bool full, bool coarse>
-inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   constexpr int vectors = hfca::panel_columns / Simd::width;
   const hfca::Matrix bias{g.bias.data, 0, g.bias.bf16};
   int part = 0;
   while (column >= g.output_begin[part + 1]) ++part;
-  const hfca::Matrix output = g.outputs[part], residual = g.residual;
+  const hfca::Matrix output = g.store.call ? hfca::Matrix{sums, hfca::panel_columns} : g.outputs[part], residual = g.residual;
   const bool multiplied = g.gated && part == 1;
   const Simd::Float highest = Simd::set1(g.limit), lowest = Simd::set1(-g.limit), added = Simd::set1(g.limit > 0.0f ? 1.0f : 0.0f);
   const auto limited = [&](Simd::Float x) HFCA_INLINE {
@@ -71,7 +71,7 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       sum[v] = Simd::load_n(g.weight_sum + c, lanes(v));
     }
   });
-  const int64_t first = column - g.output_begin[part];
+  const int64_t first = g.store.call ? -row * output.stride : column - g.output_begin[part];  // the tile begins at this row
   for (int i = 0; i < rows; ++i) {
     Simd::Float x[vectors];
     if constexpr (quantised) {
@@ -79,26 +79,30 @@ inline void finish_tile(const Gemm& g, const float* sums, int64_t row, int rows,
       // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
         const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
-        x[v] = activate<act, coarse>(limited(Simd::fma(Simd::mul(above, scale[v]), step, offset[v])));
+        x[v] = limited(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
       });
     } else {
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        x[v] = activate<act, coarse>(limited(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v])));
+        x[v] = limited(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
       });
     }
-    if (residual.data) {
+    const auto add_residual = [&]() HFCA_INLINE {
       const int64_t at = residual.offset(row + i) + column;
       unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
-    }
+    };
+    if (residual.data && g.activates_sum) add_residual();
+    unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = activate<act, coarse>(x[v]); });
+    if (residual.data && !g.activates_sum) add_residual();
     const int64_t at = output.offset(row + i) + first;
     if (multiplied)
       unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
     unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
   }
+  if (g.store.call) g.store.call(g.store.context, sums, g.first_row + row, rows, column, columns);
 }
 
 template <bool quantised, bool full>
-inline void finish_panel(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
   switch (g.gated && column >= g.output_begin[1] ? Activation::none : g.activation) {
 #define HFCA_ACTIVATION(A) \
@@ -113,7 +117,7 @@ inline void finish_panel(const Gemm& g, const float* sums, int64_t row, int rows
 }
 
 template <bool quantised>
-inline void finish(const Gemm& g, const float* sums, int64_t row, int rows, int64_t column, int columns) {
+inline void finish(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   return columns == hfca::panel_columns ? finish_panel<quantised, true>(g, sums, row, rows, column, columns)
                                         : finish_panel<quantised, false>(g, sums, row, rows, column, columns);
 }

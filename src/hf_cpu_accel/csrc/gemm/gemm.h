@@ -3,6 +3,8 @@
 //
 //   output[m, n] = activation(input[m, k] @ weight[n, k]^T + bias[n]) + residual[m, n]
 //
+// or, with activates_sum, activation(... + bias[n] + residual[m, n]).
+//
 // Two steps, so that the caller decides how they are spread over threads:
 //   pack_rows   turns a tile of input rows into "words" of four bytes (one float32, two bfloat16 or four uint8 along k), laid out
 //               [k_words / 16][rows of the tile][16]: the kernel then reads the input as broadcasts from one stream.
@@ -42,6 +44,13 @@ struct Matrix {
 
 constexpr int max_outputs = 16;
 
+// Takes float32 tiles of results in place of output matrices: code that the compiler generated for what follows. Rows of a tile are
+// panel_columns apart in a GEMM, and as many as there are features in sums over a graph; `columns` of them are valid.
+struct TileStore {
+  void (*call)(void* context, const float* tile, int64_t row, int64_t rows, int64_t column, int64_t columns) = nullptr;
+  void* context = nullptr;
+};
+
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   WeightKind kind = WeightKind::float32;
@@ -56,6 +65,7 @@ struct Gemm {
   const float* weight_sum = nullptr;    // integer weights: [n]
   Array bias;                           // data may be null
   Activation activation = Activation::none;
+  bool activates_sum = false;  // the residual is added before the activation instead of after it
   // The first half of the output features goes through the activation, and the second half is multiplied into it: both outputs are the
   // same matrix. n is a multiple of 2 * panel_columns.
   bool gated = false;
@@ -65,6 +75,8 @@ struct Gemm {
   float* input_scale = nullptr;  // integer weights: [m], input = (integer - zero) * scale
   float* input_zero = nullptr;   // integer weights: [m]
   int64_t input_words = 0;       // words per packed input row
+  TileStore store;               // call may be null; not with several outputs
+  int64_t first_row = 0;         // what row 0 is to the store
 
   void write_to(Matrix output) {
     outputs[0] = output;

@@ -18,6 +18,7 @@ inline Gemm rows_of(const Gemm& problem, int64_t row, int64_t rows) {
   };
   Gemm g = problem;
   g.m = rows;
+  g.first_row += row;
   g.input = from(g.input), g.residual = from(g.residual);
   for (Matrix& output : g.outputs) output = from(output);
   return g;

@@ -1,7 +1,7 @@
-"""The only file that touches names of torch which carry no promise, with the versions of torch on which they were checked.
+"""The only folder that touches names of torch which carry no promise, with the versions of torch on which they were checked.
 
-Everything else in this folder imports from here. `problem()` says why the names cannot be used; the backend then hands the graph to
-Inductor as it is.
+Everything else around it imports from here; `templates.py` has what brings code of ours into Inductor's. `problem()` says why the
+names cannot be used; the backend then hands the graph to Inductor as it is.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ CHECKED = {
 
 sym_sqrt: Any = getattr(torch, "_sym_sqrt", None)  # what graphs of symbolic numbers call for math.sqrt
 _MODULES = (
+    # First, as it imports the code generators in an order in which they find each other.
+    "torch._inductor.lowering",
     "torch._dispatch.python",
     "torch._dynamo.symbolic_convert",
     "torch._dynamo.utils",
     "torch._guards",
+    "torch._inductor.codegen.cpp_gemm_template",
+    "torch._inductor.codegen.cpp_template_kernel",
     "torch._inductor.compile_fx",
     "torch._inductor.cpp_builder",
     "torch._inductor.custom_graph_pass",

@@ -1,0 +1,99 @@
+"""`linear`, `ffn` and `gated_ffn` with the pointwise operations behind them in their tiles' way to memory.
+
+The product itself stays the library's: which instruction set, how it is spread over threads and what lies in which cache is
+decided there. Generated is what is done with each tile of 32 columns while it lies in the first cache: a gate, a scale, a
+modulation, another dtype. That saves a reading and a writing of the result, which for 1024 tokens of 3072 features is 24 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hf_cpu_accel.compiler.lowerings.library import HEADER, Source, has_pointwise_user, struct
+from hf_cpu_accel.compiler.torch_private import templates
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing import DTYPES, PANEL_FEATURES, dtype_of
+
+ours = torch.ops.hf_cpu_accel
+
+
+def register() -> None:
+    templates.register(ours.linear.default, _linear)
+    templates.register(ours.ffn.default, _ffn)
+    templates.register(ours.gated_ffn.default, _gated_ffn)
+
+
+def _linear(
+    input: Any, weight: Any, scale: Any, bias: Any, residual: Any, out_features: int, activation: str
+) -> Any:
+    return _product(input, (weight, scale, bias), (), False, residual, 0, out_features, activation)
+
+
+def _ffn(input: Any, *arguments: Any) -> Any:
+    return _product(input, arguments[:3], arguments[3:6], False, *arguments[6:])
+
+
+def _gated_ffn(input: Any, *arguments: Any) -> Any:
+    return _product(input, arguments[:3], arguments[3:6], True, *arguments[6:])
+
+
+def _product(
+    input: Any,
+    first: Sequence[Any],
+    second: Sequence[Any],
+    gated: bool,
+    residual: Any,
+    intermediate_features: int,
+    out_features: int,
+    activation: str,
+) -> Any:
+    """What the op gives, or None where nothing is to be gained."""
+    if not isinstance(out_features, int) or not has_pointwise_user(templates.node_being_lowered()):
+        return None
+    sizes = [*input.get_size()[:-1], out_features]
+    buffers = {"input": templates.matrix(input)}
+    if residual is not None:
+        buffers["residual"] = templates.matrix(residual)
+    for name, parts in (("first", first), ("second", second)):
+        for part, value in zip(("weight", "scale", "bias"), parts, strict=False):
+            if value is not None:
+                buffers[f"{name}_{part}"] = templates.dense(value)
+    rows, in_features = buffers["input"].get_size()
+    layout = templates.cpu_layout(input.get_dtype(), [rows, out_features])
+
+    def call(address: Callable[[str], str], size: Callable[[Any], str]) -> str:
+        source = Source(buffers, address, size)
+        fields = {
+            "rows": size(rows),
+            "in_features": size(in_features),
+            "intermediate_features": intermediate_features,
+            "out_features": out_features,
+            "input": source.rows("input"),
+            "residual": source.rows("residual"),
+            "first": _weight(source, "first"),
+            "second": _weight(source, "second"),
+            "activation": list(ACTIVATIONS).index(activation),
+            "gated": str(gated).lower(),
+        }
+        return struct("Product", fields) + "\nhf_cpu_accel_library().multiply(call);"
+
+    full = PANEL_FEATURES if out_features % PANEL_FEATURES == 0 else None
+    template = templates.TileTemplate(buffers, layout, PANEL_FEATURES, full, HEADER, call)
+    return templates.shaped(templates.in_tiles(template), sizes)
+
+
+def _weight(source: Source, name: str) -> str:
+    """The struct Weight."""
+    kind, group = _form(source.buffers[f"{name}_weight"]) if f"{name}_weight" in source.buffers else (0, 0)
+    data, scale = (source.address(f"{name}_{part}") for part in ("weight", "scale"))
+    return f"{{{data}, {kind}, {group}, {scale}, {source.rows(f'{name}_bias')}}}"
+
+
+def _form(weight: Any) -> tuple[int, int]:
+    """The packed weight's place in the library's list of kinds, and how many input features of int4 share a multiplier."""
+    sizes = [int(size) for size in weight.get_size()]
+    dtype = dtype_of(torch.empty(sizes, dtype=weight.get_dtype(), device="meta"))
+    return DTYPES.index(dtype), (sizes[2] - PANEL_FEATURES) // 16 if dtype == "int4" else 0

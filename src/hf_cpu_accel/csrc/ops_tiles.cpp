@@ -1,0 +1,58 @@
+// The functions that generated code calls (compiler/lowerings/tiles.h), and the op that tells where they are.
+#include <torch/csrc/stable/library.h>
+
+#include "../compiler/lowerings/tiles.h"
+#include "gemm/alone.h"
+#include "sparse/units.h"
+
+namespace hfca {
+namespace {
+
+namespace tiles = hf_cpu_accel_tiles;
+
+Matrix matrix_of(const tiles::Rows& rows) { return {const_cast<void*>(rows.data), rows.stride, rows.bf16}; }
+
+// The shapes are those that the compiler saw: nothing is left to check.
+Gemm gemm_of(int64_t m, int64_t n, int64_t k, const tiles::Weight& weight) {
+  Gemm g;
+  g.m = m, g.n = n, g.k = k;
+  g.kind = static_cast<WeightKind>(weight.kind), g.weight = weight.data, g.group = weight.group;
+  g.weight_scale = weight.scale, g.weight_sum = weight.scale ? weight.scale + n : nullptr;
+  g.bias = {const_cast<void*>(weight.bias.data), weight.bias.bf16};
+  g.write_to({});
+  return g;
+}
+
+void multiply(const tiles::Product& product) {
+  const bool pair = product.second.data != nullptr;
+  const int64_t between = pair ? (product.gated ? 2 : 1) * product.intermediate_features : product.out_features;
+  Gemm first = gemm_of(product.rows, between, product.in_features, product.first), second;
+  first.input = matrix_of(product.input), first.activation = static_cast<Activation>(product.activation), first.gated = product.gated;
+  if (pair) second = gemm_of(product.rows, product.out_features, product.intermediate_features, product.second);
+  Gemm& last = pair ? second : first;
+  last.residual = matrix_of(product.residual);
+  last.store = {product.store, product.context};
+  pair ? run_pair(first, second) : run_alone(first);
+}
+
+bool add_up(const tiles::Sums& sums) {
+  Spmm s;
+  s.graph = {sums.rowptr, sums.col, sums.rows, sums.edges, sums.sources};
+  s.features = sums.features, s.heads = sums.heads, s.reduce = static_cast<Reduce>(sums.reduce);
+  s.x = matrix_of(sums.x), s.addend = matrix_of(sums.addend), s.addend_scale = sums.addend_scale;
+  s.value = sums.value, s.value_edge = sums.heads, s.value_head = 1, s.bias = sums.bias;
+  s.store = {sums.store, sums.context};
+  return s.graph.rows == 0 || s.features == 0 || run_spmm(s);
+}
+
+int64_t library() {
+  static const tiles::Library functions{tiles::version, &multiply, &add_up};
+  return reinterpret_cast<int64_t>(&functions);
+}
+
+}  // namespace
+}  // namespace hfca
+
+STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) { m.def("tile_library() -> int"); }
+
+STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) { m.impl("tile_library", TORCH_BOX(&hfca::library)); }
