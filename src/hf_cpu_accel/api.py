@@ -63,7 +63,7 @@ def accelerate_for_cpu(
             return target
         for root in roots:
             _check(root)
-        check_patterns(roots, settings.skip_modules)
+        check_patterns([(root.name, root.module) for root in roots], settings.skip_modules)
         accelerate_roots(roots, settings)
     return target
 

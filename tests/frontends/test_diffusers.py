@@ -49,6 +49,16 @@ def test_a_bfloat16_pipeline_stays_one():
     assert psnr(call(), before) >= 35
 
 
+def test_a_refused_cast_leaves_the_pipeline_as_it_was():
+    pipe, call = stable_diffusion()
+    accelerate_for_cpu(pipe, dtype="float32")
+    before = call()
+    for cast in (pipe.to, pipe.text_encoder.to):
+        with pytest.raises(RuntimeError, match="computes in float32 or bfloat16"):
+            cast(torch.float16)
+    np.testing.assert_array_equal(call(), before)
+
+
 def test_sizes_batches_and_steps_are_free():
     pipe, call = stable_diffusion()
     changes = [
@@ -144,6 +154,49 @@ def test_fused_adapters_are_in_the_images(monkeypatch):
     restore(pipe)
     assert "fuse_lora" not in vars(pipe.unet)
     np.testing.assert_allclose(call(), before, atol=2e-4)
+
+
+class _Adapter(torch.nn.Module):
+    """What peft puts in the place of a linear, named as there."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.base_layer = linear
+        self.lora_A = torch.nn.Linear(linear.in_features, 4, bias=False)
+        self.lora_B = torch.nn.Linear(4, linear.out_features, bias=False)
+        self.merged = False
+
+    def forward(self, input):
+        output = self.base_layer(input)
+        return output if self.merged else output + self.lora_B(self.lora_A(input))
+
+    def merge(self):
+        self.base_layer.weight.data += self.lora_B.weight @ self.lora_A.weight
+        self.merged = True
+
+
+def _put_adapters(model):
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in ("q_proj", "v_proj"):
+                setattr(parent, name, _Adapter(child).eval())
+
+
+def test_adapters_of_text_encoders_are_in_the_images_and_can_be_fused(monkeypatch):
+    pipe, call = stable_diffusion()
+    monkeypatch.setattr(type(pipe.text_encoder), "add_adapter", _put_adapters, raising=False)
+    before = call()
+    accelerate_for_cpu(pipe, dtype="float32")
+    pipe.text_encoder.add_adapter()
+    assert any(item.name.startswith("text_encoder") for item in explain(pipe).replaced)
+    adapted = call()
+    assert np.abs(adapted - before).max() > 1e-3
+    for module in pipe.text_encoder.modules():
+        if isinstance(module, _Adapter):
+            module.merge()  # as diffusers' `fuse_lora` of a pipeline does it: without a call of the model
+    np.testing.assert_allclose(call(), adapted, atol=2e-4)
+    restore(pipe)
+    np.testing.assert_allclose(call(), adapted, atol=2e-4)
 
 
 def test_adapters_need_the_original_weights():

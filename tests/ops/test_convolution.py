@@ -71,10 +71,8 @@ def check(case: Case, dtype: str, activation: str = "none", residual: bool = Fal
     packed = pack_conv2d(weight, dtype)
     values = unpack_linear(packed).double().view(case.out_channels, *case.kernel_size, case.channels)
     truth = F.conv2d(image.double(), values.permute(0, 3, 1, 2), bias.double(), **case.window)
-    truth = ACTIVATIONS[activation](truth)
     extra = torch.randn(truth.shape, generator=g) if residual else None
-    if extra is not None:
-        truth = truth + extra
+    truth = ACTIVATIONS[activation](truth if extra is None else truth + extra)
     got = case.run(image, packed, bias, activation=activation, residual=extra)
     assert got.shape == truth.shape
     assert got.is_contiguous(memory_format=torch.channels_last)
@@ -134,9 +132,11 @@ def test_random_windows() -> None:
 def test_reference(dtype: str) -> None:
     for case in CASES[:8]:
         image, packed, bias = case.image(), pack_conv2d(case.weight(), dtype), torch.randn(case.out_channels)
-        got = case.run(image, packed, bias, activation="gelu").permute(0, 2, 3, 1)
+        extra = torch.randn_like(case.run(image, packed))
+        got = case.run(image, packed, bias, activation="gelu", residual=extra).permute(0, 2, 3, 1)
         window = (list(case.kernel_size), list(case.stride), list(case.padding), list(case.dilation))
-        arguments = (packed.data, packed.scale, bias, None, case.out_channels, *window, "gelu")
+        last = (extra.permute(0, 2, 3, 1), case.out_channels, *window, "gelu")
+        arguments = (packed.data, packed.scale, bias, *last)
         reference = conv2d_reference(image.permute(0, 2, 3, 1), *arguments)
         assert (got - reference).abs().max() <= BOUND[dtype] * reference.abs().max().clamp_min(1.0)
 

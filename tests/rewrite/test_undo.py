@@ -40,10 +40,11 @@ class Picture(nn.Module):
         self.norm = nn.GroupNorm(4, 16)
         self.convolution = nn.Conv2d(16, 32, 3, padding=1)
         self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
+        self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
-        pixels = self.grouped(self.convolution(self.norm(self.patches(image))))
+        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image)))))
         return self.attention(pixels.flatten(2).transpose(1, 2))
 
 
@@ -103,10 +104,10 @@ USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projectio
 USED += [("gpt2", "transposed linear"), ("mixtral", "experts")]
 USED += [
     ("picture", name)
-    for name in ("processor attention", "group norm", "convolution as linear", "convolution")
+    for name in ("processor attention", "group norm", "batch norm", "convolution as linear", "convolution")
 ]
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
-CASES.append(("picture", "quantized convolution", "int8"))
+CASES.append(("picture", "gemm convolution", "int8"))
 
 
 def test_every_rule_is_covered_below():

@@ -1,4 +1,4 @@
-// conv2d: schema, checks, call.
+// conv2d: activation(convolution + bias + residual). Schema, checks, call.
 #include <algorithm>
 #include <vector>
 
@@ -80,7 +80,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   if (residual) {
     check_floating(*residual, op, "residual");
     STD_TORCH_CHECK(sizes_of(*residual) == sizes_of(output), "hf_cpu_accel::", op, ": residual must have the output's shape");
-    g.residual = as_rows(*residual, keep_residual);
+    g.residual = as_rows(*residual, keep_residual), g.activates_sum = true;
   }
   g.write_to({output.mutable_data_ptr(), out_channels, is_bf16(output)});
   if (output.numel() > 0) run_patches(g, patches);

@@ -1,4 +1,4 @@
-"""conv2d: activation(convolution(input, weight) + bias) + residual, as a GEMM on patches that are gathered while they are packed.
+"""conv2d: activation(convolution(input, weight) + bias + residual), as a GEMM on patches that are gathered while they are packed.
 
 Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
 [batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..packing import PackedWeight, pack_linear
-from .linear import check_activation, linear_reference
+from .linear import ACTIVATIONS, check_activation, linear_reference
 from .registry import declare
 
 
@@ -46,7 +46,7 @@ def conv2d(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """activation(conv2d(input, weight) + bias) + residual, without groups.
+    """activation(conv2d(input, weight) + bias + residual), without groups.
 
     Args:
         input: [B, C, H, W] float32 or bfloat16; channels_last is read as it is, anything else is brought into that order.
@@ -54,7 +54,7 @@ def conv2d(
         bias: [N] float32 or bfloat16.
         kernel_size: (height, width); stride, padding (zeros) and dilation likewise.
         activation: one of `ops.linear.ACTIVATIONS`.
-        residual: [B, N, H', W'].
+        residual: [B, N, H', W'], added before the activation, as residual networks (He et al. 2015, arXiv:1512.03385) do.
 
     Returns:
         [B, N, H', W'] in channels_last, dtype of the input; sums are float32 (int32 for integer weights).
@@ -108,10 +108,10 @@ def conv2d_reference(
     window = {"dilation": tuple(dilation), "padding": tuple(padding), "stride": tuple(stride)}
     patches = F.unfold(images, tuple(kernel_size), **window)
     rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
-    output = linear_reference(rows, weight, scale, bias, None, out_channels, activation)
+    output = linear_reference(rows, weight, scale, bias, None, out_channels, "none")
     sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)
     output = output.view(batch, *(out_size(*side) for side in sides), out_channels)
-    return (output if residual is None else output + residual.float()).to(input.dtype)
+    return ACTIVATIONS[activation](output if residual is None else output + residual.float()).to(input.dtype)
 
 
 def _fake(input: Tensor, *arguments: Any) -> Tensor:

@@ -12,6 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
+ACTIVATIONS = {
+    "none": ("none", ""),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "tanh": ("tanh", ""),
+}
+ACTIVATIONS_OF_SUMS = ("none", "relu")
 # Which layout is best hardly depends on the size of the image, but oneDNN wants to know one.
 _IMAGE_SIZE = 32
 
@@ -39,19 +49,26 @@ def prepack(weight: Tensor, geometry: Geometry) -> Tensor:
     )
 
 
-def convolve(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """[N, C, H, W] -> [N, out_channels, H', W'], both `torch.channels_last` and in the dtype of `weight`."""
-    return torch.ops.mkldnn._convolution_pointwise(
-        input,
-        weight,
-        bias,
-        geometry.padding,
-        geometry.stride,
-        geometry.dilation,
-        geometry.groups,
-        "none",
-        [],
-        "",
+def convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    activation: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation(convolution + bias + residual): [N, C, H, W] -> [N, out_channels, H', W'].
+
+    All are `torch.channels_last` and in the dtype of `weight`. `activation` is one of ACTIVATIONS, with a residual
+    one of ACTIVATIONS_OF_SUMS.
+    """
+    window = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
+    name, algorithm = ACTIVATIONS[activation]
+    if residual is None:
+        return torch.ops.mkldnn._convolution_pointwise(input, weight, bias, *window, name, [], algorithm)
+    after = None if activation == "none" else name
+    return torch.ops.mkldnn._convolution_pointwise.binary(
+        input, residual, weight, bias, *window, "add", 1.0, after, [], None
     )
 
 
@@ -66,9 +83,13 @@ def works(dtype: torch.dtype) -> bool:
     try:
         with torch.no_grad():
             packed = prepack(weight, geometry)
-            output = convolve(input.to(memory_format=torch.channels_last), packed, None, geometry)
+            image = input.to(memory_format=torch.channels_last)
+            output = convolve(image, packed, None, geometry)
+            sums = convolve(image, packed, None, geometry, "relu", output)
             unpacked = packed.to_dense()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = functional.conv2d(input.float(), weight.float(), padding=1)
-    return torch.equal(unpacked, weight) and torch.allclose(output.float(), expected, atol=0.1, rtol=0.02)
+    alike = torch.allclose(output.float(), expected, atol=0.1, rtol=0.02)
+    alike = alike and torch.allclose(sums.float(), (2 * expected).relu(), atol=0.2, rtol=0.02)
+    return alike and torch.equal(unpacked, weight)

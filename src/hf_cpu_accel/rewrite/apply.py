@@ -11,8 +11,10 @@ from torch import nn
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.adapters import follow_adapters
+from hf_cpu_accel.rewrite.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.convolution_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
@@ -92,10 +94,12 @@ def apply(
         if not trains:
             freeze_parameters(journal, root)
             items.extend(_rewrite(context, rules))
+            items.extend(fuse_convolution_blocks(context))
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(accelerate_generation(context))
             follow_adapters(context)
+            cast_all_or_nothing(context)
         acceleration = Acceleration(plan.with_items(tuple(items)), journal)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)

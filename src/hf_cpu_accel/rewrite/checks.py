@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hf_cpu_accel.frontends.find import Root
-
 
 def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
     """Refuse a model that cannot be accelerated.
@@ -33,21 +31,21 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
         _check_device(name, buffer)
 
 
-def check_patterns(roots: Sequence[Root], patterns: Iterable[str]) -> None:
-    """Refuse a `skip_modules` pattern that matches no module of `roots`: it is a slip of the pen.
+def check_patterns(models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str]) -> None:
+    """Refuse a `skip_modules` pattern that matches no module of `models`, each under its name: it is a slip of the pen.
 
     Raises:
         ValueError: naming the pattern.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for root in roots for path in _paths(root)):
-            models = " or ".join(type(root.module).__name__ for root in roots)
-            raise ValueError(f"skip_modules: {pattern!r} matches no module of {models}")
+        if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):
+            types = " or ".join(type(model).__name__ for _, model in models)
+            raise ValueError(f"skip_modules: {pattern!r} matches no module of {types}")
 
 
-def _paths(root: Root) -> Iterator[str]:
-    for path, _ in root.module.named_modules():
-        yield ".".join(filter(None, (root.name, path)))
+def _paths(name: str, model: nn.Module) -> Iterator[str]:
+    for path, _ in model.named_modules():
+        yield ".".join(filter(None, (name, path)))
 
 
 def _check_mode(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.packing import QUANTISED
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.changes import Journal
+from hf_cpu_accel.rewrite.epilogue import Fold, NormAfter
 from hf_cpu_accel.rewrite.originals import OriginalsStore
 from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
 
@@ -41,6 +42,7 @@ class Context:
         has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
         handled: ids of the modules that a rule has taken care of.
         freed: bytes of weights that were released since the heap was last trimmed.
+        norms_after: the norms that convolutions are to be packed with, by the ids of these.
     """
 
     root: nn.Module
@@ -54,6 +56,7 @@ class Context:
     listed: set[int]
     handled: set[int] = field(default_factory=set)
     freed: int = 0
+    norms_after: dict[int, NormAfter] = field(default_factory=dict)
     measured: bool = False
     name: str = ""
 
@@ -92,6 +95,11 @@ class Context:
             name=name,
         )
 
+    def fold_after(self, convolution: nn.Module) -> Fold | None:
+        """What the norm behind a convolution multiplies and adds, or None if there is none to be packed with it."""
+        after = self.norms_after.get(id(convolution))
+        return None if after is None else after.fold
+
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""
         parts = [*filter(None, (self.name, *path.split(".")))]
@@ -117,6 +125,14 @@ class Context:
 
     def is_tied(self, weight: Tensor) -> bool:
         return len(self.owners[_address(weight)]) > 1
+
+    def is_fused_from_outside(self, module: nn.Module) -> bool:
+        """Whether an adapter lies around `module` that is fused into its weight without a call of the model.
+
+        That is how pipelines of diffusers treat models that have no `fuse_lora` of their own.
+        """
+        wrapped = any(name == "base_layer" for _, name in self.slots[id(module)])
+        return wrapped and bool(self.name) and not hasattr(self.root, "fuse_lora")
 
 
 def _in_plain_lists(root: nn.Module) -> set[int]:
@@ -190,6 +206,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return f"only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
         return "no input features"
+    if context.is_fused_from_outside(linear):
+        return "the pipeline fuses an adapter into its weight"
     if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
         return "torch's own fused encoder layer reads its weights instead of calling it"
     owner = context.other_owner(linear.weight, f"{path}.weight")

@@ -7,11 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel import hardware
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.providers.convolution import Geometry, convolve, prepack, works
+from hf_cpu_accel.providers.convolution import (
+    ACTIVATIONS,
+    ACTIVATIONS_OF_SUMS,
+    Geometry,
+    convolve,
+    prepack,
+    works,
+)
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 
@@ -26,15 +35,34 @@ class OneDNNConvolution(PackedConvolution):
         geometry: how the kernel moves.
     """
 
-    def __init__(self, original: nn.Conv2d, dtype: torch.dtype) -> None:
-        super().__init__(original)
+    def __init__(self, original: nn.Conv2d, dtype: torch.dtype, fold: Fold | None) -> None:
+        super().__init__(original, fold)
         self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
-        self.packed = prepack(original.weight.detach().to(dtype), self.geometry)
+        self.is_exact = fold is None
+        weight = original.weight.detach()
+        self._lost = None if fold is None else fold.lost(weight)
+        self.packed = prepack((weight if fold is None else fold.weight(weight)).to(dtype), self.geometry)
         self._set_bias()
 
-    def convolve(self, input: Tensor) -> Tensor:
-        image = input.to(self.packed.dtype, memory_format=torch.channels_last)
-        return convolve(image, self.packed, self._bias, self.geometry).to(input.dtype)
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        if self.fold is not None and not epilogue.normalised:
+            return self._without_norm(input)
+        image, residual = self._image(input), epilogue.residual
+        if residual is not None:
+            residual = self._image(residual)
+        output = convolve(image, self.packed, self._bias, self.geometry, epilogue.activation, residual)
+        return output.to(input.dtype)
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        return activation in ACTIVATIONS_OF_SUMS if residual else activation in ACTIVATIONS
+
+    def _image(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.packed.dtype, memory_format=torch.channels_last)
+
+    def _without_norm(self, input: Tensor) -> Tensor:
+        weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
+        output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return output.contiguous(memory_format=torch.channels_last)
 
     @property
     def nbytes(self) -> int:
@@ -46,11 +74,16 @@ class OneDNNConvolution(PackedConvolution):
 
     def unpack(self) -> Tensor:
         """The weight in the shape and dtype of the original."""
-        return self.packed.to_dense().to(self.weight_dtype)
+        weight = self.packed.to_dense()
+        if self.fold is not None:
+            assert self._lost is not None
+            weight = self.fold.unfolded(weight, self._lost)
+        return weight.to(self.weight_dtype)
 
     def _set_bias(self) -> None:
         # In the dtype of the weight, as oneDNN wants it.
-        self._bias = None if self.bias is None else self.bias.detach().to(self.packed.dtype)
+        bias = self.bias if self.fold is None else self.fold.bias(self.bias)
+        self._bias = None if bias is None else bias.detach().to(self.packed.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OneDNNConvolution:
         super()._apply(fn, recurse)
@@ -87,13 +120,8 @@ class ConvolutionRule:
         assert isinstance(module, nn.Conv2d)
         if match.found is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
-        dtype = compute_dtype(context.dtype)
-        packed = OneDNNConvolution(module, _COMPUTE[dtype])
-        reason = put_in_place(module, packed, context)
-        if reason is not None:
-            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        item = PlanItem(match.path, STRUCTURE, "convolution", dtype, packed.nbytes, None, provider="oneDNN")
-        return Outcome((item,), (module,))
+        packed = OneDNNConvolution(module, _COMPUTE[compute_dtype(context.dtype)], context.fold_after(module))
+        return put_in_place(match, packed, "convolution", "oneDNN", context)
 
 
 def compute_dtype(dtype: str) -> str:

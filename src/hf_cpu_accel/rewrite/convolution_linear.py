@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel import hardware
+from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.packing import QUANTISED, pack_linear
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Epilogue, Fold
+from hf_cpu_accel.rewrite.folded_norm import norm_item, swap_norm, waits
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.linear import packed_item, release
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement
@@ -24,7 +30,7 @@ OVER_TIME = "convolution over time as linear"
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class LinearConvolution(PackedLinear):
+class LinearConvolution(WaitingConvolution, PackedLinear):
     """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
 
     Its input is seen as rows of what the kernel covers in one place. The output is a view with the channels last in memory, as the
@@ -34,14 +40,26 @@ class LinearConvolution(PackedLinear):
         margins: zeros on either side of the input, per dimension.
     """
 
-    def __init__(self, original: _Convolution, dtype: str, *, int4_group: int, measured: bool) -> None:
+    def __init__(
+        self,
+        original: _Convolution,
+        dtype: str,
+        fold: Fold | None = None,
+        *,
+        int4_group: int,
+        measured: bool,
+    ) -> None:
         weight, bias = original.weight.detach(), original._parameters["bias"]
         rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
-        packed = pack_linear(rows, dtype, int4_group=int4_group)
-        group = ProjectionGroup(packed, [(0, len(rows))], [bias], measured=measured)
+        packed = pack_linear(rows if fold is None else fold.weight(rows), dtype, int4_group=int4_group)
+        used = bias if fold is None else fold.bias(bias)
+        group = ProjectionGroup(packed, [(0, len(rows))], [used], measured=measured)
         linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta", dtype=weight.dtype)
         linear.register_parameter("bias", bias)
         super().__init__(group, 0, linear)
+        self.fold = fold
+        self.is_exact = fold is None
+        self._lost = None if fold is None else fold.lost(rows)
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
         self.dilation, self.groups, self.padding_mode = (
@@ -54,17 +72,47 @@ class LinearConvolution(PackedLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
         if input.dim() == len(self.kernel_size) + 1:
-            return self.forward(input[None])[0]
+            self._check(input[None])
+            return self.compute(input[None], PLAIN)[0]
         self._check(input)
-        if self._reads_pixels and input.stride(1) != 1:
-            # To turn a map with its channels first takes longer than to multiply it: as eager, with the weight unpacked once.
-            weight = self.weight.to(input.dtype)
-            bias = None if self.bias is None else self.bias.to(input.dtype)
-            convolve = nn.functional.conv2d if len(self.kernel_size) == 2 else nn.functional.conv3d
-            return convolve(input, weight, bias, self.stride)
+        return self.run(input)
+
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        if self.fold is not None and not epilogue.normalised:
+            return self._as_eager(input)
+        if not self._reads_rows(input):
+            # To turn a map with its channels first takes longer than to multiply it.
+            output = self._as_eager(input)
+            return output if self.fold is None else self.fold.normalise(output)
         rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
-        return self.group.forward(0, rows).movedim(-1, 1)
+        activation, residual = epilogue.activation, epilogue.residual
+        if residual is None:
+            route = self.group.fused_route(0, activation, residual=False)
+            return route(rows).movedim(-1, 1)
+        output = self.group.fused_route(0, "none", residual=True)(rows, residual.movedim(1, -1))
+        return (output if activation == "none" else torch.relu_(output)).movedim(-1, 1)
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        return not residual or activation in ("none", "relu")
+
+    def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
+        if len(self.kernel_size) != 2 or not self._reads_rows(input):
+            return None
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, strict=True)
+        height, width = (out_size(pixels, size, step, 0, 1) for pixels, size, step in sides)
+        return input.shape[0], self.out_channels, height, width
+
+    def _reads_rows(self, input: Tensor) -> bool:
+        return not self._reads_pixels or input.stride(1) == 1
+
+    def _as_eager(self, input: Tensor) -> Tensor:
+        """With the weight unpacked once."""
+        weight = self.weight.to(input.dtype)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        convolve = functional.conv2d if len(self.kernel_size) == 2 else functional.conv3d
+        return convolve(input, weight, bias, self.stride)
 
     def _times(self, input: Tensor) -> Tensor:
         """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
@@ -104,6 +152,9 @@ class LinearConvolution(PackedLinear):
 
     def unpack(self) -> Tensor:
         rows = super().unpack()
+        if self.fold is not None:
+            assert self._lost is not None
+            rows = self.fold.unfolded(rows, self._lost).to(self.weight_dtype)
         if len(self.kernel_size) > 1:
             return rows.unflatten(1, (self.in_channels, *self.kernel_size))
         return rows.unflatten(1, (-1, self.in_channels)).transpose(1, 2).contiguous()
@@ -143,22 +194,34 @@ class ConvolutionLinearRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, _Convolution)
-        dtype = _weight_dtype(module, match, context)
+        dtype, after = _weight_dtype(module, match, context), context.norms_after.get(id(module))
         fused = LinearConvolution(
-            module, dtype, int4_group=context.config.int4_group, measured=context.measured
+            module,
+            dtype,
+            context.fold_after(module),
+            int4_group=context.config.int4_group,
+            measured=context.measured,
         )
         if context.config.verify:
             sizes = [2 * kernel + 1 for kernel in module.kernel_size]
             generator = torch.Generator().manual_seed(0)
             input = torch.randn(2, module.in_channels, *sizes, generator=generator).to(module.weight.dtype)
+            if len(sizes) == 2:
+                input = input.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                ours, theirs = fused(input).movedim(1, -1), module(input).movedim(1, -1)
+                ours = fused.compute(input, PLAIN if after is None else NORMALISED).movedim(1, -1)
+                theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, match.found, reason),), (module,))
+        fused.waits = waits(module, context)
         swap_module(context.journal, context.slots[id(module)], fused)
         release(module, fused, context)
-        return Outcome((packed_item(match.path, match.found, "linear", fused),), (module,))
+        item = packed_item(match.path, match.found, "linear", fused)
+        if after is None:
+            return Outcome((item,), (module,))
+        swap_norm(after, context)
+        return Outcome((item, norm_item(after, "linear", fused.packed_dtype, "ours")), (module, after.norm))
 
 
 def _cuts_patches(module: nn.Module) -> bool:

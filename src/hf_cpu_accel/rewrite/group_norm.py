@@ -18,7 +18,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.activations import identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
-from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, Unwritten
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement
@@ -32,24 +32,17 @@ class PendingGroupNorm(LazyTensor):
     @classmethod
     def of(cls, norm: FusedGroupNorm, input: Tensor) -> PendingGroupNorm:
         pending: PendingGroupNorm = cls.like(input.shape, input.dtype, input.stride())
-        pending.norm, pending.input = norm, input
-        pending.version = _version(input)
+        pending.norm, pending.input = norm, Unwritten(input, STRUCTURE)
         return pending
 
     norm: FusedGroupNorm
-    input: Tensor
-    version: int | None
+    input: Unwritten
 
     def _make(self) -> Tensor:
         return self._compute("none")
 
     def _compute(self, activation: str) -> Tensor:
-        if _version(self.input) != self.version:
-            raise RuntimeError(
-                "the input of a group norm was written to before its output was read: restore the model, or accelerate it "
-                "with skip_modules naming that norm"
-            )
-        return self.norm.compute(self.input, activation)
+        return self.norm.compute(self.input.tensor(), activation)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -82,6 +82,33 @@ class LazyTensor(Tensor):
         return func(*map(_ordinary, args))  # most calls, at a fifth of the cost
 
 
+class Unwritten:
+    """A tensor that a lazy one reads later, and that must be what it was until then.
+
+    Args:
+        layer: what kind of layer waits, for the error.
+    """
+
+    def __init__(self, tensor: Tensor, layer: str) -> None:
+        self._tensor = tensor
+        self._layer = layer
+        self._version = (
+            None if tensor.is_inference() else tensor._version
+        )  # inference tensors count no writes
+
+    def tensor(self) -> Tensor:
+        """
+        Raises:
+            RuntimeError: somebody has written to it.
+        """
+        if self._version is not None and self._tensor._version != self._version:
+            raise RuntimeError(
+                f"the input of a {self._layer}, or what was added to its output, was written to before its output was read: "
+                f"restore the model, or accelerate it with skip_modules naming that {self._layer}"
+            )
+        return self._tensor
+
+
 _CPU = torch.device("cpu")
 
 

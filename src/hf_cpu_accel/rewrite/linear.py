@@ -57,12 +57,12 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
-    free(weight, packed, packed.packed_dtype, context)
+    free(weight, packed, packed.packed_dtype, context, exact=packed.is_exact)
 
 
-def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context) -> None:
+def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, exact: bool = True) -> None:
     """Free the values of `weight`, which `packed` holds in `dtype`."""
-    lossless = dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16)
+    lossless = exact and (dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16))
     context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)
     if context.freed > _TRIM_BYTES:

@@ -76,6 +76,7 @@ class DiskStore:
         with self._lock:
             try:
                 if self._file is None:
+                    self.directory.mkdir(parents=True, exist_ok=True)
                     self._file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115 (outlives us)
                 written = 0
                 while written < len(view):

@@ -7,40 +7,50 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.ops.convolution import out_size
+from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Fold
+from hf_cpu_accel.rewrite.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.linear import release
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
+from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement
 
 STRUCTURE = "convolution"
 
 
-class PackedConvolution(PackedModule):
+class PackedConvolution(WaitingConvolution, PackedModule):
     """[N, C, H, W] or [C, H, W] -> [N, out_channels, H', W'], channels last, or [out_channels, H', W']; dtype of the input.
 
     What `nn.Conv2d` tells of itself has the same names here; numbers that it may give once for both sides are pairs.
     """
 
-    def __init__(self, original: nn.Conv2d) -> None:
+    def __init__(self, original: nn.Conv2d, fold: Fold | None) -> None:
         super().__init__(original)
         assert not isinstance(original.padding, str)
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.groups, self.padding_mode = original.groups, original.padding_mode
         self.kernel_size, self.stride = _pair(original.kernel_size), _pair(original.stride)
         self.padding, self.dilation = _pair(original.padding), _pair(original.dilation)
+        self.fold = fold
 
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
         input = input.tensor if isinstance(input, LazyTensor) else input
         if input.dim() == 3:
-            return self.convolve(input[None])[0].contiguous()
-        return self.convolve(input)
+            return self.compute(input[None], PLAIN)[0].contiguous()
+        return self.run(input)
 
-    @abstractmethod
-    def convolve(self, input: Tensor) -> Tensor:
-        """[N, C, H, W] -> [N, out_channels, H', W'], channels last."""
+    def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
+        if input.dim() != 4 or input.shape[1] != self.in_channels:
+            return None
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        height, width = (out_size(*side) for side in sides)
+        return (input.shape[0], self.out_channels, height, width) if height > 0 and width > 0 else None
 
     @property
     @abstractmethod
@@ -70,23 +80,35 @@ def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
     return None
 
 
-def put_in_place(module: nn.Conv2d, packed: PackedConvolution, context: Context) -> str | None:
-    """Compare `packed` with the convolution that it stands for, and swap it in; or say why not."""
-    reason = _disagreement(packed, module) if context.config.verify else None
+def put_in_place(
+    match: Match, packed: PackedConvolution, op: str, provider: str, context: Context
+) -> Outcome:
+    """Compare `packed`, and the norm folded into it, with the convolution that it stands for, and swap it in; or say why not."""
+    module = match.module
+    assert isinstance(module, nn.Conv2d)
+    reason = _disagreement(packed, module, context) if context.config.verify else None
     if reason is not None:
-        return reason
+        return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+    packed.waits = waits(module, context)
     swap_module(context.journal, context.slots[id(module)], packed)
     release(module, packed, context)
-    return None
+    item = PlanItem(match.path, STRUCTURE, op, packed.packed_dtype, packed.nbytes, None, provider=provider)
+    after = context.norms_after.get(id(module))
+    if after is None:
+        return Outcome((item,), (module,))
+    swap_norm(after, context)
+    return Outcome((item, norm_item(after, op, packed.packed_dtype, provider)), (module, after.norm))
 
 
-def _disagreement(packed: PackedConvolution, module: nn.Conv2d) -> str | None:
+def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context) -> str | None:
     """On an image a little larger than the kernel."""
     reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
+    after = context.norms_after.get(id(module))
     with torch.no_grad():
-        ours, theirs = packed(input), module(input)
+        ours = packed.compute(input, PLAIN if after is None else NORMALISED)
+        theirs = module(input) if after is None else after.norm(module(input))
     return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), packed.packed_dtype, module.weight.dtype)
 
 

@@ -22,9 +22,11 @@ class PackedModule(nn.Module):
     Attributes:
         bias: the very Parameter of the original, or None.
         weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
+        is_exact: whether `unpack` gives the very values that were packed, where their dtype can hold them.
     """
 
     bias: nn.Parameter | None
+    is_exact: bool = True
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing import PackedWeight
@@ -55,7 +55,7 @@ class ProjectionGroup:
         self,
         packed: PackedWeight,
         ranges: Sequence[tuple[int, int]],
-        biases: Sequence[nn.Parameter | None],
+        biases: Sequence[Tensor | None],
         *,
         measured: bool = False,
     ) -> None:
@@ -114,10 +114,18 @@ class ProjectionGroup:
             route = self._routes[first, last] = Route(work, measured=self.measured)
         return route
 
-    @property
-    def routes(self) -> dict[tuple[int, int], Route]:
-        """Those in use, by (first, last) member."""
-        return self._routes
+    def fused_route(self, index: int, activation: str, *, residual: bool) -> Route:
+        """Computes one member with what follows it."""
+        route = self._fused_routes.get((index, activation, residual))
+        if route is None:
+            work = LinearWork(self.part(index, index), activation, residual=residual)
+            route = self._fused_routes[index, activation, residual] = Route(work, measured=self.measured)
+        return route
+
+    def routes(self, index: int) -> list[Route]:
+        """Those in use for a member."""
+        runs = [route for (first, last), route in self._routes.items() if first <= index <= last]
+        return runs + [route for (member, _, _), route in self._fused_routes.items() if member == index]
 
     def forget_biases(self) -> None:
         """To be called when the biases were cast or moved."""
@@ -172,6 +180,7 @@ class ProjectionGroup:
         self._calls = threading.local()
         self._parts: dict[tuple[int, int], Part] = {}
         self._routes: dict[tuple[int, int], Route] = {}
+        self._fused_routes: dict[tuple[int, str, bool], Route] = {}
         for index in range(len(self.ranges)):
             self.route(index, index)  # now, so that nothing is made while a graph is traced
 

@@ -99,27 +99,37 @@ class RunWork:
 
 
 class FFNWork:
-    """down(activation(up(input)))."""
+    """down(activation(up(input))) + residual."""
 
-    def __init__(self, up: Part, down: Part, activation: str) -> None:
+    def __init__(self, up: Part, down: Part, activation: str, *, residual: bool = False) -> None:
         self.up = up
         self.down = down
         self.activation = activation
+        self.residual = residual
         self.dtype = up.packed.dtype
         self.in_features = up.packed.in_features
         self.products = up.products + down.products
-        self.key = f"ffn+{activation} {up.shape},{down.shape} {self.dtype}"
+        extras = "+".join(["ffn", activation] + ["residual"] * residual)
+        self.key = f"{extras} {up.shape},{down.shape} {self.dtype}"
 
-    def own(self, input: Tensor) -> Tensor:
-        up, down = self.up, self.down
-        return ffn(input, up.packed, up.bias, down.packed, down.bias, activation=self.activation)
+    def own(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        up, down, activation = self.up, self.down, self.activation
+        return ffn(
+            input, up.packed, up.bias, down.packed, down.bias, activation=activation, residual=residual
+        )
 
     def by(self, provider: Provider) -> Run:
         up, down, activate = self.up.by(provider), self.down.by(provider), ACTIVATIONS[self.activation]
-        return lambda input: down(activate(up(input)))
+
+        def run(input: Tensor, residual: Tensor | None = None) -> Tensor:
+            output = down(activate(up(input)))
+            return output if residual is None else (output + residual).to(input.dtype)
+
+        return run
 
     def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return sample([(rows, self.in_features)], dtype)
+        shapes = [(rows, self.in_features)] + [(rows, self.down.packed.out_features)] * self.residual
+        return sample(shapes, dtype)
 
 
 def sample(shapes: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, ...]:

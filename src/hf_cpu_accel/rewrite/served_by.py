@@ -20,9 +20,7 @@ def with_providers(plan: Plan, root: nn.Module) -> Plan:
     routes: dict[int, list[Route]] = {}
     for module in modules.values():
         if isinstance(module, PackedLinear):
-            routes[id(module)] = [
-                route for (first, last), route in module.group.routes.items() if first <= module.index <= last
-            ]
+            routes[id(module)] = module.group.routes(module.index)
     for module in modules.values():
         if isinstance(module, FusedContainer):
             for child in module.children():

@@ -1,4 +1,4 @@
-"""Convolutions with int8 weights: close to float32, the weight still there to the outside, and back again."""
+"""Convolutions by our GEMM: close to float32, the weight still there to the outside, and back again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.quantized_convolution import QuantizedConvolution
+from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
+from hf_cpu_accel.rewrite import gemm_convolution
+from hf_cpu_accel.rewrite.gemm_convolution import GemmConvolution
 
 KINDS = {
     "plain": (16, 17, 3, {}),
@@ -34,7 +35,7 @@ def test_values_and_the_way_back(kind: str, weights: str, dtype: torch.dtype) ->
     model, x = model.to(dtype), x.to(dtype)
     before = model(x).detach()
     accelerate_for_cpu(model, dtype=weights)
-    assert isinstance(model[0], QuantizedConvolution)
+    assert isinstance(model[0], GemmConvolution)
     (item,) = explain(model).replaced
     assert (item.op, item.dtype) == ("conv2d", "int8")
     for input in (x, x[:1], x[1], x.contiguous(memory_format=torch.channels_last)):
@@ -73,6 +74,44 @@ def test_copies_have_their_own_weights(duplicate: object) -> None:
     assert torch.equal(other(x), expected)
 
 
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_convolution, "MANY_WEIGHTS", 16 * 17 * 9)
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8-weight"])
+def test_many_weights_in_floating_point_are_ours(
+    weights: str, dtype: torch.dtype, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those in bfloat16 where the CPU computes it faster."""
+    monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: fast)
+    model, x = model_of("plain")
+    truth = model(x).detach()
+    model, x = model.to(dtype), x.to(dtype)
+    before = model(x).detach()
+    accelerate_for_cpu(model, dtype=weights)
+    ours = weights == "float32" or (weights == "bfloat16" and not fast)
+    assert isinstance(model[0], GemmConvolution) == ours
+    if ours:
+        (item,) = explain(model).replaced
+        assert (item.op, item.dtype) == ("conv2d", weights)
+    error = 1e-5 if weights == "float32" and dtype is torch.float32 else 0.01
+    assert (model(x) - truth).norm() <= error * truth.norm()
+    restore(model)
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_fewer_weights_and_those_with_a_norm_are_onednns() -> None:
+    few, many = nn.Conv2d(16, 16, 3), nn.Conv2d(16, 17, 3)
+    model = nn.ModuleList([few, nn.Sequential(many, nn.BatchNorm2d(17))]).eval()
+    accelerate_for_cpu(model, dtype="float32")
+    assert not any(isinstance(module, GemmConvolution) for module in model.modules())
+
+
 def test_images_groups_and_odd_padding_are_not_quantised() -> None:
     layers = [
         nn.Conv2d(3, 32, 3),
@@ -82,7 +121,7 @@ def test_images_groups_and_odd_padding_are_not_quantised() -> None:
     ]
     model = nn.ModuleList(layers).eval()
     accelerate_for_cpu(model, dtype="int8")
-    assert not any(isinstance(layer, QuantizedConvolution) for layer in model)
+    assert not any(isinstance(layer, GemmConvolution) for layer in model)
 
 
 def test_wrong_channels_and_gradients_are_refused_in_words() -> None:

@@ -1,0 +1,74 @@
+"""What pipelines of diffusers are handed by mistake, or at the edge of what they take: they answer and fail as without us."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from diffusion_pipelines import controlnet, image_to_image, inpaint, picture, stable_diffusion
+
+from hf_cpu_accel import accelerate_for_cpu
+
+BAD = {
+    stable_diffusion: {
+        "a size that is no multiple of eight": {"height": 30},
+        "no size": {"height": 0, "width": 0},
+        "zero steps": {"num_inference_steps": 0},
+        "fewer than zero steps": {"num_inference_steps": -1},
+        "more steps than were trained": {"num_inference_steps": 1001},
+        "no prompt": {"prompt": None},
+        "a number for a prompt": {"prompt": 7},
+        "no prompts": {"prompt": []},
+        "an empty prompt": {"prompt": ""},
+        "no images": {"num_images_per_prompt": 0},
+        "latents of three channels": {"latents": torch.zeros(1, 3, 8, 8)},
+        "latents of an odd size": {"latents": torch.zeros(1, 4, 7, 5)},
+        "latents that are not finite": {"latents": torch.full((1, 4, 8, 8), torch.nan)},
+    },
+    image_to_image: {
+        "an odd size": {"image": picture(19)},
+        "grey": {"image": picture()[:, :1]},
+        "one pixel": {"image": picture(1)},
+        "no image": {"image": None},
+        "no strength": {"strength": 0.0},
+        "too much strength": {"strength": 1.5},
+    },
+    inpaint: {
+        "a mask of another size": {"mask_image": torch.ones(1, 1, 5, 7)},
+        "no mask": {"mask_image": None},
+    },
+    controlnet: {"a hint of another size": {"image": picture(24)}, "no hint": {"image": None}},
+}
+
+
+def outcome(call, **given):
+    """The images, or what was raised."""
+    try:
+        with torch.no_grad():
+            return call(**given)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_pipelines_answer_and_fail_as_before(make):
+    pipe, call = make()
+    before = {name: outcome(call, **given) for name, given in BAD[make].items()}
+    assert any(isinstance(theirs, tuple) for theirs in before.values())
+    for dtype, tolerance in (("float32", 2e-4), ("int8", 0.2)):
+        accelerate_for_cpu(pipe, dtype=dtype, threads=1)
+        for name, given in BAD[make].items():
+            ours, theirs = outcome(call, **given), before[name]
+            if isinstance(theirs, tuple):
+                assert ours == theirs, name
+            else:
+                np.testing.assert_allclose(ours, theirs, atol=tolerance, err_msg=name)
+
+
+def test_what_only_our_linears_see_is_refused_in_their_words():
+    pipe, call = stable_diffusion()
+    accelerate_for_cpu(pipe, dtype="float32", threads=1)
+    with pytest.raises(RuntimeError, match="input must be float32 or bfloat16"):
+        call(latents=torch.zeros(1, 4, 8, 8, dtype=torch.float64))
+    with pytest.raises(ValueError, match="the last dimension must be 32"):
+        call(prompt=None, prompt_embeds=torch.zeros(1, 8, 31), guidance_scale=1.0)
