@@ -10,6 +10,7 @@ from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
@@ -23,6 +24,7 @@ PROCESSORS = {
     "new tokens": MinNewTokensLengthLogitsProcessor(5, 7, 3),
     "new tokens, reached": MinNewTokensLengthLogitsProcessor(5, 2, 3),
     "suppressed": SuppressTokensLogitsProcessor([0, 7, 99]),
+    "suppressed at the begin": SuppressTokensAtBeginLogitsProcessor([0, 7, 99], 2),
     **{f"{size}-grams": NoRepeatNGramLogitsProcessor(size) for size in (1, 2, 3, 20)},
 }
 

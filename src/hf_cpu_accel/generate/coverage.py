@@ -28,7 +28,13 @@ _MODEL_INPUTS = {
     "logits_to_keep",
 }
 # Arguments of `generate` and settings which change the loop itself.
-_ARGUMENTS = ("assistant_model", "synced_gpus", "negative_prompt_ids", "negative_prompt_attention_mask")
+_ARGUMENTS = (
+    "assistant_model",
+    "synced_gpus",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+    "return_token_timestamps",
+)
 _SETTINGS = (
     "output_attentions",
     "output_hidden_states",
@@ -36,6 +42,7 @@ _SETTINGS = (
     "token_healing",
     "compile_config",
     "is_assistant",
+    "return_token_timestamps",  # asks for attentions on the way
 )
 NO_KEYS = "it remembers something else than keys and values"
 # Methods of `GenerationMixin` that make the loop another one where a model has its own.
@@ -151,7 +158,14 @@ class Request:
 
 def loop_refusal(model: Any) -> str | None:
     """Why no call of this model's `generate` is for our loops, None if some are."""
-    return _own_way(model, _PARTS) or (None if keeps_past_key_values(model) else NO_KEYS)
+    parts = [part for part in _PARTS if part != "generate" or not generates_by_segment(model)]
+    return _own_way(model, parts) or (None if keeps_past_key_values(model) else NO_KEYS)
+
+
+def generates_by_segment(model: Any) -> bool:
+    """Whether its own `generate` is that of Whisper: it calls `GenerationMixin.generate` for segment after segment, at several
+    temperatures where the text looks wrong, and hands on what it does not know itself, such as a `custom_generate`."""
+    return hasattr(type(model), "generate_with_fallback")
 
 
 def beam_refusal(model: Any) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import EncoderDecoderCache, GenerationMixin
 
 from hf_cpu_accel.generate.beams import beam_search
@@ -73,15 +74,25 @@ class Generate(Override):
         before = _placing.set(_Placing(self.cache_dtype) if request.gets_cache() else None)
         try:
             if self.loops and request.gets_loop(self.model):
-                loop: Any = functools.partial(beam_search, mask_length=request.mask_length())
-                if request.mode in MODES:
-                    streamer = request.arguments.get("streamer")
-                    loop = functools.partial(decode, streamer=streamer, mask_length=request.mask_length())
                 with contextlib.suppress(NotCovered):
-                    return stock(**{**request.arguments, **request.keywords, "custom_generate": loop})
+                    return stock(
+                        **{**request.arguments, **request.keywords, "custom_generate": _loop(request)}
+                    )
             return stock(*args, **kwargs)
         finally:
             _placing.reset(before)
+
+
+def _loop(request: Request) -> Callable[..., Any]:
+    """The `custom_generate` of a call. Models that generate by segment search for some of them by beams, and draw others."""
+    streamer, mask_length = request.arguments.get("streamer"), request.mask_length()
+
+    def loop(model: Any, input_ids: Tensor, **given: Any) -> Any:
+        if given["generation_config"].get_generation_mode() in MODES:
+            return decode(model, input_ids, streamer=streamer, mask_length=mask_length, **given)
+        return beam_search(model, input_ids, mask_length=mask_length, **given)
+
+    return loop
 
 
 class PrepareInputs(Override):

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
@@ -57,6 +58,11 @@ def _suppressed(processor: Any, ids: Tensor, scores: Tensor) -> None:
     _forbid(processor.suppress_tokens, scores)
 
 
+def _suppressed_at_begin(processor: Any, ids: Tensor, scores: Tensor) -> None:
+    if ids.shape[-1] == processor.begin_index:
+        _forbid(processor.begin_suppress_tokens, scores)
+
+
 def _forbid(tokens: Tensor, scores: Tensor) -> None:
     for token in tokens.tolist():
         if 0 <= token < scores.shape[-1]:  # others are in no vocabulary
@@ -81,4 +87,5 @@ _FORBIDDEN: dict[type, Callable[[Any, Tensor, Tensor], None]] = {
     MinNewTokensLengthLogitsProcessor: _min_new_tokens,
     NoRepeatNGramLogitsProcessor: _no_repeat_ngram,
     SuppressTokensLogitsProcessor: _suppressed,
+    SuppressTokensAtBeginLogitsProcessor: _suppressed_at_begin,
 }
