@@ -1,6 +1,7 @@
 """The benchmark of the project: `python -m benchmarks.run`, or `make bench`.
 
 python -m benchmarks.run bert-base-uncased:1x128 --systems ours-fp32,ours-int8,compile-fp32,openvino-int8
+python -m benchmarks.run vit-base:1 sd15-unet:2 --systems eager-bf16,ours-bf16 --rounds 3
 python -m benchmarks.run --markdown benchmarks/RESULTS.md
 """
 
@@ -32,7 +33,10 @@ _ALL = (*systems.SYSTEMS, *PEERS)
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL:BATCHxTOKENS", help=f"[default: {' '.join(workloads.DEFAULT)}]"),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help=f"MODEL:BATCHxTOKENS, or as docs/benchmarking.md has it [default: {' '.join(workloads.DEFAULT)}]",
+        ),
     ] = None,
     chosen: Annotated[str, typer.Option("--systems", help=f"Any of {', '.join(_ALL)}.")] = ",".join(
         systems.DEFAULT

@@ -23,7 +23,10 @@ from hf_cpu_accel.runtime.threads import apply_threads
 # The options that the commands share.
 Rounds = Annotated[int, typer.Option(min=1, help="Bursts of each system; 6 or more give an interval.")]
 Seconds = Annotated[float, typer.Option(min=0, help="Least length of a burst.")]
-Calls = Annotated[int, typer.Option(min=1, help="Least number of calls of a burst.")]
+Calls = Annotated[
+    int,
+    typer.Option(min=1, help="Least number of calls of a burst; one where a call takes over two seconds."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="For every system.")]
 Priority = Annotated[bool, typer.Option(help="Put other sessions behind, where permitted.")]
 Out = Annotated[Path | None, typer.Option(help="JSON lines are appended here.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,23 +13,25 @@ from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu
 
-Prepare = Callable[[nn.Module], nn.Module]
-
 BASE = "eager-fp32"
+
+
+@dataclass(frozen=True)
+class System:
+    """prepare: what is done to an eager model of `dtype`, whose float inputs have that dtype, too."""
+
+    prepare: Callable[[nn.Module], nn.Module]
+    dtype: torch.dtype = torch.float32
 
 
 def _eager(model: nn.Module) -> nn.Module:
     return model
 
 
-def _eager_bf16(model: nn.Module) -> nn.Module:
-    return model.to(torch.bfloat16)
-
-
-def _compiled(model: nn.Module, dtype: torch.dtype, freezing: bool = False) -> nn.Module:
+def _compiled(model: nn.Module, freezing: bool = False) -> nn.Module:
     # While tracing, only the global switch is read; a worker is one system, so nothing else sees it.
     torch._inductor.config.freezing = freezing
-    return torch.compile(model.to(dtype), dynamic=False)  # type: ignore[return-value]
+    return torch.compile(model, dynamic=False)  # type: ignore[return-value]
 
 
 def _quantize_dynamic(model: nn.Module) -> nn.Module:
@@ -41,17 +44,19 @@ def _ours(model: nn.Module, dtype: str) -> nn.Module:
     return accelerate_for_cpu(model, dtype=dtype)
 
 
-SYSTEMS: dict[str, Prepare] = {
-    BASE: _eager,
-    "eager-bf16": _eager_bf16,
-    "compile-fp32": partial(_compiled, dtype=torch.float32),
-    "compile-bf16": partial(_compiled, dtype=torch.bfloat16),
-    "compile-freeze-fp32": partial(_compiled, dtype=torch.float32, freezing=True),
-    "compile-freeze-bf16": partial(_compiled, dtype=torch.bfloat16, freezing=True),
-    "quantize-dynamic": _quantize_dynamic,
-    "ours-fp32": partial(_ours, dtype="float32"),
-    "ours-bf16": partial(_ours, dtype="bfloat16"),
-    "ours-int8": partial(_ours, dtype="int8"),
+_FROZEN = partial(_compiled, freezing=True)
+
+SYSTEMS: dict[str, System] = {
+    BASE: System(_eager),
+    "eager-bf16": System(_eager, torch.bfloat16),
+    "compile-fp32": System(_compiled),
+    "compile-bf16": System(_compiled, torch.bfloat16),
+    "compile-freeze-fp32": System(_FROZEN),
+    "compile-freeze-bf16": System(_FROZEN, torch.bfloat16),
+    "quantize-dynamic": System(_quantize_dynamic),
+    "ours-fp32": System(partial(_ours, dtype="float32")),
+    "ours-bf16": System(partial(_ours, dtype="bfloat16")),
+    "ours-int8": System(partial(_ours, dtype="int8")),
 }
 
 # The compiled ones take tens of seconds to start: they run when asked for.

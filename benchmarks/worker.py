@@ -14,11 +14,15 @@ def prepare(workload_name: str, system: str, threads: str) -> protocol.Prepared:
     """Build the model and run it once; `threads` is a number, or empty for the machine's own choice."""
     workload = workloads.parse(workload_name)
     choice = apply_threads(int(threads) if threads else None)
+    chosen = systems.SYSTEMS[system]
     model = workload.build()
-    inputs = workload.inputs(model)
+    inputs = {
+        name: tensor.to(chosen.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in workload.inputs(model).items()
+    }
     with PeakMemory() as memory:
         start = time.perf_counter()
-        prepared = systems.SYSTEMS[system](model)
+        prepared = chosen.prepare(model.to(chosen.dtype))
         outputs = workload.forward(prepared, inputs)
         first_result = time.perf_counter() - start
     facts = {

@@ -1,4 +1,7 @@
-"""What is measured: well-known shapes with random weights, at batch sizes and lengths that servers see."""
+"""What is measured: well-known shapes with random weights, at batch sizes and lengths that servers see.
+
+Text encoders are here, what writes is in writing.py, what sees, hears and paints in media.py.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchmarks.media import NAMES as MEDIA
+from benchmarks.media import Media, media
 from benchmarks.writing import Writing, writing
 from hf_cpu_accel.cli import bench_workload
 
@@ -82,20 +87,24 @@ class Workload:
         return [output[self.mask()] for output in outputs]
 
 
-def parse(name: str) -> Workload | Writing:
+def parse(name: str) -> Workload | Writing | Media:
     """`model:BATCHxTOKENS`, e.g. `bert-base-uncased:1x128`, or `model:BATCHxSHORTEST-LONGEST`, or, for encoder-decoders that write
-    as many tokens, `model:BATCHxTOKENS+NEW`; else ValueError.
+    as many tokens, `model:BATCHxTOKENS+NEW`, or, for images, sound and diffusion, `model:BATCH`; else ValueError.
 
     The lengths of the second form are spread evenly over the range, both ends included, in an order that is mixed
     but always the same.
     """
+    found = media(name)
+    if found is not None:
+        return found
     match = re.fullmatch(
         r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<first>\d+)(-(?P<last>\d+)|\+(?P<new>\d+))?", name
     )
-    if match is None:
+    if match is None or match["model"] in MEDIA:  # images and sound have a size of their own
         raise ValueError(
             f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}, "
-            f"MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}, or MODEL:BATCHxTOKENS+NEW, e.g. {WRITING[0]}"
+            f"MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}, MODEL:BATCHxTOKENS+NEW, e.g. {WRITING[0]}, "
+            f"or MODEL:BATCH with one of {', '.join(MEDIA)}"
         )
     batch, first = int(match["batch"]), int(match["first"])
     if match["new"] is not None:

@@ -1,8 +1,8 @@
 """What a rival is given: the weights and inputs of a workload, saved by the project's own environment.
 
 A folder per model, `<home>/bench/cases/<model>-<digest>`, as save_pretrained writes it, and in it one per batch with
-`inputs.npz`, where the rivals' workers keep their converted models too. The digests are of the weights and of the
-inputs themselves, so that nothing stale is ever measured.
+`inputs.npz` and `calibration.npz`, where the rivals' workers keep their converted models too. The digests are of the
+weights and of the inputs themselves, so that nothing stale is ever measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,11 @@ import transformers
 from benchmarks import workloads
 from hf_cpu_accel.runtime.home import home_folder
 
-_CALIBRATION = 8  # batches of random tokens for static quantisation
+_CALIBRATION = 8  # batches of other random inputs for static quantisation
 
 
 def folder(name: str) -> Path:
-    """The folder of a workload with `inputs.npz`; its parent holds the model. Made where it is missing."""
+    """The folder of a workload with the inputs; its parent holds the model. Made where it is missing."""
     return _folder(name, home_folder() / "bench" / "cases")
 
 
@@ -33,21 +33,31 @@ def folder(name: str) -> Path:
 def _folder(name: str, root: Path) -> Path:
     workload = workloads.parse(name)
     model = workload.build()
-    arrays = {key: value.numpy() for key, value in workload.inputs(model).items()}
-    calibration = [workload.inputs(model, seed)["input_ids"] for seed in range(1, 1 + _CALIBRATION)]
-    arrays["calibration_ids"] = torch.stack(calibration).numpy()
+    measured = _arrays(workload.inputs(model))
+    others = [_arrays(workload.inputs(model, seed)) for seed in range(1, 1 + _CALIBRATION)]
+    calibration = {key: np.stack([inputs[key] for inputs in others]) for key in measured}
     title, batch = name.split(":")
     weights = _digest(tensor.numpy() for tensor in model.state_dict().values())
     model_folder = root / f"{title}-{weights}"
-    case = model_folder / f"{batch}-{_digest(arrays.values())}"
-    if not (case / "inputs.npz").exists():
+    case = model_folder / f"{batch}-{_digest([*measured.values(), *calibration.values()])}"
+    if not (case / "calibration.npz").exists():
         case.mkdir(parents=True, exist_ok=True)
         transformers.utils.logging.disable_progress_bar()
         model.save_pretrained(model_folder)
-        with tempfile.NamedTemporaryFile(dir=case, suffix=".npz", delete=False) as partial:
-            np.savez(partial, **arrays)
-        os.replace(partial.name, case / "inputs.npz")  # last: an interrupted run leaves no case behind
+        (model_folder / "class.txt").write_text(f"{type(model).__module__} {type(model).__qualname__}")
+        _save(measured, case / "inputs.npz")
+        _save(calibration, case / "calibration.npz")  # last: an interrupted run leaves no case behind
     return case
+
+
+def _arrays(inputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
+
+
+def _save(arrays: Mapping[str, np.ndarray], path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as partial:
+        np.savez(partial, **arrays)
+    os.replace(partial.name, path)
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:

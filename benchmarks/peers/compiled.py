@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.conversion import Inputs
-from benchmarks.peers.model import LastHiddenState
+from benchmarks.peers.model import SavedModel
 
 
 def convert(system: str, case: Path) -> Path:
-    """The folder of the weights: nothing is converted ahead."""
-    return case.parent
+    """The case itself: nothing is converted ahead."""
+    return case
 
 
 def load(
-    system: str, folder: Path, inputs: Inputs, threads: int
+    system: str, case: Path, inputs: Inputs, threads: int
 ) -> tuple[Callable[[], Tensor], Callable[[Tensor], np.ndarray]]:
     """(one forward pass, what makes an array of its result)."""
     torch.set_num_threads(threads)
     dtype = torch.bfloat16 if system.endswith("bf16") else torch.float32
-    model = LastHiddenState(folder, dtype=dtype)
+    model = SavedModel(case, dtype=dtype)
     if system == "torchao-int8":
         compiled = _torchao(model)
     else:
@@ -40,7 +40,7 @@ def load(
     return call, lambda output: output.float().numpy()
 
 
-def _torchao(model: LastHiddenState) -> Callable[..., Tensor]:
+def _torchao(model: SavedModel) -> Callable[..., Tensor]:
     import torch._inductor.config
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-Inputs = dict[str, np.ndarray]  # input_ids and attention_mask, int64 [batch, seq]
+Inputs = dict[str, np.ndarray]  # in the order in which converted models take them
 
 
 def converted(case: Path, name: str, make: Callable[[Path, Path], None]) -> Path:
@@ -36,11 +36,11 @@ def converted(case: Path, name: str, make: Callable[[Path, Path], None]) -> Path
 def inputs(case: Path) -> Inputs:
     """The batch that is measured."""
     with np.load(case / "inputs.npz") as arrays:
-        return {name: arrays[name] for name in ("input_ids", "attention_mask")}
+        return dict(arrays)
 
 
 def calibration(case: Path) -> list[Inputs]:
-    """Batches of the same shape and mask with other random tokens."""
-    with np.load(case / "inputs.npz") as arrays:
-        mask = arrays["attention_mask"]
-        return [{"input_ids": ids, "attention_mask": mask} for ids in arrays["calibration_ids"]]
+    """Batches of the same shapes, and for text of the same mask, with other random values."""
+    with np.load(case / "calibration.npz") as arrays:
+        stacked = dict(arrays)
+    return [dict(zip(stacked, batch, strict=True)) for batch in zip(*stacked.values(), strict=True)]

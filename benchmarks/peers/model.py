@@ -1,22 +1,26 @@
-"""A saved model in a rival's environment, which has torch and transformers but not this package."""
+"""A saved model in a rival's environment, which has torch and transformers or diffusers but not this package."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
-import transformers
 from torch import Tensor, nn
 
+from benchmarks.peers.conversion import inputs
 
-class LastHiddenState(nn.Module):
-    """A saved model as (ids, mask), int64 [batch, seq] -> [batch, seq, features]."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+class SavedModel(nn.Module):
+    """The model of a case as (its inputs, in their order) -> its first output."""
+
+    def __init__(self, case: Path, **options: object) -> None:
         """`options` go to from_pretrained."""
         super().__init__()
-        self.model = transformers.AutoModel.from_pretrained(folder, **options).eval()
-        self.model.pooler = None  # the cases have none
+        module, name = (case.parent / "class.txt").read_text().split()
+        model_class = getattr(importlib.import_module(module), name)
+        self.model = model_class.from_pretrained(case.parent, **options).eval()
+        self.names = tuple(inputs(case))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        output: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    def forward(self, *tensors: Tensor) -> Tensor:
+        output: Tensor = self.model(**dict(zip(self.names, tensors, strict=True)))[0]
         return output

@@ -42,10 +42,10 @@ def _fuse(case: Path, folder: Path) -> None:
     import torch
     from onnxruntime.transformers import optimizer
 
-    from benchmarks.peers.model import LastHiddenState
+    from benchmarks.peers.model import SavedModel
 
     # The optimizer's patterns are those of eager attention as torch's first exporter writes it.
-    model = LastHiddenState(case.parent, attn_implementation="eager")
+    model = SavedModel(case, attn_implementation="eager")
     example = {name: torch.from_numpy(array) for name, array in inputs(case).items()}
     names = list(example)
     raw = str(folder / "model.onnx")

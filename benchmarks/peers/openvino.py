@@ -18,6 +18,7 @@ _KINDS = {
     "openvino-int8": ("int8", "f32"),
     "openvino-w8dyn": ("w8", "f32"),
 }
+_ATTENTION = ("ScaledDotProductAttention", "Softmax")  # what models of convolutions alone have none of
 
 
 def convert(system: str, case: Path) -> Path:
@@ -66,9 +67,9 @@ def _make(kind: str, source: Path | None, case: Path, folder: Path) -> None:
         if kind == "int8":
             batches = calibration(case)
             samples = nncf.Dataset(batches, lambda batch: list(batch.values()))
-            model = nncf.quantize(
-                model, samples, model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batches)
-            )
+            attends = any(node.get_type_name() in _ATTENTION for node in model.get_ops())
+            model_type = nncf.ModelType.TRANSFORMER if attends else None
+            model = nncf.quantize(model, samples, model_type=model_type, subset_size=len(batches))
         else:
             model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
@@ -78,12 +79,12 @@ def _from_torch(case: Path) -> Any:
     import openvino
     import torch
 
-    from benchmarks.peers.model import LastHiddenState
+    from benchmarks.peers.model import SavedModel
 
-    example = {name: torch.from_numpy(array) for name, array in inputs(case).items()}
+    example = tuple(torch.from_numpy(array) for array in inputs(case).values())
     with torch.no_grad():
-        exported = torch.export.export(LastHiddenState(case.parent), (), kwargs=example)
+        exported = torch.export.export(SavedModel(case), example)
     model = openvino.convert_model(exported)
     # The exporter's shapes come out dynamic, which would cost OpenVINO some of its fusions.
-    model.reshape({port: tensor.shape for port, tensor in zip(model.inputs, example.values(), strict=True)})
+    model.reshape({port: tensor.shape for port, tensor in zip(model.inputs, example, strict=True)})
     return model

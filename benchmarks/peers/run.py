@@ -2,6 +2,7 @@
 
 python -m benchmarks.peers.run
 python -m benchmarks.peers.run bert-base-uncased:1x128 --precisions int8 --rivals openvino
+python -m benchmarks.peers.run vit-base:1 sd15-unet:2 --rivals openvino,eager --rounds 3
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from benchmarks.session import Calls, Markdown, Out, Priority, Rounds, Seconds, 
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL:BATCHxTOKENS", help=f"[default: {' '.join(workloads.AGAINST_RIVALS)}]"),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help=f"MODEL:BATCHxTOKENS, or as docs/benchmarking.md has it [default: {' '.join(workloads.AGAINST_RIVALS)}]",
+        ),
     ] = None,
     precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(CONTESTS),
     rivals: Annotated[

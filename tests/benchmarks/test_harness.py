@@ -38,6 +38,21 @@ def test_systems_run_side_by_side_and_a_broken_one_is_reported() -> None:
     assert "bert-tiny:1x8: measuring" in said
 
 
+class FakeWorker:
+    def __init__(self, system: str, seconds: float) -> None:
+        self.system, self.seconds = system, seconds
+        self.bursts: list[tuple[float, ...]] = []
+
+    def burst(self, calls: int, seconds: float) -> tuple[float, ...]:
+        return (self.seconds,) * calls
+
+
+def test_a_long_call_is_a_burst() -> None:
+    workers = [FakeWorker("eager-fp32", 9.0), FakeWorker("ours-int8", 1.5)]
+    harness._bursts(workers, rounds=2, calls=3, seconds=0.0)
+    assert [len(burst) for worker in workers for burst in worker.bursts] == [1, 1, 3, 3]
+
+
 def test_a_base_that_fails_ends_the_run() -> None:
     with pytest.raises(WorkerError, match="bert-huge"):
         harness.run(

@@ -7,10 +7,14 @@ from benchmarks import workloads
 
 
 @pytest.mark.parametrize(
-    "name", ["bert-base-uncased", "bert-base-uncased:128", ":1x2", "a:1x2x3", "a:2x8-", "a:2x-8"]
+    "name",
+    [
+        *("bert-base-uncased", "bert-base-uncased:128", ":1x2", "a:1x2x3", "a:2x8-", "a:2x-8"),
+        *("vit-base:1x8", "vit-huge:1", "vit-base:0", "vit-base"),
+    ],
 )
 def test_names_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match="MODEL:BATCHxTOKENS"):
+    with pytest.raises(ValueError, match=r"MODEL:BATCHxTOKENS.*sd15-unet"):
         workloads.parse(name)
 
 

@@ -6,12 +6,16 @@ Speed does not depend on the values of the weights. Accuracy does: measure that 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+M = TypeVar("M", bound=nn.Module)
 
 _SMOLLM2 = {
     "vocab_size": 49152,
@@ -157,9 +161,15 @@ def build(
     shape = config(name)
     import transformers
 
+    head = getattr(transformers, auto_class)
+    return seeded(lambda: head.from_config(shape, dtype=dtype), seed)
+
+
+def seeded(make: Callable[[], M], seed: int = 0) -> M:
+    """What `make` returns, in eval mode, random weights from `seed`; biases and norm weights get noise as in `build`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = getattr(transformers, auto_class).from_config(shape, dtype=dtype)
+        model = make()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 1:
