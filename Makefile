@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-compile-families, fuzz, asan.
+# test-pyg, test-diffusers, test-compile-families, fuzz, asan.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,16 @@ PYG_SOURCE ?=
 test-pyg: kernels
 	@test -d "$(PYG_SOURCE)/test/nn/conv" || { echo "PYG_SOURCE=$(PYG_SOURCE): expected a checkout of pytorch_geometric"; exit 1; }
 	cd "$(PYG_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/pyg $(CURDIR)/$(BIN)/python -m pytest -q -p accelerate_layers test/nn/conv
+
+# diffusers' own tests of its pipelines: DIFFUSERS_SOURCE is a checkout near the installed version, whose package is what is tested. What
+# they need besides lies in build/, since peft would change what the other tests see.
+DIFFUSERS_SOURCE ?=
+DIFFUSERS_PIPELINES ?= stable_diffusion stable_diffusion_xl stable_diffusion_3 flux controlnet controlnet_sd3 controlnet_flux
+test-diffusers: kernels
+	@test -d "$(DIFFUSERS_SOURCE)/tests/pipelines" || { echo "DIFFUSERS_SOURCE=$(DIFFUSERS_SOURCE): expected a checkout of diffusers"; exit 1; }
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-diffusers peft parameterized requests-mock
+	cd "$(DIFFUSERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/diffusion:$(CURDIR)/build/test-diffusers $(CURDIR)/$(BIN)/python -m pytest -q \
+	  -p surroundings -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
 
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels
