@@ -97,7 +97,10 @@ Dispatch choose() {
     // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
     const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
     d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(kernels, WeightKind::bfloat16) > rate(kernels, WeightKind::float32);
-    if (!d.bf16_dot) d.gemm[static_cast<int>(WeightKind::bfloat16)] = kernels_avx512_vnni().gemm_bfloat16;
+    if (!d.bf16_dot) {
+      d.gemm[static_cast<int>(WeightKind::bfloat16)] = kernels_avx512_vnni().gemm_bfloat16;
+      d.attention = kernels_avx512_vnni().attention;
+    }
   }
 #endif
   return d;

@@ -4,6 +4,7 @@
 // from memory and packed (once per task: rows amortise it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
+#include "bfloats.h"
 #include "few_rows.h"
 #include "integers.h"
 
@@ -171,6 +172,11 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
   each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
 }
 
+template <class T>
+struct Type {
+  using type = T;
+};
+
 template <class Arithmetic>
 inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
   Carver counter{nullptr};
@@ -178,22 +184,27 @@ inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
   return counter.floats;
 }
 
+// f(arithmetic) of a task of so many rows.
+template <class F>
+inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t rows, const F& f) {
+  using hfca::HeadType;
+  if (rows <= unpacked_rows) return f(Type<FewRows>{});
 #if HFCA_VNNI
-inline bool in_integers(const hfca::Attention& a) { return a.quantised && !a.rows && a.key.type != hfca::HeadType::int8 && a.head_dim <= Integers::most_features; }
-#else
-using Integers = Floats;
-inline bool in_integers(const hfca::Attention&) { return false; }
+  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= Integers::most_features) return f(Type<Integers>{});
 #endif
+#if HFCA_BFLOATS
+  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16) return f(Type<Bfloats>{});
+#endif
+  return f(Type<Floats>{});
+}
 
 // Enough for fewer rows as well: FewRows needs the least.
 inline int64_t attention_scratch_floats(const hfca::Attention& a, int64_t rows) {
-  if (rows <= unpacked_rows) return floats_of<FewRows>(a, rows);
-  return in_integers(a) ? floats_of<Integers>(a, rows) : floats_of<Floats>(a, rows);
+  return with_arithmetic(a, rows, [&](auto type) { return floats_of<typename decltype(type)::type>(a, rows); });
 }
 
 inline void run_attention_task(const hfca::Attention& a, const hfca::AttentionTask& task, float* scratch) {
-  if (task.row_end - task.row_begin <= unpacked_rows) return attend<FewRows>(a, task, scratch);
-  in_integers(a) ? attend<Integers>(a, task, scratch) : attend<Floats>(a, task, scratch);
+  with_arithmetic(a, task.row_end - task.row_begin, [&](auto type) { attend<typename decltype(type)::type>(a, task, scratch); });
 }
 
 constexpr hfca::AttentionKernels attention_kernels() {

@@ -45,12 +45,12 @@ class Floats : public FloatQueries {
 
   // scores[keys / 32][rows][32] of rows [row, row + rows) for the first `keys` of the keys taken.
   void score(int64_t row, int rows, int64_t keys, float* scores) const {
-    multiply_chunks(rows, queries_of(row), a_.head_dim, keys_, a_.head_dim, keys, scores, false);
+    multiply_chunks<DotF32>(rows, as_words(queries_of(row)), a_.head_dim, as_words(keys_), a_.head_dim, keys, scores, false);
   }
 
   // sums[value_dim / 32][rows][32] (+)= probabilities @ values.
   void weigh(const float* probabilities, int rows, int64_t keys, float* sums, bool accumulate) const {
-    multiply_chunks(rows, probabilities, keys, values_, key_block, a_.value_dim, sums, accumulate);
+    multiply_chunks<DotF32>(rows, as_words(probabilities), keys, as_words(values_), key_block, a_.value_dim, sums, accumulate);
   }
 
  private:

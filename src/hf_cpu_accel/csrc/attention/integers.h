@@ -8,11 +8,11 @@
 #pragma once
 #include "../gemm/microkernel.h"
 #include "scratch.h"
-#include "softmax.h"
-
-namespace HFCA_TIER {
 
 #if HFCA_VNNI
+#include "rough_softmax.h"
+
+namespace HFCA_TIER {
 
 class Integers {
  public:
@@ -74,29 +74,10 @@ class Integers {
   }
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
-    constexpr float log2_e = 1.44269504088896341f;
-    const Float factor = Simd::set1(log2_e), offset = Simd::set1(most_probability_log2 - shift * log2_e);
-    Float sum[2] = {Simd::zero(), Simd::zero()};
-    for (int64_t k = 0; k < keys; k += chunk) {
-      const float* p = scores + (k * rows + i * chunk);
-      uint32_t* out = probabilities_ + (k / chunk * rows + i) * packed_words;
-      const int64_t left = visible - k;
-      const auto step = [&](auto v, bool full) HFCA_INLINE {
-        constexpr int at = decltype(v)::number * Simd::width;
-        const Float x = power_of_two(Simd::fma(Simd::load(p + at), factor, offset));
-        return full || left - at >= Simd::width ? x : left > at ? Simd::select_n(x, static_cast<int>(left - at), Simd::zero()) : Simd::zero();
-      };
-      const auto half = [&](bool full) HFCA_INLINE {
-        unroll<0, vectors / 2>([&](auto v) HFCA_INLINE {
-          const Float low = step(v, full), high = step(Index<decltype(v)::number + vectors / 2>{}, full);
-          Simd::store_pairs(out + v * Simd::width, low, high);
-          sum[0] = Simd::add(sum[0], low);
-          sum[1] = Simd::add(sum[1], high);
-        });
-      };
-      left >= chunk ? half(true) : half(false);
-    }
-    return Simd::reduce_add(Simd::add(sum[0], sum[1]));
+    return rough_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, most_probability_log2,
+                              [&](int64_t key, auto v, Float low, Float high) HFCA_INLINE {
+                                Simd::store_pairs(probabilities_ + (key / chunk * rows + i) * packed_words + v * Simd::width, low, high);
+                              });
   }
 
   void weigh(const float*, int rows, int64_t keys, float* sums, bool accumulate) const {
@@ -133,18 +114,6 @@ class Integers {
 #undef HFCA_ROWS
     }
     return nullptr;
-  }
-
-  // 2^t, relative error < 8e-5: less than a step of the largest probability. 0 where it is not normal, as exp_nonpositive.
-  static Float power_of_two(Float t) {
-    const Float least = Simd::set1(-125.0f);
-    t = Simd::max(least, t);  // infinity has no fraction
-    const Float r = Simd::fraction(t);
-    Float p = Simd::set1(7.802452170e-2f);
-    p = Simd::fma(p, r, Simd::set1(2.260671568e-1f));
-    p = Simd::fma(p, r, Simd::set1(6.958335400e-1f));
-    p = Simd::fma(p, r, Simd::set1(9.999252186e-1f));
-    return Simd::where_equal(t, least, Simd::zero(), Simd::scale_by_power_of_two(p, Simd::sub(t, r)));
   }
 
   template <class F>
@@ -239,6 +208,6 @@ class Integers {
   float value_scale_ = 0.0f;
 };
 
-#endif
-
 }  // namespace HFCA_TIER
+
+#endif

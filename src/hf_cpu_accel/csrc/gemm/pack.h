@@ -55,7 +55,7 @@ inline Simd::Float load_padded(const T* x, int64_t j, int64_t k) {
 // One float32 per word; padded with zeros to a multiple of `multiple` words.
 template <int multiple>
 struct FloatWords {
-  static int64_t count(int64_t k) { return (k + multiple - 1) / multiple * multiple; }
+  static constexpr int64_t count(int64_t k) { return (k + multiple - 1) / multiple * multiple; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
@@ -68,7 +68,7 @@ struct FloatWords {
 
 // Two bfloat16 per word.
 struct Bf16Words {
-  static int64_t count(int64_t k) { return (k + 1) / 2; }
+  static constexpr int64_t count(int64_t k) { return (k + 1) / 2; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;

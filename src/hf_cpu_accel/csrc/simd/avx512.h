@@ -103,6 +103,15 @@ struct Simd {
   static void store_pairs(uint32_t* p, Float low, Float high) {
     _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16)));
   }
+#if defined(__AVX512BF16__)
+  // Words of two bfloat16: those of 2 * width numbers that lie side by side, of the numbers in two vectors, and of p[i] (low) and q[i].
+  static Int load_bf16_words(const uint16_t* p, int n) { return n >= 2 * width ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((1u << n) - 1u, p); }
+  static Int bf16_words(Float first, Float second) { return reinterpret_cast<Int>(_mm512_cvtne2ps_pbh(second, first)); }
+  static Int bf16_couples(Float p, Float q) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(p), 16), _mm512_castps_si512(q));
+  }
+  static void store_words(uint32_t* p, Int x) { _mm512_storeu_si512(p, x); }
+#endif
 
  private:
   static float as_float(int bits) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits))); }
