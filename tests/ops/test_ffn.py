@@ -33,17 +33,30 @@ def test_ffn_is_two_linears(dtype: str, activation: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("rows", [1, 19, 700])
-def test_a_gated_ffn_is_two_linears_and_a_product(dtype: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "gate_last"), [(1, False), (19, True), (700, False), (700, True)])
+def test_a_gated_ffn_is_two_linears_and_a_product(dtype: str, rows: int, gate_last: bool) -> None:
     x, residual = torch.randn(48, rows).t(), torch.randn(rows, 50)
     up, down = pack_linear(torch.randn(192, 48) / 7, dtype), pack_linear(torch.randn(50, 96) / 10, dtype)
     up_bias, down_bias = torch.randn(192), torch.randn(50)
-    gate, value = linear(x, up, up_bias).chunk(2, dim=-1)
+    gate, value = linear(x, up, up_bias).chunk(2, dim=-1)[:: -1 if gate_last else 1]
     expected = linear(F.silu(gate) * value, down, down_bias, residual=residual)
-    got = gated_ffn(x, up, up_bias, down, down_bias, activation="silu", residual=residual)
+    options = {"activation": "silu", "residual": residual, "gate_last": gate_last}
+    got = gated_ffn(x, up, up_bias, down, down_bias, **options)
     # One place of rounding on the way is another for the integer kinds: a step of the quantised intermediate.
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 if up.scale is None else 0.05)
-    arguments = (up.data, up.scale, up_bias, down.data, down.scale, down_bias, residual, 96, 50, "silu")
+    arguments = (
+        up.data,
+        up.scale,
+        up_bias,
+        down.data,
+        down.scale,
+        down_bias,
+        residual,
+        96,
+        50,
+        "silu",
+        gate_last,
+    )
     reference = gated_ffn_reference(x, *arguments)
     assert (got - reference).abs().max() <= 2 * BOUND[dtype] * reference.abs().max()
 
@@ -60,6 +73,10 @@ def test_opcheck(dtype: str) -> None:
     down = pack_linear(torch.randn(24, 32), dtype)
     torch.library.opcheck(
         ops.gated_ffn, (x, gated.data, gated.scale, None, down.data, down.scale, None, x, 32, 24, "silu")
+    )
+    torch.library.opcheck(
+        ops.gated_ffn,
+        (x, gated.data, gated.scale, None, down.data, down.scale, None, x, 32, 24, "silu", True),
     )
 
 

@@ -101,7 +101,7 @@ def test_a_norm_keeps_its_class_and_its_state() -> None:
     names, norm = list(model.state_dict()), model[1]
     x, other = torch.randn(2, 16, 4, 4), torch.randn(2, 16, 5, 5)
     expected, alone = model(x).detach(), norm(other).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     assert isinstance(model[1], nn.BatchNorm2d)
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model[1](other), alone)
@@ -160,14 +160,14 @@ LEFT = {
 def test_what_is_not_a_norm_of_one_convolution_is_left(kind: str) -> None:
     model, x = with_statistics(nn.ModuleList([LEFT[kind]()])), torch.randn(2, 16, 9, 9)
     expected = model[0](x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     assert folded(model) == 0
     torch.testing.assert_close(model[0](x), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_hosts_that_take_more_than_an_image_are_not_looked_into() -> None:
     model = with_statistics(nn.ModuleList([_TwoInputs(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))]))
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     assert folded(model) == 0
 
 

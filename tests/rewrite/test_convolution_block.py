@@ -74,7 +74,7 @@ def test_values_and_the_way_back(gain: float | None, dtype: str) -> None:
 def test_what_computes_something_else_is_left(block: nn.Module) -> None:
     model, x = model_of(block)
     expected = model(x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     assert "convolution block" not in explain(model).counts()
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
 
@@ -82,7 +82,7 @@ def test_what_computes_something_else_is_left(block: nn.Module) -> None:
 def test_hooks_inside_see_what_they_would() -> None:
     model, x = model_of(Block(gain=0.5))
     expected = model(x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     seen: list[tuple[int, ...]] = []
     model[0].up.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)

@@ -38,6 +38,10 @@ def test_outputs_agree_and_come_back(family, dtype, bound):
     modules, values = dict(model.named_modules()), {k: v.clone() for k, v in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     before = _outputs(family, model)
+    if dtype == "bfloat16":
+        # UMT5 does not scale its scores: with these weights torch's own bfloat16 errs by 0.043.
+        eager = _outputs(family, copy.deepcopy(model).bfloat16())
+        bound = max(bound, *(row_error(eager[name].float(), output) for name, output in before.items()))
 
     accelerate_for_cpu(model, dtype=dtype)
     # The first round teaches which projections share their input, the later ones use it.

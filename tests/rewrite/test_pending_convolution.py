@@ -71,6 +71,7 @@ JOINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str, bool]]] =
     "sum": (lambda output, x: (output + x) * 2, ("none", True)),
     "sum from the other side": (lambda output, x: (x + output) * 2, ("none", True)),
     "sum and relu": (lambda output, x: functional.relu(x + output), ("relu", True)),
+    "divided by one": (lambda output, x: functional.relu((x + output) / 1.0), ("relu", True)),
     "sum and relu in place": (_in_place, ("relu", True)),
 }
 APART: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -105,7 +106,7 @@ def test_what_comes_next_joins(kind: str, dtype: str, calls: list[tuple[str, boo
 def test_pixels_take_along_what_comes_next(kind: str) -> None:
     model, x = block_of(JOINED[kind][0], size=1)
     expected = model(x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     for input in (x, x.contiguous()):
         torch.testing.assert_close(model(input), expected, atol=1e-5, rtol=1e-5)
 
@@ -140,7 +141,7 @@ def test_what_is_read_twice_is_computed_twice_only_once(calls: list[tuple[str, b
     for then, expected_calls in readers:
         model, x = block_of(then)
         expected = model(x).detach()
-        accelerate_for_cpu(model)
+        accelerate_for_cpu(model, dtype="float32")
         calls.clear()
         for _ in range(2):
             torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
@@ -166,7 +167,7 @@ def test_residual_blocks(dtype: str, calls: list[tuple[str, bool]]) -> None:
 def test_a_waiting_convolution_is_a_tensor_like_any_other() -> None:
     model, x = block_of(lambda output, x: output)
     expected = model[0].convolution(x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     for read in (lambda t: t + 0, lambda t: torch.cat([t]), lambda t: t.clone(), lambda t: t.flatten(2)):
         model[0].convolution.waits = True
         pending = model(x)
@@ -182,7 +183,7 @@ def test_a_waiting_convolution_is_a_tensor_like_any_other() -> None:
 @pytest.mark.parametrize("write", ["input", "residual"])
 def test_what_was_written_to_is_not_read(write: str) -> None:
     model, x = block_of(lambda output, x: output)
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     residual = torch.randn_like(x)
     pending = model(x) + residual
     (x if write == "input" else residual).add_(1)
@@ -194,7 +195,7 @@ def test_bfloat16_and_inference_mode() -> None:
     model, x = block_of(lambda output, x: functional.relu(output + x))
     model, x = model.bfloat16(), x.bfloat16()
     expected = model(x).detach()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     with torch.inference_mode():
         output = model(x.clone())
     assert output.dtype is torch.bfloat16
@@ -204,5 +205,5 @@ def test_bfloat16_and_inference_mode() -> None:
 def test_what_the_model_itself_calls_does_not_wait() -> None:
     """Its output may be the model's."""
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()).eval()
-    accelerate_for_cpu(model)
+    accelerate_for_cpu(model, dtype="float32")
     assert not isinstance(model[0](torch.randn(1, 16, 5, 5)), LazyTensor)

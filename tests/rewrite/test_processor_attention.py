@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.processor_attention import OurAttention, dot_product_attention
+from hf_cpu_accel.providers.attention import LONG
+from hf_cpu_accel.rewrite import processor_attention
+from hf_cpu_accel.rewrite.processor_attention import Manner, OurAttention, dot_product_attention
 
 ops = torch.ops.hf_cpu_accel
 
@@ -37,8 +39,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         seen.append(tuple(query.shape))
         return original(query, *args, **options)
 
-    from hf_cpu_accel.rewrite import processor_attention
-
     original = processor_attention.attention
     monkeypatch.setattr(processor_attention, "attention", attention)
     return seen
@@ -62,7 +62,7 @@ def test_it_is_torchs_function(case: str, dtype: torch.dtype, counted: list[tupl
     elif case == "scaled":
         options["scale"] = 0.7
     expected = functional.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
-    with OurAttention():
+    with OurAttention(Manner()):
         given = functional.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     assert counted == [(2, 4, 7, 20)]
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
@@ -88,6 +88,30 @@ def test_the_rest_is_left_to_torch(case: str, counted: list[tuple[int, ...]]) ->
     expected = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
     assert torch.equal(dot_product_attention(query, key, value, is_causal=causal), expected)
     assert not counted
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_long_float32_goes_to_whoever_is_faster(
+    faster: bool, counted: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_attention, "torch_is_faster", lambda head_dim: faster)
+    query, key, value = torch.randn(3, 1, 2, LONG, 8).unbind()
+    expected = functional.scaled_dot_product_attention(query, key, value)
+    for manner in (Manner(measured=True), Manner(measured=False)):
+        given = dot_product_attention(query, key, value, manner=manner)
+        torch.testing.assert_close(given, expected, atol=2e-5, rtol=2e-5)
+    assert len(counted) == (1 if faster else 2)
+
+
+def test_narrow_models_attend_over_long_sequences_in_bfloat16(counted: list[tuple[int, ...]]) -> None:
+    query, key, value = torch.randn(3, 1, 2, LONG, 8).unbind()
+    mask = torch.randn(1, 1, LONG, LONG)
+    expected = functional.scaled_dot_product_attention(query, key, value, mask)
+    given = dot_product_attention(query, key, value, mask, manner=Manner(narrow=True, measured=True))
+    assert given.dtype is torch.float32
+    assert not torch.allclose(given, expected, atol=1e-5)
+    torch.testing.assert_close(given, expected, atol=2e-2, rtol=2e-2)
+    assert len(counted) == 1
 
 
 def test_heads_that_do_not_fit_are_an_error_as_in_torch() -> None:

@@ -37,12 +37,10 @@ class PackedLinears:
     Attributes:
         dtype: one of `packing.DTYPES`.
         transposed: the sources are [K, N], not [N, K].
-        halves_swapped: the second half of the output features comes first.
     """
 
     dtype: str
     transposed: bool = False
-    halves_swapped: bool = False
 
     def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
         rows, columns = (1, 0) if self.transposed else (0, 1)
@@ -50,8 +48,6 @@ class PackedLinears:
 
     def make(self, *sources: Tensor) -> list[Tensor]:
         weights = [weight.t() if self.transposed else weight for weight in sources]
-        if self.halves_swapped:
-            weights = [half for weight in weights for half in weight.chunk(2)[::-1]]
         packed = concat([pack_linear(weight, self.dtype) for weight in weights])
         return [packed.data] if packed.scale is None else [packed.data, packed.scale]
 
@@ -62,19 +58,16 @@ class JoinedBiases:
 
     Attributes:
         sizes: of each layer: its features, and whether it has a bias; zeros stand for those that are missing.
-        halves_swapped: the second half of the features comes first.
     """
 
     sizes: tuple[tuple[int, bool], ...]
-    halves_swapped: bool = False
 
     def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
         return [((sum(features for features, _ in self.sizes),), torch.float32)]
 
     def make(self, *sources: Tensor) -> list[Tensor]:
         given = iter(sources)
-        joined = torch.cat([next(given).float() if has else torch.zeros(n) for n, has in self.sizes])
-        return [torch.cat(joined.chunk(2)[::-1]) if self.halves_swapped else joined]
+        return [torch.cat([next(given).float() if has else torch.zeros(n) for n, has in self.sizes])]
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,19 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
   return outputs;
 }
 
-// down(activation(up(input))) + residual; gated: the first half of up goes through the activation and is multiplied by the second half.
-Tensor run_ffn(const char* op, bool gated, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
+enum class Gate { none, first, last };
+
+// down(activation(up(input))) + residual; with a gate: that half of up goes through the activation and is multiplied by the other half.
+Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
                const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
                int64_t intermediate_features, int64_t out_features, const std::string& activation) {
   check_floating(input, op, "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
+  const bool gated = gate != Gate::none;
   STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op, ": intermediate_features must be a multiple of ", panel_columns);
   const int64_t m = row_count(input), up_features = (gated ? 2 : 1) * intermediate_features;
   Gemm first = gemm_of(op, m, up_features, input.size(input.dim() - 1), up, up_scale, up_bias, activation_of(activation, op));
-  first.gated = gated;
+  first.gated = gated, first.gate_last = gate == Gate::last;
   Gemm second = gemm_of(op, m, out_features, intermediate_features, down, down_scale, down_bias);
   Tensor output = output_for(input, out_features);
   Tensor keep_input = input, keep_residual = input;
@@ -79,13 +82,13 @@ Tensor run_ffn(const char* op, bool gated, const Tensor& input, const Tensor& up
 Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
            const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
            int64_t intermediate_features, int64_t out_features, const std::string& activation) {
-  return run_ffn("ffn", false, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
+  return run_ffn("ffn", Gate::none, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
 }
 
 Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
                  const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-                 int64_t intermediate_features, int64_t out_features, const std::string& activation) {
-  return run_ffn("gated_ffn", true, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
+                 int64_t intermediate_features, int64_t out_features, const std::string& activation, bool gate_last) {
+  return run_ffn("gated_ffn", gate_last ? Gate::last : Gate::first, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
 }
 
 }  // namespace
@@ -100,7 +103,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
       "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
   m.def(
       "gated_ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
-      "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
+      "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation, bool gate_last=False) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {

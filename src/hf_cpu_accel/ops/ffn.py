@@ -59,12 +59,14 @@ def gated_ffn(
     *,
     activation: str,
     residual: Tensor | None = None,
+    gate_last: bool = False,
 ) -> Tensor:
     """(activation(gate) * value) @ down^T + down_bias + residual, gate and value being the halves of input @ up^T + up_bias.
 
     Args:
         input: [..., K] float32 or bfloat16, any strides.
-        up: 2I x K, packed, the gate's rows first; I is a multiple of 32. down: N x I, packed.
+        up: 2I x K, packed, the gate's rows first, or with `gate_last` behind the value's; I is a multiple of 32.
+        down: N x I, packed.
         up_bias, down_bias: [2I] and [N], float32 or bfloat16, or None.
         activation: one of `ops.linear.ACTIVATIONS`.
         residual: [..., N] or None.
@@ -82,7 +84,7 @@ def gated_ffn(
             f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
             f"and multiples of {PANEL_FEATURES}"
         )
-    op = torch.ops.hf_cpu_accel.gated_ffn
+    op = partial(torch.ops.hf_cpu_accel.gated_ffn, gate_last=gate_last)
     return _call(op, input, up, up_bias, down, down_bias, activation=activation, residual=residual)
 
 
@@ -113,13 +115,14 @@ def ffn_reference(
     intermediate_features: int,
     out_features: int,
     activation: str,
+    gate_last: bool = False,
     *,
     gated: bool = False,
 ) -> Tensor:
     """Both ops in plain torch, float32 between the layers."""
     up_features = (2 if gated else 1) * intermediate_features
     hidden = linear_reference(input.float(), up, up_scale, up_bias, None, up_features, "none")
-    gate, *value = hidden.chunk(2, dim=-1) if gated else (hidden,)
+    gate, *value = hidden.chunk(2, dim=-1)[:: -1 if gate_last else 1] if gated else (hidden,)
     hidden = ACTIVATIONS[activation](gate)
     hidden = hidden * value[0] if gated else hidden
     output = linear_reference(hidden, down, down_scale, down_bias, residual, out_features, "none")
@@ -131,7 +134,11 @@ gated_ffn_reference = partial(ffn_reference, gated=True)
 _ARGUMENTS = (
     "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
     "Tensor? down_bias, Tensor? residual, SymInt intermediate_features, SymInt out_features, "
-    "str activation) -> Tensor"
+    "str activation"
 )
-declare("ffn" + _ARGUMENTS, fake=rows_fake, reference=ffn_reference)
-declare("gated_ffn" + _ARGUMENTS, fake=rows_fake, reference=gated_ffn_reference)
+declare(f"ffn{_ARGUMENTS}) -> Tensor", fake=rows_fake, reference=ffn_reference)
+declare(
+    f"gated_ffn{_ARGUMENTS}, bool gate_last=False) -> Tensor",
+    fake=lambda input, *arguments: rows_fake(input, *arguments[:10]),
+    reference=gated_ffn_reference,
+)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
 # Dense where activations differ from one another, and far enough out to tell the clipped ones.
-_GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 50.0, 1e3])))
+GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 50.0, 1e3])))
 _RELATIVE, _ABSOLUTE = 1e-5, 2e-6
 
 
@@ -24,13 +24,13 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
         return None
     with torch.no_grad():
         try:
-            values = function(_GRID.clone())
+            values = function(GRID.clone())
         except Exception:  # unknown code that does not take one tensor is no activation
             return None
-        if not isinstance(values, Tensor) or values.shape != _GRID.shape:
+        if not isinstance(values, Tensor) or values.shape != GRID.shape:
             return None
         for name, reference in ACTIVATIONS.items():
-            if torch.allclose(values, reference(_GRID), rtol=_RELATIVE, atol=_ABSOLUTE):
+            if torch.allclose(values, reference(GRID), rtol=_RELATIVE, atol=_ABSOLUTE):
                 return name
     return None
 

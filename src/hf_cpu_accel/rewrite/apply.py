@@ -19,6 +19,7 @@ from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
+from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
@@ -95,6 +96,7 @@ def apply(
             freeze_parameters(journal, root)
             items.extend(_rewrite(context, rules))
             items.extend(fuse_convolution_blocks(context))
+            items.extend(fuse_nested_ffns(context))
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(accelerate_generation(context))

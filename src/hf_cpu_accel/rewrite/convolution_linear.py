@@ -83,9 +83,11 @@ class LinearConvolution(WaitingConvolution, PackedLinear):
         if self.fold is not None and not epilogue.normalised:
             return self._as_eager(input)
         if not self._reads_rows(input):
-            # To turn a map with its channels first takes longer than to multiply it.
             output = self._as_eager(input)
             return output if self.fold is None else self.fold.normalise(output)
+        if self._reads_pixels:
+            # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
+            input = input.contiguous(memory_format=torch.channels_last)
         rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
         activation, residual = epilogue.activation, epilogue.residual
         if residual is None:
@@ -98,14 +100,15 @@ class LinearConvolution(WaitingConvolution, PackedLinear):
         return not residual or activation in ("none", "relu")
 
     def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
-        if len(self.kernel_size) != 2 or not self._reads_rows(input):
+        if len(self.kernel_size) != 2:
             return None
         sides = zip(input.shape[2:], self.kernel_size, self.stride, strict=True)
         height, width = (out_size(pixels, size, step, 0, 1) for pixels, size, step in sides)
         return input.shape[0], self.out_channels, height, width
 
     def _reads_rows(self, input: Tensor) -> bool:
-        return not self._reads_pixels or input.stride(1) == 1
+        """Whether the input, its channels last, is the rows of the linear; video with its channels first is not turned."""
+        return not self._reads_pixels or len(self.kernel_size) == 2 or input.stride(1) == 1
 
     def _as_eager(self, input: Tensor) -> Tensor:
         """With the weight unpacked once."""

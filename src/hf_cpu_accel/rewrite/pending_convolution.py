@@ -127,6 +127,9 @@ class PendingConvolution(LazyTensor):
         self._residual = unwritten
         return self
 
+    def _unchanged(self) -> PendingConvolution | None:
+        return self._followed(self._normalised, self._residual) if self._is_open else None
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls,
@@ -188,6 +191,19 @@ def _sum_in_place(args: Any, kwargs: Any) -> Tensor | None:
     return _sum(args, kwargs, in_place=True)
 
 
+def _quotient(args: Any, kwargs: Any) -> Tensor | None:
+    """Networks of diffusers divide by a factor that mostly is 1."""
+    pending, divisor = args
+    if (
+        kwargs
+        or type(divisor) not in (int, float)
+        or divisor != 1
+        or not isinstance(pending, PendingConvolution)
+    ):
+        return None
+    return pending._unchanged()
+
+
 _JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.relu.default: _activation("relu"),
     _ATEN.relu_.default: _activation("relu", in_place=True),
@@ -196,4 +212,5 @@ _JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.gelu.default: _gelu,
     _ATEN.add.Tensor: _sum,
     _ATEN.add_.Tensor: _sum_in_place,
+    _ATEN.div.Tensor: _quotient,
 }

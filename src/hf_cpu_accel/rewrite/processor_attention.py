@@ -8,6 +8,7 @@ module keeps its processor, and while its forward runs, that one function is our
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_cpu_accel import hardware
 from hf_cpu_accel.generate.override import Override
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.attention import LONG, torch_is_faster
 from hf_cpu_accel.rewrite.changes import add_attribute
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.rule import Match, Outcome
@@ -26,18 +29,36 @@ from hf_cpu_accel.rewrite.verify import disagreement
 STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
 _DISPATCH = "dispatch_attention_fn"
-# torch's blocks go through BLAS, which in float32 gains over ours with the length: 1.1 times as fast at 1024 keys, as fast at 256.
-_LONG = 512
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How attention is computed.
+
+    Attributes:
+        narrow: float32 over long sequences is computed in bfloat16, which the model's weights are rounded to or beyond.
+        measured: torch serves where it is faster.
+    """
+
+    narrow: bool = False
+    measured: bool = False
+
+
+PLAIN = Manner()
 
 
 class OurAttention(TorchFunctionMode):
     """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
 
+    def __init__(self, manner: Manner) -> None:
+        super().__init__()
+        self.manner = manner
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is functional.scaled_dot_product_attention:
-            return dot_product_attention(*args, **(kwargs or {}))
+            return dot_product_attention(*args, **(kwargs or {}), manner=self.manner)
         return func(*args, **(kwargs or {}))
 
 
@@ -50,6 +71,8 @@ def dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    manner: Manner = PLAIN,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, which also serves whatever our op does not.
 
@@ -65,7 +88,6 @@ def dot_product_attention(
         not dropout_p
         and query.dim() == key.dim() == value.dim() == 4
         and query.dtype in (torch.float32, torch.bfloat16)
-        and not (query.dtype is torch.float32 and key.shape[2] >= _LONG)
         and query.dtype is key.dtype is value.dtype
         and query.shape[0] == key.shape[0] == value.shape[0]
         and key.shape[1:3] == value.shape[1:3]
@@ -77,14 +99,19 @@ def dot_product_attention(
             torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         )
     )
-    if not ours:
+    long = ours and query.dtype is torch.float32 and key.shape[2] >= LONG
+    if not ours or (long and not manner.narrow and manner.measured and torch_is_faster(query.shape[3])):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if attn_mask is not None and attn_mask.dim() < 4:
         # Two dimensions are queries and keys for torch, but key padding for our op.
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-    return attention(query, key, value, mask=attn_mask, is_causal=is_causal, scale=scale).transpose(1, 2)
+    heads = (query, key, value)
+    if long and manner.narrow:
+        heads = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    output = attention(*heads, mask=attn_mask, is_causal=is_causal, scale=scale).transpose(1, 2)
+    return output.to(query.dtype)
 
 
 class ProcessorForward(Override):
@@ -92,10 +119,14 @@ class ProcessorForward(Override):
 
     name = "forward"
 
+    def __init__(self, module: nn.Module, manner: Manner) -> None:
+        super().__init__(module)
+        self.manner = manner
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # the compiled tier finds torch's own in the graph
             return self.__wrapped__(*args, **kwargs)
-        with OurAttention():
+        with OurAttention(self.manner):
             return self.__wrapped__(*args, **kwargs)
 
 
@@ -113,7 +144,9 @@ class ProcessorAttentionRule:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        add_attribute(context.journal, match.module, "forward", ProcessorForward(match.module))
+        narrow = context.dtype != "float32" and hardware.native_bf16_is_fast()
+        forward = ProcessorForward(match.module, Manner(narrow, context.measured))
+        add_attribute(context.journal, match.module, "forward", forward)
         item = PlanItem(match.path, STRUCTURE, "attention", "float32", packed_bytes=0, reason=None)
         return Outcome((item,), ())
 

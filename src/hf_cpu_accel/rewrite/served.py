@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.ffn import ffn
+from hf_cpu_accel.ops.ffn import ffn, gated_ffn
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear, linear_split
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.providers.choice import Run
@@ -130,6 +130,44 @@ class FFNWork:
     def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         shapes = [(rows, self.in_features)] + [(rows, self.down.packed.out_features)] * self.residual
         return sample(shapes, dtype)
+
+
+class GatedFFNWork:
+    """down(activation(gate) * value), gate and value being the halves of up(input)."""
+
+    def __init__(self, up: Part, down: Part, activation: str, *, gate_last: bool) -> None:
+        self.up = up
+        self.down = down
+        self.activation = activation
+        self.gate_last = gate_last
+        self.dtype = up.packed.dtype
+        self.in_features = up.packed.in_features
+        self.products = up.products + down.products
+        self.key = f"gated ffn+{activation} {up.shape},{down.shape} {self.dtype}"
+
+    def own(self, input: Tensor) -> Tensor:
+        up, down, activation = self.up, self.down, self.activation
+        return gated_ffn(
+            input,
+            up.packed,
+            up.bias,
+            down.packed,
+            down.bias,
+            activation=activation,
+            gate_last=self.gate_last,
+        )
+
+    def by(self, provider: Provider) -> Run:
+        up, down, activate = self.up.by(provider), self.down.by(provider), ACTIVATIONS[self.activation]
+
+        def run(input: Tensor) -> Tensor:
+            gate, value = up(input).chunk(2, dim=-1)[:: -1 if self.gate_last else 1]
+            return down(activate(gate) * value)
+
+        return run
+
+    def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return sample([(rows, self.in_features)], dtype)
 
 
 def sample(shapes: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -29,26 +29,29 @@ def register() -> None:
 def _linear(
     input: Any, weight: Any, scale: Any, bias: Any, residual: Any, out_features: int, activation: str
 ) -> Any:
-    return _product(input, (weight, scale, bias), (), False, residual, 0, out_features, activation)
+    return _product(input, (weight, scale, bias), (), residual, 0, out_features, activation)
 
 
 def _ffn(input: Any, *arguments: Any) -> Any:
-    return _product(input, arguments[:3], arguments[3:6], False, *arguments[6:])
+    return _product(input, arguments[:3], arguments[3:6], *arguments[6:])
 
 
-def _gated_ffn(input: Any, *arguments: Any) -> Any:
-    return _product(input, arguments[:3], arguments[3:6], True, *arguments[6:])
+def _gated_ffn(input: Any, *arguments: Any, gate_last: bool = False) -> Any:
+    rest, last = (arguments[6:10], (*arguments[10:], gate_last)[0])
+    return _product(input, arguments[:3], arguments[3:6], *rest, gated=True, gate_last=last)
 
 
 def _product(
     input: Any,
     first: Sequence[Any],
     second: Sequence[Any],
-    gated: bool,
     residual: Any,
     intermediate_features: int,
     out_features: int,
     activation: str,
+    *,
+    gated: bool = False,
+    gate_last: bool = False,
 ) -> Any:
     """What the op gives, or None where nothing is to be gained."""
     if not isinstance(out_features, int) or not has_pointwise_user(templates.node_being_lowered()):
@@ -77,6 +80,7 @@ def _product(
             "second": _weight(source, "second"),
             "activation": list(ACTIVATIONS).index(activation),
             "gated": str(gated).lower(),
+            "gate_last": str(gate_last).lower(),
         }
         return struct("Product", fields) + "\nhf_cpu_accel_library().multiply(call);"
 

@@ -6,7 +6,7 @@
 namespace hf_cpu_accel_tiles {
 
 // Another number whenever something below changes: what was compiled for one library is not run by another.
-constexpr int64_t version = 1;
+constexpr int64_t version = 2;
 
 // Rows of float32 or bfloat16 (then of 16-bit halves), `stride` elements from one to the next; a vector is one row.
 struct Rows {
@@ -34,7 +34,7 @@ struct Product {
   Rows input, residual;
   Weight first, second;  // second.data is null for one linear
   int32_t activation;    // Activation of csrc/gemm/gemm.h
-  bool gated;
+  bool gated, gate_last;
   Store store;
   void* context;
 };

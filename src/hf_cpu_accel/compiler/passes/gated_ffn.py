@@ -15,7 +15,7 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.activation import read_activation
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.reading import args_of, argument, axis, is_call, only_user, value
-from hf_cpu_accel.compiler.recipes import JoinedBiases, PackedLinears, Recipe
+from hf_cpu_accel.compiler.recipes import JoinedBiases
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.packing import PANEL_FEATURES
 
@@ -47,15 +47,18 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
         up = _two_linears(rewriter, gate, other, down) or _two_halves(rewriter, gate, other, down)
         if up is None:
             continue
-        arguments = (*up, down.weight, down.scale, down.bias, down.residual)
-        width = int(value(other).shape[-1])
-        fused = rewriter.call(node, ours.gated_ffn.default, *arguments, width, down.out_features, name)
+        *both, gate_last = up
+        arguments = (*both, down.weight, down.scale, down.bias, down.residual)
+        sizes = (int(value(other).shape[-1]), down.out_features)
+        fused = rewriter.call(node, ours.gated_ffn.default, *arguments, *sizes, name, gate_last)
         rewriter.replace(node, fused)
         return True
     return False
 
 
-Up = tuple[Node, Node, Node | None, Node | None]  # input, packed weight, scale, bias
+Up = tuple[
+    Node, Node, Node | None, Node | None, bool
+]  # input, packed weight, scale, bias; whether the gate comes last
 
 
 def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
@@ -70,10 +73,14 @@ def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) 
         return None
     if not all(_joins(rewriter, call, down) for call in calls) or first.out_features % PANEL_FEATURES:
         return None
+    if not all(call.bias is None or rewriter.is_parameter(call.bias) for call in calls):
+        return None
     sources = [made[0][1][0], made[1][1][0]]
     biases = [call.bias for call in calls if call.bias is not None]
     sizes = tuple((call.out_features, call.bias is not None) for call in calls)
-    return _up(rewriter, first.input, made[0][0], sources, JoinedBiases(sizes), biases)
+    data, *scale = rewriter.derived(made[0][0], sources)
+    bias = rewriter.derived(JoinedBiases(sizes), biases)[0] if biases else None
+    return first.input, data, scale[0] if scale else None, bias, False
 
 
 def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
@@ -86,21 +93,16 @@ def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -
     if not is_call(both, ours.linear.default) or only_user(both) is not whole:
         return None
     call = LinearCall.of(both)
-    made = rewriter.sources_of(call.weight)
-    if made is None or not isinstance(made[0], PackedLinears) or not _joins(rewriter, call, down):
+    if not _joins(rewriter, call, down) or not _is_halved(whole, call.out_features):
         return None
-    if not _is_halved(whole, call.out_features) or call.out_features % (2 * PANEL_FEATURES):
+    if call.out_features % (2 * PANEL_FEATURES):
         return None
-    recipe = PackedLinears(made[0].dtype, made[0].transposed, halves_swapped=first == 1)
-    biases = [] if call.bias is None else [call.bias]
-    joined = JoinedBiases(((call.out_features, True),), halves_swapped=first == 1)
-    return _up(rewriter, call.input, recipe, made[1], joined, biases)
+    return call.input, call.weight, call.scale, call.bias, first == 1
 
 
 def _joins(rewriter: Rewriter, call: LinearCall, down: LinearCall) -> bool:
-    """Whether the layer gives nothing but its product, by weights of the kind that `down` has, and its bias is a parameter."""
-    known_bias = call.bias is None or rewriter.is_parameter(call.bias)
-    return call.is_plain and call.dtype == down.dtype and known_bias and not rewriter.is_written(call.node)
+    """Whether the layer gives nothing but its product, by weights of the kind that `down` has."""
+    return call.is_plain and call.dtype == down.dtype and not rewriter.is_written(call.node)
 
 
 def _is_halved(division: Node, features: int) -> bool:
@@ -111,16 +113,3 @@ def _is_halved(division: Node, features: int) -> bool:
     if division.target is aten.chunk.default:
         return how == 2
     return how == features // 2 or (isinstance(how, list | tuple) and list(how) == [features // 2] * 2)
-
-
-def _up(
-    rewriter: Rewriter,
-    input: Node,
-    recipe: Recipe,
-    sources: list[Node] | tuple[Node, ...],
-    joined: JoinedBiases,
-    biases: list[Node],
-) -> Up:
-    data, *scale = rewriter.derived(recipe, sources)
-    bias = rewriter.derived(joined, biases)[0] if biases else None
-    return input, data, scale[0] if scale else None, bias

@@ -104,7 +104,7 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
 template <bool quantised, bool full>
 inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
-  switch (g.gated && column >= g.output_begin[1] ? Activation::none : g.activation) {
+  switch (g.gated && (column >= g.output_begin[1]) != g.gate_last ? Activation::none : g.activation) {
 #define HFCA_ACTIVATION(A) \
   case Activation::A: return finish_tile<Activation::A, quantised, full, false>(g, sums, row, rows, column, columns);
     case Activation::gelu:

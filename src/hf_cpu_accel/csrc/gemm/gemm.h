@@ -69,6 +69,7 @@ struct Gemm {
   // The first half of the output features goes through the activation, and the second half is multiplied into it: both outputs are the
   // same matrix. n is a multiple of 2 * panel_columns.
   bool gated = false;
+  bool gate_last = false;  // it is the second half that goes through the activation
   // 0, or: what goes through the activation is at most this, and the other half lies within it on both sides and is added 1 (gpt-oss).
   float limit = 0.0f;
   uint32_t* words = nullptr;     // packed input: m * input_words words

@@ -1,0 +1,33 @@
+"""Attention in float32 over long sequences: ours or torch's, whose blocks go through BLAS. Which is faster depends on the BLAS."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.providers.race import OWN, race
+
+# From so many keys on the two are alike for all lengths; below ours is ahead.
+LONG = 512
+_RACE_LENGTH, _RACE_HEADS = 1024, 2
+
+
+def torch_is_faster(head_dim: int) -> bool:
+    """With heads of that size on the threads that are in use now. Measured once in a process, in about 50 ms."""
+    return _measured(head_dim, torch.get_num_threads())
+
+
+@cache
+def _measured(head_dim: int, threads: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, _RACE_LENGTH, _RACE_HEADS, head_dim)
+    query, key, value = (torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(3))
+    with torch.no_grad():
+        contestants = {
+            OWN: lambda: attention(query, key, value),
+            "torch": lambda: functional.scaled_dot_product_attention(query, key, value),
+        }
+        return race(contestants).winner != OWN

@@ -1,0 +1,163 @@
+"""Level two for the feed-forward networks of diffusers: the first linear lies in one module with its activation or gate (GEGLU,
+SwiGLU, GELU with a projection), the second one behind a dropout. Both, and what is between them, become one op call.
+
+A network is guessed from the modules in it, whose linears are packed already; its activation is told by the values that the inner
+module gives around a stand-in for its linear; and the whole is proved on an input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing import PANEL_FEATURES
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.activations import GRID, identify
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.hooks import has_foreign_hook
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.served import FFNWork, GatedFFNWork
+from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
+
+STRUCTURE = "nested ffn"
+# The same packed weights in other calls: only what is between the linears is rounded otherwise.
+_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True)
+class NestedFFN:
+    """down(activation(up(x))), or with a gate down(activation(one half of up(x)) * the other half).
+
+    Attributes:
+        up, down: the paths of the linears.
+        gate_last: whether it is the second half that goes through the activation; None without a gate.
+    """
+
+    up: str
+    down: str
+    activation: str
+    gate_last: bool | None
+
+
+class FusedNestedFFN(Mixed):
+    """Mixed into the container's own class: [..., K] -> [..., N].
+
+    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside, for
+    further arguments, and while a graph is traced.
+    """
+
+    _ffn: NestedFFN
+    _hooks_inside: tuple[dict[int, Any], ...]
+    _route: Route | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        input = args[0] if len(args) == 1 and not kwargs else None
+        watched = any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside))
+        if not isinstance(input, Tensor) or watched or torch.compiler.is_compiling():
+            return self._original_class.forward(self, *args, **kwargs)
+        check_inference(self, input)
+        route = self._route or self._bind()
+        return route(input.tensor if isinstance(input, LazyTensor) else input)
+
+    def _bind(self) -> Route:
+        ffn, linears = self._ffn, (self.get_submodule(self._ffn.up), self.get_submodule(self._ffn.down))
+        up, down = (linear.group.part(linear.index, linear.index) for linear in _packed(*linears))
+        work = (
+            FFNWork(up, down, ffn.activation)
+            if ffn.gate_last is None
+            else GatedFFNWork(up, down, ffn.activation, gate_last=ffn.gate_last)
+        )
+        self._route = Route(work, measured=_packed(*linears)[0].group.measured)
+        return self._route
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FusedNestedFFN:
+        super()._apply(fn, recurse)
+        self._route = None  # holds the biases
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_route": None}  # other providers' weights cannot be copied
+
+
+def fuse_nested_ffns(context: Context) -> list[PlanItem]:
+    """Fuse every such network of the model. To be called when linears are packed."""
+    items: list[PlanItem] = []
+    for path, layer in list(context.root.named_modules()):
+        if refusal_to_swap(layer, path, context) is not None or not context.slots[id(layer)]:
+            continue
+        ffn = _guess(layer)
+        if ffn is None:
+            continue
+        fused = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _route=None)
+        (up,) = _packed(layer.get_submodule(ffn.up))
+        input = probe(up.in_features, up.weight_dtype)
+        if row_error(run_alone(fused, input), run_alone(layer, input)) <= _TOLERANCES[up.weight_dtype]:
+            swap_module(context.journal, context.slots[id(layer)], fused)
+            op = "ffn" if ffn.gate_last is None else "gated_ffn"
+            items.append(PlanItem(path, STRUCTURE, op, up.packed_dtype, packed_bytes=0, reason=None))
+    return items
+
+
+def _guess(layer: nn.Module) -> NestedFFN | None:
+    """What the layer may be by what it holds: two linears, and else only what has no state."""
+    linears = [(path, child) for path, child in layer.named_modules() if isinstance(child, PackedLinear)]
+    if len(linears) != 2:
+        return None
+    (up_path, up), (down_path, down) = linears
+    around, _, name = up_path.rpartition(".")
+    inside = {id(module) for _, linear in linears for module in linear.modules()}
+    rest = [module for module in layer.modules() if id(module) not in inside]
+    if any(module._parameters or module._buffers for module in rest) or not around:
+        return None
+    if down_path.startswith(around + ".") or up.packed_dtype != down.packed_dtype:
+        return None
+    between = partial(_without_linear, layer.get_submodule(around), name)
+    if up.out_features == down.in_features:
+        activation = identify(between)
+        return None if activation is None else NestedFFN(up_path, down_path, activation, None)
+    if up.out_features != 2 * down.in_features or down.in_features % PANEL_FEATURES:
+        return None
+    for gate_last in (False, True):
+        activation = _gate(between, gate_last)
+        if activation is not None:
+            return NestedFFN(up_path, down_path, activation, gate_last)
+    return None
+
+
+def _without_linear(module: nn.Module, name: str, input: Tensor) -> Tensor:
+    """What `module` makes of `input` where its child `name` gives what it is given."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = {**module._modules, name: nn.Identity()}
+    output: Tensor = twin(input)
+    return output
+
+
+def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
+    """The activation of one half, if `between` multiplies it by the other half."""
+
+    def gated(gate: Tensor, value: Tensor) -> Tensor:
+        return between(torch.cat((value, gate) if gate_last else (gate, value)))
+
+    activation = identify(lambda gate: gated(gate, torch.ones_like(gate)))
+    if activation is None:
+        return None
+    value = GRID.flip(0).sin()
+    expected = ACTIVATIONS[activation](GRID) * value
+    return activation if torch.allclose(gated(GRID, value), expected, rtol=1e-5, atol=2e-6) else None
+
+
+def _packed(*linears: nn.Module) -> tuple[PackedLinear, ...]:
+    assert all(isinstance(linear, PackedLinear) for linear in linears)
+    return linears  # type: ignore[return-value]
