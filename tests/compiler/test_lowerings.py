@@ -188,7 +188,7 @@ def test_inductor_alone_calls_the_ops_as_before() -> None:
     with torch.no_grad():
         torch.compile(module, backend=hf_cpu_accel)(batch)
         expected = module(batch)
-        accelerate_for_cpu(module)
+        accelerate_for_cpu(module, dtype="float32")
         torch_private.counters("inductor").clear()
         torch._dynamo.reset()
         torch.testing.assert_close(
