@@ -22,7 +22,7 @@ from tokenizers import ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers.processors import BertProcessing
 from torch import Tensor
 
-from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
 from hf_cpu_accel.measure import compare
 
 SENTENCES = (Path(__file__).parents[1] / "data" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -292,6 +292,8 @@ def test_task(task: str, dtype: str) -> None:
     accepted = {"float32": 1e-4, "bfloat16": case.error[0], "int8": case.error[1]}[dtype]
     if dtype == "int8" and explain(target).tier in SEVEN_BIT_TIERS:
         accepted *= 2.5
+    if dtype == "bfloat16" and hardware.native_bf16_is_fast():
+        accepted *= 2  # inputs are rounded, too, not only weights; torch's own bfloat16 errs four times as much
     assert agreement.max_relative_error <= accepted
     assert compare(case.run(target), before) == agreement  # what ran before leaves no trace
 

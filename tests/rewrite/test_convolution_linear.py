@@ -29,6 +29,7 @@ TIME_CASES = {
     "padded": (nn.Conv1d(20, 33, 3, padding=1), (20, 17)),
     "one step": (nn.Conv1d(32, 64, 1), (32, 5)),
     "gaps": (nn.Conv1d(16, 32, 2, stride=5), (16, 23)),
+    "sound": (nn.Conv1d(1, 32, 10, stride=5), (1, 83)),
 }
 
 
@@ -115,7 +116,7 @@ def test_others_are_left() -> None:
         "in groups": nn.Conv2d(32, 32, 4, 4, groups=4),
         "mirrored": nn.Conv1d(32, 32, 3, padding=1, padding_mode="reflect"),
         "few features": nn.Conv2d(3, 4, 4, 4),
-        "one channel": nn.Conv1d(1, 32, 10, 5),
+        "two channels": nn.Conv1d(2, 32, 10, 5),
         "not grown": nn.Conv1d(32, 32, 3, padding="same"),
     }
     model = accelerate_for_cpu(nn.ModuleDict(others).eval(), dtype="int8")

@@ -99,12 +99,12 @@ class LinearConvolution(WaitingConvolution, PackedLinear):
     def supports(self, activation: str, *, residual: bool) -> bool:
         return not residual or activation in ("none", "relu")
 
-    def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
-        if len(self.kernel_size) != 2:
+    def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
+        if not self._reads_rows(input):
             return None
-        sides = zip(input.shape[2:], self.kernel_size, self.stride, strict=True)
-        height, width = (out_size(pixels, size, step, 0, 1) for pixels, size, step in sides)
-        return input.shape[0], self.out_channels, height, width
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.margins, strict=True)
+        sizes = (out_size(pixels, size, step, margin, 1) for pixels, size, step, margin in sides)
+        return input.shape[0], self.out_channels, *sizes
 
     def _reads_rows(self, input: Tensor) -> bool:
         """Whether the input, its channels last, is the rows of the linear; video with its channels first is not turned."""
@@ -240,10 +240,10 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 
 def _is_over_time(module: nn.Conv1d) -> bool:
-    # With few channels there is little to multiply, and what stands around it wants them first.
-    return (
-        module.in_channels >= MIN_OUT_FEATURES and not isinstance(module.padding, str) and _is_dense(module)
-    )
+    # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
+    # oneDNN takes ten times as long for it.
+    enough = module.in_channels >= MIN_OUT_FEATURES or module.in_channels == 1
+    return enough and not isinstance(module.padding, str) and _is_dense(module)
 
 
 def _gains_over_time(dtype: str) -> bool:
@@ -261,7 +261,7 @@ def _margins(module: _Convolution) -> tuple[int, ...]:
 
 def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
-    if match.found == OVER_TIME:
+    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES:
         return context.dtype
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])

@@ -8,6 +8,7 @@ in which things are called. Where waiting gains nothing, or has a convolution co
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ class WaitingConvolution(nn.Module):
 
     @abstractmethod
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        """[N, C, H, W] -> [N, out_channels, H', W'], channels last.
+        """[N, C, *sizes] -> [N, out_channels, *sizes'], channels last.
 
         Where there is a norm, an epilogue without it has nothing else either.
         """
@@ -48,11 +49,11 @@ class WaitingConvolution(nn.Module):
         """Whether `compute` takes the two together."""
 
     @abstractmethod
-    def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
+    def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
         """Of the output for `input`, or None if that is not what `compute` takes."""
 
     def run(self, input: Tensor) -> Tensor:
-        """The output for `input` [N, C, H, W], now or later."""
+        """The output for `input` [N, C, *sizes], now or later."""
         if (
             torch.compiler.is_compiling()
         ):  # nothing can wait: norms of traced graphs leave it to their convolution
@@ -72,9 +73,9 @@ class PendingConvolution(LazyTensor):
 
     @classmethod
     def of(cls, call: _Call, shape: Sequence[int], dtype: torch.dtype) -> PendingConvolution:
-        _, channels, height, width = shape
-        strides = (height * width * channels, 1, width * channels, channels)
-        pending: PendingConvolution = cls.like(shape, dtype, strides)
+        _, channels, *sizes = shape
+        steps = [channels * math.prod(sizes[dimension:]) for dimension in range(len(sizes) + 1)]
+        pending: PendingConvolution = cls.like(shape, dtype, (steps[0], 1, *steps[1:]))
         pending._call, pending._normalised, pending._residual = call, False, None
         return pending
 

@@ -11,6 +11,7 @@ from hf_cpu_accel.rewrite.experts import ExpertsRule
 from hf_cpu_accel.rewrite.ffn import FFNRule
 from hf_cpu_accel.rewrite.gemm_convolution import GemmConvolutionRule
 from hf_cpu_accel.rewrite.group_norm import GroupNormRule
+from hf_cpu_accel.rewrite.grouped_convolution import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.norm import NormRule
@@ -33,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     GroupNormRule(),
     BatchNormRule(_CONVOLUTIONS),
     *_CONVOLUTIONS,
+    GroupedConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
