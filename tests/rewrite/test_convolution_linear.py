@@ -128,6 +128,16 @@ def test_over_time_in_float32_is_left_to_onednn() -> None:
     assert explain(model).counts() == {}
 
 
+@torch.no_grad()
+def test_layers_on_sound_are_linears_in_every_dtype() -> None:
+    row = nn.Sequential(nn.Conv1d(1, 32, 10, 5), nn.GELU(), nn.Conv1d(32, 48, 3, 2), nn.GELU())
+    model, x = Holder(row).eval(), torch.randn(2, 1, 300)
+    before = model(x)
+    accelerate_for_cpu(model, dtype="float32")
+    assert explain(model).counts() == {OVER_TIME: 2}
+    assert row_error(model(x), before) <= 1e-5
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 32, 32), (2, 3, 7, 32), (3, 32), (2, 3, 32, 32, 1)])
 @torch.no_grad()
 def test_bad_input_is_told(shape: tuple[int, ...]) -> None:

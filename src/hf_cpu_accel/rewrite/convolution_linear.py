@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -174,7 +176,8 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is nn.Conv1d:
-            structure, fits = OVER_TIME, _is_over_time(module) and _gains_over_time(context.dtype)
+            gains = _gains_over_time(context.dtype) or _follows_sound(path, context)
+            structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif type(module) in (nn.Conv2d, nn.Conv3d):
             structure, fits = (PIXELS if _is_pointwise(module) else PATCHES), _cuts_patches(module)
         else:
@@ -249,6 +252,17 @@ def _is_over_time(module: nn.Conv1d) -> bool:
 def _gains_over_time(dtype: str) -> bool:
     """oneDNN's own takes 32-bit numbers as fast; and elsewhere its input would be turned for nothing."""
     return dtype == "int8" or (dtype == "bfloat16" and hardware.native_bf16_is_fast())
+
+
+def _follows_sound(path: str, context: Context) -> bool:
+    """Whether it is one of a row of layers of which the first reads the sound itself. That one gains as a linear in every dtype, so
+    the others find their channels last already."""
+    row = re.sub(r"\d+", "*", path)
+    return any(
+        isinstance(module, nn.Conv1d | LinearConvolution) and module.in_channels == 1
+        for other, module in context.root.named_modules()
+        if re.sub(r"\d+", "*", other) == row
+    )
 
 
 def _is_dense(module: _Convolution) -> bool:

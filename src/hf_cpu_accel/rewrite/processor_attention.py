@@ -29,6 +29,8 @@ from hf_cpu_accel.rewrite.verify import disagreement
 STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
 _DISPATCH = "dispatch_attention_fn"
+# Dtypes of weights that round activations to bfloat16 or beyond.
+_NARROW = ("bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Manner:
     """How attention is computed.
 
     Attributes:
-        narrow: float32 over long sequences is computed in bfloat16, which the model's weights are rounded to or beyond.
+        narrow: float32 over long sequences is computed in bfloat16, as other products of the model are, or in integers.
         measured: torch serves where it is faster.
     """
 
@@ -144,10 +146,11 @@ class ProcessorAttentionRule:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        narrow = context.dtype != "float32" and hardware.native_bf16_is_fast()
+        narrow = context.dtype in _NARROW and hardware.native_bf16_is_fast()
         forward = ProcessorForward(match.module, Manner(narrow, context.measured))
         add_attribute(context.journal, match.module, "forward", forward)
-        item = PlanItem(match.path, STRUCTURE, "attention", "float32", packed_bytes=0, reason=None)
+        dtype = "bfloat16" if narrow else "float32"
+        item = PlanItem(match.path, STRUCTURE, "attention", dtype, packed_bytes=0, reason=None)
         return Outcome((item,), ())
 
 

@@ -61,7 +61,10 @@ class Bfloats {
   uint32_t* queries_of(int64_t row) const { return queries_ + (row - task_.row_begin) * row_words_; }
 
   // Words [w, w + width) of a row of features, zeros behind its end.
-  Simd::Int words_at(const uint16_t* x, int64_t w) const { return Simd::load_bf16_words(x + 2 * w, static_cast<int>(a_.head_dim - 2 * w < chunk ? a_.head_dim - 2 * w : chunk)); }
+  Simd::Int words_at(const uint16_t* x, int64_t w) const {
+    const int64_t left = a_.head_dim - 2 * w;
+    return Simd::load_bf16_words(x + 2 * w, static_cast<int>(left < chunk ? left : chunk));
+  }
 
   // To [keys / 32][words][32], transposed; the last chunk is filled up with zeros.
   void pack_keys(const uint16_t* keys, int64_t count) const {
