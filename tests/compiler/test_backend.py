@@ -128,6 +128,13 @@ def test_autocast_is_left_to_inductor(compiled: Callable[..., Any]) -> None:
     assert "autocast" in str(only_graph().left)
 
 
+def test_where_all_of_torch_freezes_inductor_compiles(compiled: Callable[..., Any]) -> None:
+    model, input = mlp(), torch.randn(3, 16)
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        torch.testing.assert_close(compiled(model)(input), model(input), atol=1e-5, rtol=1e-4)
+    assert "freezing is on" in str(only_graph().left)
+
+
 @pytest.mark.usefixtures("no_codegen")
 def test_without_a_compiler_our_ops_serve(
     compiled: Callable[..., Any], caplog: pytest.LogCaptureFixture

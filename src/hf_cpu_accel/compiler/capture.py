@@ -67,6 +67,8 @@ def _check(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
     if not all(torch_private.is_plain_tensor(tensor) for tensor in tensors):
         raise NotCaptured("an input is not a plain tensor on the CPU")
     for node in graph_module.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(graph_module, str(node.target), None), Tensor):
+            raise NotCaptured("its weights are constants, as where torch._inductor.config.freezing is on")
         if node.op == "call_function" and torch_private.is_higher_order(node.target):
             raise NotCaptured(f"it holds {node.target}, which takes graphs as arguments")
         if node.op == "call_function" and torch_private.is_transform(node.target):

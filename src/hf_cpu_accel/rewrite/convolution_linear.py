@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -245,8 +246,14 @@ def _is_pointwise(module: nn.Module) -> bool:
 def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
     # oneDNN takes ten times as long for it.
-    enough = module.in_channels >= MIN_OUT_FEATURES or module.in_channels == 1
+    enough = module.in_channels >= MIN_OUT_FEATURES or _is_of_sound(module)
     return enough and not isinstance(module.padding, str) and _is_dense(module)
+
+
+def _is_of_sound(module: nn.Module) -> bool:
+    """A convolution over time whose input is one channel, several steps at once."""
+    one_side: Any = module
+    return one_side.in_channels == 1 and len(one_side.kernel_size) == 1 and one_side.kernel_size[0] > 4
 
 
 def _gains_over_time(dtype: str) -> bool:
@@ -259,7 +266,7 @@ def _follows_sound(path: str, context: Context) -> bool:
     the others find their channels last already."""
     row = re.sub(r"\d+", "*", path)
     return any(
-        isinstance(module, nn.Conv1d | LinearConvolution) and module.in_channels == 1
+        isinstance(module, nn.Conv1d | LinearConvolution) and _is_of_sound(module)
         for other, module in context.root.named_modules()
         if re.sub(r"\d+", "*", other) == row
     )
