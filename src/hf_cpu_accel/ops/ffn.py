@@ -84,8 +84,8 @@ def gated_ffn(
             f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
             f"and multiples of {PANEL_FEATURES}"
         )
-    op = partial(torch.ops.hf_cpu_accel.gated_ffn, gate_last=gate_last)
-    return _call(op, input, up, up_bias, down, down_bias, activation=activation, residual=residual)
+    op = torch.ops.hf_cpu_accel.gated_ffn
+    return _call(op, input, up, up_bias, down, down_bias, gate_last, activation=activation, residual=residual)
 
 
 def _call(
@@ -95,12 +95,12 @@ def _call(
     up_bias: Tensor | None,
     down: PackedWeight,
     down_bias: Tensor | None,
-    *,
+    *gate_last: bool,
     activation: str,
     residual: Tensor | None,
 ) -> Tensor:
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
-    return op(input, *weights, residual, down.in_features, down.out_features, activation)
+    return op(input, *weights, residual, down.in_features, down.out_features, activation, *gate_last)
 
 
 def ffn_reference(

@@ -36,9 +36,9 @@ def _ffn(input: Any, *arguments: Any) -> Any:
     return _product(input, arguments[:3], arguments[3:6], *arguments[6:])
 
 
-def _gated_ffn(input: Any, *arguments: Any, gate_last: bool = False) -> Any:
-    rest, last = (arguments[6:10], (*arguments[10:], gate_last)[0])
-    return _product(input, arguments[:3], arguments[3:6], *rest, gated=True, gate_last=last)
+def _gated_ffn(input: Any, *arguments: Any) -> Any:
+    parts = (*arguments, False)[:11]  # the last argument may be left out
+    return _product(input, parts[:3], parts[3:6], *parts[6:10], gated=True, gate_last=parts[10])
 
 
 def _product(

@@ -56,9 +56,8 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
     return False
 
 
-Up = tuple[
-    Node, Node, Node | None, Node | None, bool
-]  # input, packed weight, scale, bias; whether the gate comes last
+# Input, packed weight, scale, bias; whether the gate comes last.
+Up = tuple[Node, Node, Node | None, Node | None, bool]
 
 
 def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:
