@@ -6,7 +6,7 @@ import pytest
 import torch
 from families import FAMILIES, Family, batches
 
-from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
 from hf_cpu_accel.rewrite.verify import row_error
 
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -38,7 +38,7 @@ def test_outputs_agree_and_come_back(family, dtype, bound):
     modules, values = dict(model.named_modules()), {k: v.clone() for k, v in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     before = _outputs(family, model)
-    if dtype == "bfloat16":
+    if dtype == "bfloat16" and hardware.native_bf16_is_fast():  # elsewhere inputs of products are not rounded
         # UMT5 does not scale its scores: with these weights torch's own bfloat16 errs by 0.043.
         eager = _outputs(family, copy.deepcopy(model).bfloat16())
         bound = max(bound, *(row_error(eager[name].float(), output) for name, output in before.items()))
