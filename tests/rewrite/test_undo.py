@@ -8,6 +8,7 @@ import torch
 from diffusers.models.attention_processor import Attention
 from families import FAMILIES, VOCABULARY, Family, batches
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import apply as rewrite
@@ -32,7 +33,7 @@ ALL = FAMILIES | {
 
 
 class Picture(nn.Module):
-    """What models of images have and those of text have not, once each."""
+    """What models of images and sound have and those of text have not, once each."""
 
     def __init__(self):
         super().__init__()
@@ -41,11 +42,12 @@ class Picture(nn.Module):
         self.convolution = nn.Conv2d(16, 32, 3, padding=1)
         self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
         self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
+        self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
-        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image)))))
-        return self.attention(pixels.flatten(2).transpose(1, 2))
+        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image))))).flatten(2)
+        return self.attention((pixels + self.positions(pixels)[..., 1:]).transpose(1, 2))
 
 
 class PictureFamily:
@@ -104,7 +106,14 @@ USED += [("t5", name) for name in ("attention", "ffn", "norm", "merged projectio
 USED += [("gpt2", "transposed linear"), ("mixtral", "experts")]
 USED += [
     ("picture", name)
-    for name in ("processor attention", "group norm", "batch norm", "convolution as linear", "convolution")
+    for name in (
+        "processor attention",
+        "group norm",
+        "batch norm",
+        "convolution as linear",
+        "convolution",
+        "grouped convolution",
+    )
 ]
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
 CASES.append(("picture", "gemm convolution", "int8"))

@@ -111,4 +111,14 @@ class GroupedConvolutionRule:
         swap_module(context.journal, context.slots[id(module)], fused)
         nbytes = sum(weight.nbytes for weight in packed)
         item = PlanItem(match.path, STRUCTURE, "linear", dtype, nbytes, None, provider="ours")
-        return Outcome((item,), tuple(module.modules()))
+        return Outcome((item, *_kept(module, match.path)), tuple(module.modules()))
+
+
+def _kept(module: nn.Module, path: str) -> list[PlanItem]:
+    """The items of what parametrizes the weight."""
+    reason = "the convolution keeps what its weight is made of, and computes with packed values"
+    return [
+        PlanItem.left(f"{path}.{name}", type(part).__name__, reason)
+        for name, part in module.named_modules()
+        if part is not module and part._parameters
+    ]
