@@ -38,8 +38,8 @@ def test_outputs_agree_and_come_back(family, dtype, bound):
     modules, values = dict(model.named_modules()), {k: v.clone() for k, v in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     before = _outputs(family, model)
-    if dtype == "bfloat16" and hardware.native_bf16_is_fast():  # elsewhere inputs of products are not rounded
-        # UMT5 does not scale its scores: with these weights torch's own bfloat16 errs by 0.043.
+    if (family.model, dtype) == ("UMT5EncoderModel", "bfloat16") and hardware.native_bf16_is_fast():
+        # There inputs of products are rounded, too, and UMT5 does not scale its scores: torch's own bfloat16 errs by 0.043.
         eager = _outputs(family, copy.deepcopy(model).bfloat16())
         bound = max(bound, *(row_error(eager[name].float(), output) for name, output in before.items()))
 

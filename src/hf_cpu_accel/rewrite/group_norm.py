@@ -131,7 +131,3 @@ def _beside_silu(module: nn.Module, context: Context) -> bool:
 def _is_dense(input: Tensor) -> bool:
     """Whether the output of the op has the strides of `input`."""
     return input.is_contiguous() or input.movedim(1, -1).is_contiguous()
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version

@@ -72,14 +72,15 @@ class FusedNestedFFN(Mixed):
         return route(input.tensor if isinstance(input, LazyTensor) else input)
 
     def _bind(self) -> Route:
-        ffn, linears = self._ffn, (self.get_submodule(self._ffn.up), self.get_submodule(self._ffn.down))
-        up, down = (linear.group.part(linear.index, linear.index) for linear in _packed(*linears))
+        ffn = self._ffn
+        linears = _packed(self.get_submodule(ffn.up), self.get_submodule(ffn.down))
+        up, down = (linear.group.part(linear.index, linear.index) for linear in linears)
         work = (
             FFNWork(up, down, ffn.activation)
             if ffn.gate_last is None
             else GatedFFNWork(up, down, ffn.activation, gate_last=ffn.gate_last)
         )
-        self._route = Route(work, measured=_packed(*linears)[0].group.measured)
+        self._route = Route(work, measured=linears[0].group.measured)
         return self._route
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedNestedFFN:
