@@ -90,6 +90,9 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, Generator], dic
     "swin-t": (partial(_transformers, "SwinModel", "SwinConfig", add_pooling_layer=False), _IMAGE),
     "resnet-50": (partial(_transformers, "ResNetModel", "ResNetConfig"), _IMAGE),
     "convnext-t": (partial(_transformers, "ConvNextModel", "ConvNextConfig"), _IMAGE),
+    "levit-128": (partial(_transformers, "LevitModel", "LevitConfig"), _IMAGE),
+    "regnet-y-040": (partial(_transformers, "RegNetModel", "RegNetConfig"), _IMAGE),
+    "poolformer-s12": (partial(_transformers, "PoolFormerModel", "PoolFormerConfig"), _IMAGE),
     "whisper-base-encoder": (_whisper_encoder, partial(_random, input_features=(80, 3000))),  # 30 s
     "wav2vec2-base": (
         partial(_transformers, "Wav2Vec2Model", "Wav2Vec2Config"),

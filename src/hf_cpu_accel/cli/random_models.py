@@ -67,6 +67,15 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ModernBERT-base": ("modernbert", {}),
+    "mobilebert-uncased": ("mobilebert", {}),
+    "conv-bert-base": ("convbert", {}),
+    "xlnet-base-cased": (
+        "xlnet",
+        {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072, "ff_activation": "gelu"},
+    ),
+    "roformer_chinese_base": ("roformer", {}),
+    "rembert": ("rembert", {}),
+    "squeezebert-uncased": ("squeezebert", {}),
     "gpt2": ("gpt2", {}),
     "Qwen2.5-0.5B": (
         "qwen2",

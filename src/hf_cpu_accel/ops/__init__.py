@@ -6,6 +6,7 @@ All families are declared as soon as one is imported, so that every op exists, w
 from hf_cpu_accel.ops import (
     attention,
     convolution,
+    convolutions,
     decoder_layers,
     embedding,
     encoder_layer,
@@ -27,6 +28,7 @@ from hf_cpu_accel.ops import (
 __all__ = [
     "attention",
     "convolution",
+    "convolutions",
     "decoder_layers",
     "embedding",
     "encoder_layer",

@@ -1,4 +1,5 @@
-"""Convolutions by oneDNN on weights that lie in its own blocked layout, which torch otherwise makes of them in every call.
+"""Convolutions by oneDNN on weights that lie in its own blocked layout, which torch otherwise makes of them in every call; and whether
+ours are faster.
 
 All unstable op names of torch for convolutions are here.
 """
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_cpu_accel import hardware
+from hf_cpu_accel.ops.convolution import conv2d, pack_conv2d
+from hf_cpu_accel.providers.race import MARGIN, OWN, race
+
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
 ACTIVATIONS = {
     "none": ("none", ""),
@@ -22,6 +27,11 @@ ACTIVATIONS = {
     "tanh": ("tanh", ""),
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
+# [channels, pixels of a side] of the convolutions that stand for others: those of many pixels, and those of very many weights.
+_USUAL, _MANY = (128, 28), (1280, 8)
+# As in providers/layer.py: what a fused chain gains besides.
+_JOINED_GAIN = 0.15
+_LIBRARY = "oneDNN"
 # Which layout is best hardly depends on the size of the image, but oneDNN wants to know one.
 _IMAGE_SIZE = 32
 
@@ -93,3 +103,44 @@ def works(dtype: torch.dtype) -> bool:
     alike = torch.allclose(output.float(), expected, atol=0.1, rtol=0.02)
     alike = alike and torch.allclose(sums.float(), (2 * expected).relu(), atol=0.2, rtol=0.02)
     return alike and torch.equal(unpacked, weight)
+
+
+def compute_dtype(dtype: str) -> torch.dtype:
+    """What oneDNN computes in where linears are packed as `dtype`: bfloat16 only where the CPU is faster with it.
+
+    It takes bfloat16 to the CPU's own dot products, which some CPUs run at half the rate of float32.
+    """
+    narrow = dtype != "float32" and hardware.native_bf16_is_fast()
+    return torch.bfloat16 if narrow else torch.float32
+
+
+def own_is_faster(dtype: str, library: torch.dtype, *, many: bool, joined: bool) -> bool:
+    """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use now.
+
+    Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, a quarter of a second.
+
+    Args:
+        joined: it is one of several between which nothing else happens. One call for all of them gains what oneDNN may be ahead.
+    """
+    seconds = _measured(dtype, library, many, torch.get_num_threads())
+    ahead = _JOINED_GAIN if joined else MARGIN
+    return seconds is None or (1 - ahead) * seconds[OWN] <= seconds[_LIBRARY]
+
+
+@cache
+def _measured(dtype: str, library: torch.dtype, many: bool, threads: int) -> dict[str, float] | None:
+    """Seconds of one convolution by both, or None where there is only ours."""
+    if not works(library):
+        return None
+    channels, side = _MANY if many else _USUAL
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, channels, side, side, generator=generator).to(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels, 3, 3, generator=generator)
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    with torch.no_grad():
+        ours, theirs = pack_conv2d(weight, dtype), prepack(weight.to(library), geometry)
+        contestants = {
+            OWN: lambda: conv2d(image, ours, kernel_size=(3, 3), padding=(1, 1)),
+            _LIBRARY: lambda: convolve(image.to(library), theirs, None, geometry).to(image.dtype),
+        }
+        return race(contestants).seconds

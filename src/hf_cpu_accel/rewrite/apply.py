@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
+from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.rule import Rule
 from hf_cpu_accel.runtime.memory import trim_heap
 
@@ -96,6 +97,7 @@ def apply(
             freeze_parameters(journal, root)
             items.extend(_rewrite(context, rules))
             items.extend(fuse_convolution_blocks(context))
+            items.extend(fuse_residual_blocks(context))
             items.extend(fuse_nested_ffns(context))
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_decoder_layers(context))

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from hf_cpu_accel import hardware
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import (
     ACTIVATIONS,
     ACTIVATIONS_OF_SUMS,
     Geometry,
+    compute_dtype,
     convolve,
     prepack,
     works,
@@ -23,9 +22,6 @@ from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
-
-_COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 class OneDNNConvolution(PackedConvolution):
     """A convolution with its weight in oneDNN's layout.
@@ -58,11 +54,6 @@ class OneDNNConvolution(PackedConvolution):
 
     def _image(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.packed.dtype, memory_format=torch.channels_last)
-
-    def _without_norm(self, input: Tensor) -> Tensor:
-        weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
-        output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        return output.contiguous(memory_format=torch.channels_last)
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +102,7 @@ class ConvolutionRule:
         if reason is None and all(size == 1 for size in module.kernel_size):
             # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
             reason = "it covers one pixel: a plain product, which gains nothing from another layout"
-        if reason is None and not works(_COMPUTE[compute_dtype(context.dtype)]):
+        if reason is None and not works(compute_dtype(context.dtype)):
             reason = "oneDNN's convolution does not work here"
         return Match(module, path, reason)
 
@@ -120,13 +111,5 @@ class ConvolutionRule:
         assert isinstance(module, nn.Conv2d)
         if match.found is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
-        packed = OneDNNConvolution(module, _COMPUTE[compute_dtype(context.dtype)], context.fold_after(module))
+        packed = OneDNNConvolution(module, compute_dtype(context.dtype), context.fold_after(module))
         return put_in_place(match, packed, "convolution", "oneDNN", context)
-
-
-def compute_dtype(dtype: str) -> str:
-    """What convolutions are computed in where linears are packed as `dtype`: bfloat16 only where the CPU is faster with it.
-
-    oneDNN takes bfloat16 to the CPU's own dot products, which some CPUs run at half the rate of float32.
-    """
-    return "float32" if dtype == "float32" or not hardware.native_bf16_is_fast() else "bfloat16"

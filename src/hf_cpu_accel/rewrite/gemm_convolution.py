@@ -1,8 +1,7 @@
 """2-d convolutions by our own GEMM, on patches that are gathered while they are packed.
 
-In int8 all of them: two to four times as fast as any with floating point weights. In floating point those of a thousand channels,
-whose images have few pixels: ours is 1.2 to 1.9 times as fast as oneDNN's at 8 x 8 and 16 x 16 pixels, and as fast at 32 x 32. Most
-of a UNet lies there, so where the CPU computes bfloat16 no faster than float32, such weights in bfloat16 halve what it takes.
+In int8 all of them: two to four times as fast as any with floating point weights. In floating point those for which it was measured
+to be as fast as oneDNN's, which differs from CPU to CPU, and between convolutions of many pixels and those of a thousand channels.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import hardware
 from hf_cpu_accel.ops.convolution import conv2d, pack_conv2d
-from hf_cpu_accel.packing import PackedWeight, unpack_linear
+from hf_cpu_accel.packing import QUANTISED, unpack_linear
+from hf_cpu_accel.providers.convolution import compute_dtype, own_is_faster
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
+from hf_cpu_accel.rewrite.served import Part
 
 # With fewer channels most of a panel or of a run of memory is padding, and it is there that images come in and go out.
 MIN_CHANNELS = 16
@@ -29,29 +30,29 @@ MANY_WEIGHTS = 12_000_000
 
 
 class GemmConvolution(PackedConvolution):
-    """A convolution by our GEMM, in "int8", or in "float32" or "bfloat16" where no norm is folded into it.
+    """A convolution by our GEMM.
 
     Attributes:
-        packed: the weight, as `ops.convolution.pack_conv2d` gives it.
+        packed: the weight, as `ops.convolution.pack_conv2d` gives it; in floating point the norm's gain is in it, if there is one.
     """
 
     def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
         super().__init__(original, fold)
-        self.packed = pack_conv2d(original.weight, dtype)
-        # In int8 each channel has a scale of its own, so to multiply that is to fold the norm's gain before quantising.
-        self._folded: tuple[PackedWeight, Tensor] | None = None
-        if fold is not None:
-            assert self.packed.scale is not None
-            scale, sums = self.packed.scale
-            folded = dataclasses.replace(self.packed, scale=torch.stack((scale * fold.gain, sums)))
-            self._folded = folded, fold.bias(self.bias)
+        weight = original.weight.detach()
+        scaled = dtype in QUANTISED  # each channel has a scale of its own, which takes the norm's gain
+        self.is_exact = fold is None or scaled
+        self._lost = None if self.is_exact else fold.lost(weight)  # type: ignore[union-attr]
+        self.packed = pack_conv2d(weight if fold is None or scaled else fold.weight(weight), dtype)
+        self._normalised = self._with_norm()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        weight, bias = (self._folded if epilogue.normalised else None) or (self.packed, self.bias)
+        part = self.own_part(normalised=epilogue.normalised)
+        if part is None:
+            return self._without_norm(input)
         return conv2d(
             input,
-            weight,
-            bias,
+            part.packed,
+            part.bias,
             kernel_size=self.kernel_size,
             stride=self.stride,
             padding=self.padding,
@@ -59,6 +60,20 @@ class GemmConvolution(PackedConvolution):
             activation=epilogue.activation,
             residual=epilogue.residual,
         )
+
+    def own_part(self, *, normalised: bool) -> Part | None:
+        if normalised:
+            return self._normalised
+        return Part(self.packed, self.bias) if self.is_exact else None
+
+    def _with_norm(self) -> Part | None:
+        if self.fold is None:
+            return None
+        packed = self.packed
+        if packed.scale is not None:
+            scale, sums = packed.scale
+            packed = dataclasses.replace(packed, scale=torch.stack((scale * self.fold.gain, sums)))
+        return Part(packed, self.fold.bias(self.bias))
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return True
@@ -74,7 +89,11 @@ class GemmConvolution(PackedConvolution):
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
         rows = unpack_linear(self.packed).view(self.out_channels, *self.kernel_size, self.in_channels)
-        return rows.permute(0, 3, 1, 2).to(self.weight_dtype, memory_format=torch.contiguous_format)
+        weight = rows.permute(0, 3, 1, 2)
+        if self._lost is not None:
+            assert self.fold is not None
+            weight = self.fold.unfolded(weight, self._lost)
+        return weight.to(self.weight_dtype, memory_format=torch.contiguous_format)
 
 
 class GemmConvolutionRule:
@@ -97,9 +116,14 @@ class GemmConvolutionRule:
 
 def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     """One of `packing.DTYPES`, or None where another rule serves better."""
+    few = min(module.in_channels, module.out_channels) < MIN_CHANNELS
     if context.dtype in _QUANTISED:
-        fits = min(module.in_channels, module.out_channels) >= MIN_CHANNELS
-        return "int8" if fits and module.weight[0].numel() <= MAX_INTEGER_FEATURES else None
-    gains = context.dtype == "float32" or (context.dtype == "bfloat16" and not hardware.native_bf16_is_fast())
-    many = module.weight.numel() >= MANY_WEIGHTS and context.fold_after(module) is None
-    return context.dtype if gains and many else None
+        return None if few or module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
+    if few or all(size == 1 for size in module.kernel_size):  # of pixels: a linear
+        return None
+    many = module.weight.numel() >= MANY_WEIGHTS
+    if context.measured:
+        joined = context.fold_after(module) is not None
+        library = compute_dtype(context.dtype)
+        return context.dtype if own_is_faster(context.dtype, library, many=many, joined=joined) else None
+    return context.dtype if many and not hardware.native_bf16_is_fast() else None

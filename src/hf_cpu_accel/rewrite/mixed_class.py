@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.rewrite.hooks import forward_hooks
+from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
 
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -16,6 +16,14 @@ class Mixed(nn.Module):
 
     _fused_class: type[nn.Module]
     _original_class: type[nn.Module]
+    _hooks_inside: tuple[dict[int, Any], ...] = ()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at (or changes) what passes between the modules inside."""
+        if not any(self._hooks_inside):
+            return False
+        return is_collecting_inside() or any(map(has_foreign_hook, self._hooks_inside))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return empty, (self._fused_class, self._original_class), self.__getstate__()

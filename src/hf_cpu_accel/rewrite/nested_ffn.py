@@ -23,7 +23,6 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.activations import GRID, identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.hooks import has_foreign_hook
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
@@ -59,13 +58,11 @@ class FusedNestedFFN(Mixed):
     """
 
     _ffn: NestedFFN
-    _hooks_inside: tuple[dict[int, Any], ...]
     _route: Route | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         input = args[0] if len(args) == 1 and not kwargs else None
-        watched = any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside))
-        if not isinstance(input, Tensor) or watched or torch.compiler.is_compiling():
+        if not isinstance(input, Tensor) or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, input)
         route = self._route or self._bind()

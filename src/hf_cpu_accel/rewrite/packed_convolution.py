@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.plan import PlanItem
@@ -51,6 +52,12 @@ class PackedConvolution(WaitingConvolution, PackedModule):
         sides = zip(input.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
         height, width = (out_size(*side) for side in sides)
         return (input.shape[0], self.out_channels, height, width) if height > 0 and width > 0 else None
+
+    def _without_norm(self, input: Tensor) -> Tensor:
+        """As eager, where the weight that is packed has the norm in it."""
+        weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
+        output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return output.contiguous(memory_format=torch.channels_last)
 
     @property
     @abstractmethod

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Epilogue, Fold
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.rewrite.served import Part
 
 _ATEN = torch.ops.aten
 _WAITS = "convolution"
@@ -43,6 +44,11 @@ class WaitingConvolution(nn.Module):
 
         Where there is a norm, an epilogue without it has nothing else either.
         """
+
+    def own_part(self, *, normalised: bool) -> Part | None:
+        """The weight of `ops.convolution.pack_conv2d` and the bias that compute it, with its norm or without; None where our kernels
+        do not have it."""
+        return None
 
     @abstractmethod
     def supports(self, activation: str, *, residual: bool) -> bool:

@@ -24,6 +24,7 @@ constexpr int panel_columns = 32;
 enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4 };
 constexpr int weight_kinds = 5;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };
+constexpr int activations = 7;
 
 // A float32 or bfloat16 array.
 struct Array {

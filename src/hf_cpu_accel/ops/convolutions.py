@@ -1,0 +1,151 @@
+"""convolutions: several convolutions, each with its norm, residual and activation, in one call.
+
+A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many channels:
+calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what they read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..packing import PackedWeight
+from .convolution import conv2d_reference, out_size
+from .linear import ACTIVATIONS, check_activation
+from .registry import declare
+
+# The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which image it
+# reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these names.
+LAYOUT = (
+    *("weight", "scale", "bias", "source", "residual", "out_channels", "activation"),
+    *(f"{name}_{side}" for name in ("size", "stride", "padding", "dilation") for side in ("rows", "columns")),
+)
+
+
+@dataclass(frozen=True)
+class ConvolutionStep:
+    """activation(conv2d(image[source], weight) + bias + image[residual]); arguments as those of `ops.convolution.conv2d`.
+
+    Attributes:
+        source, residual: numbers of images: 0 is the input of the op, i + 1 the output of step i. residual may be None.
+    """
+
+    weight: PackedWeight
+    bias: Tensor | None
+    source: int
+    residual: int | None
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    activation: str
+
+
+@dataclass(frozen=True)
+class BoundConvolutions:
+    """Steps as the op takes them: made by `bind`."""
+
+    parts: list[Tensor]
+    layout: list[int]
+    narrow: bool
+
+
+def bind(steps: Sequence[ConvolutionStep], *, narrow: bool) -> BoundConvolutions:
+    """Look everything up once: a call then passes only lists.
+
+    Args:
+        narrow: hand images on from step to step in bfloat16, which is how coarsely bfloat16 and integer weights have them rounded
+            in any case; otherwise in the dtype of the input.
+
+    Raises:
+        ValueError: no steps, an unknown activation, or a step that reads what only a later one makes.
+    """
+    if not steps:
+        raise ValueError("steps=(): at least one convolution is needed")
+    parts: list[Tensor] = []
+
+    def place(tensor: Tensor | None) -> int:
+        if tensor is None:
+            return -1
+        parts.append(tensor.detach())
+        return len(parts) - 1
+
+    layout: list[int] = []
+    for number, step in enumerate(steps):
+        check_activation(step.activation)
+        for name in ("source", "residual"):
+            image = getattr(step, name)
+            if image is not None and not 0 <= image <= number:
+                raise ValueError(
+                    f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, made before it"
+                )
+        windows = (step.kernel_size, step.stride, step.padding, step.dilation)
+        layout += [place(step.weight.data), place(step.weight.scale), place(step.bias)]
+        layout += [step.source, -1 if step.residual is None else step.residual, step.weight.out_features]
+        layout += [list(ACTIVATIONS).index(step.activation), *itertools.chain.from_iterable(windows)]
+    return BoundConvolutions(parts, layout, narrow)
+
+
+def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:
+    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last and the dtype of the input.
+
+    The input is read as it is in channels_last, anything else is brought into that order.
+
+    Raises:
+        RuntimeError: if the shapes do not fit.
+    """
+    rows = input.permute(0, 2, 3, 1)
+    return torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, bound.narrow).permute(
+        0, 3, 1, 2
+    )
+
+
+def _steps(layout: list[int]) -> list[dict[str, Any]]:
+    width = len(LAYOUT)
+    rows = (layout[start : start + width] for start in range(0, len(layout), width))
+    return [dict(zip(LAYOUT, row, strict=True)) for row in rows]
+
+
+def _windows(step: dict[str, Any]) -> list[list[int]]:
+    names = ("size", "stride", "padding", "dilation")
+    return [[step[f"{name}_rows"], step[f"{name}_columns"]] for name in names]
+
+
+def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
+    """One `conv2d` after another."""
+    images = [input.float()]
+    between = torch.bfloat16 if narrow else input.dtype
+    for step in _steps(layout):
+        weight, scale, bias = (
+            None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
+        )
+        assert weight is not None
+        residual = None if step["residual"] < 0 else images[step["residual"]]
+        output = conv2d_reference(
+            *(images[step["source"]], weight, scale, bias, residual, step["out_channels"]),
+            *_windows(step),
+            activation=list(ACTIVATIONS)[step["activation"]],
+        )
+        images.append(output.to(between).float())
+    return output.to(input.dtype)
+
+
+def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
+    shapes = [tuple(input.shape)]
+    for step in _steps(layout):
+        batch, height, width, _ = shapes[step["source"]]
+        sides = zip((height, width), *_windows(step), strict=True)
+        shapes.append((batch, *(out_size(*side) for side in sides), step["out_channels"]))
+    return input.new_empty(shapes[-1])
+
+
+declare(
+    "convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor",
+    fake=_fake,
+    reference=_reference,
+)
