@@ -35,6 +35,24 @@ Tokens tokens_of(const bool* padding, int64_t batch_stride, int64_t batch, int64
   return tokens;
 }
 
+// Sequences whose tokens lie anywhere: `rows` int32 [sequences, length], the row of each token, every row of the input once.
+Tokens tokens_at(const Tensor& rows, int64_t total) {
+  STD_TORCH_CHECK(rows.scalar_type() == ScalarType::Int && rows.is_cpu() && rows.dim() == 2 && rows.is_contiguous() && rows.numel() == total,
+                  "hf_cpu_accel::encoder_layer: rows must be contiguous int32 [sequences, length] with one number for each of ", total, " tokens");
+  Tokens tokens;
+  for (int64_t s = 0; s < rows.size(0); ++s) tokens.first.push_back(s * rows.size(1));
+  tokens.begin.assign(tokens.first.size(), 0), tokens.count.assign(tokens.first.size(), rows.size(1));
+  const auto* row = static_cast<const int32_t*>(rows.const_data_ptr());
+  tokens.index.assign(row, row + total), tokens.total = total;
+  std::vector<bool> seen(static_cast<size_t>(total));
+  for (const int32_t place : tokens.index) {
+    const bool fresh = place >= 0 && place < total && !seen[static_cast<size_t>(place)];
+    STD_TORCH_CHECK(fresh, "hf_cpu_accel::encoder_layer: rows must hold each number from 0 to ", total - 1, " once, and has ", place);
+    seen[static_cast<size_t>(place)] = true;
+  }
+  return tokens;
+}
+
 // Padding comes out as zeros.
 void clear_padding(Matrix result, const Tokens& tokens, int64_t length, int64_t features) {
   const size_t bytes = static_cast<size_t>(features) * (result.bf16 ? 2 : 4);
@@ -116,7 +134,9 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
     ahead = table.size(1) / 2;
   }
   if (scores.window > 0) shared.causal = true, shared.window = 2 * scores.window + 1, ahead = scores.window;
-  if (scores.mask) read_mask(shared, *scores.mask, {static_cast<int64_t>(tokens.count.size()), heads, length, length}, op, keep_mask);
+  const int64_t masks = scores.mask && scores.mask->dim() == 4 ? std::max(scores.mask->size(0), int64_t{1}) : 1;
+  STD_TORCH_CHECK(static_cast<int64_t>(tokens.count.size()) % masks == 0, "hf_cpu_accel::encoder_layer: ", tokens.count.size(), " sequences cannot share ", masks, " masks");
+  if (scores.mask) read_mask(shared, *scores.mask, {masks, heads, length, length}, op, keep_mask);
   const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4;
   std::vector<AttentionSequence> sequences;
   for (size_t b = 0; b < tokens.count.size(); ++b) {
@@ -126,7 +146,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
     const auto heads_of = [&](const Matrix& x) { return Heads{rows_from(x, tokens.first[b]).data, 0, head_size, x.stride, floating(x.bf16)}; };
     a.query = heads_of(layer.query), a.key = heads_of(layer.key), a.value = heads_of(layer.value), a.output = heads_of(layer.context);
     if (scores.mask)
-      a.mask = static_cast<const char*>(a.mask) + (static_cast<int64_t>(b) * a.mask_batch_stride + begin * (a.mask_query_stride + 1)) * mask_bytes;
+      a.mask = static_cast<const char*>(a.mask) + (static_cast<int64_t>(b) % masks * a.mask_batch_stride + begin * (a.mask_query_stride + 1)) * mask_bytes;
     const bool* row = padding ? static_cast<const bool*>(padding->const_data_ptr()) + static_cast<int64_t>(b) * padding->stride(0) + begin : nullptr;
     if (row && has_holes(row, {0, count})) {
       if (scores.mask) {
@@ -152,11 +172,14 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                      const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t intermediate_features,
                      const std::string& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
                      double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow,
-                     const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain) {
+                     const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain,
+                     const std::optional<Tensor>& rows) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
-  const int64_t batch = hidden_states.size(0), length = hidden_states.size(1), features = hidden_states.size(2);
-  STD_TORCH_CHECK(batch * length <= INT32_MAX, "hf_cpu_accel::encoder_layer: at most 2^31 - 1 tokens");
+  STD_TORCH_CHECK(!rows || (rows->dim() == 2 && !padding && !cos), "hf_cpu_accel::encoder_layer: rows must be [sequences, length], and exclude padding and rotation");
+  const int64_t total = hidden_states.size(0) * hidden_states.size(1), features = hidden_states.size(2);
+  const int64_t batch = rows ? rows->size(0) : hidden_states.size(0), length = rows ? rows->size(1) : hidden_states.size(1);
+  STD_TORCH_CHECK(total <= INT32_MAX, "hf_cpu_accel::encoder_layer: at most 2^31 - 1 tokens");
   STD_TORCH_CHECK(head_size >= 1 && attention_features >= 1 && attention_features % head_size == 0,
                   "hf_cpu_accel::encoder_layer: attention_features must be a multiple of head_size");
   STD_TORCH_CHECK(order.size() == 3 && (1 << order[0] | 1 << order[1] | 1 << order[2]) == 7,
@@ -175,7 +198,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
     keep_padding = length == 1 || padding->stride(1) == 1 ? *padding : torch::stable::contiguous(*padding);
     tokens_in = static_cast<const bool*>(keep_padding.const_data_ptr());
   }
-  const Tokens tokens = tokens_of(tokens_in, padding ? keep_padding.stride(0) : 0, batch, length);
+  const Tokens tokens = rows ? tokens_at(*rows, total) : tokens_of(tokens_in, padding ? keep_padding.stride(0) : 0, batch, length);
 
   EncoderLayer layer;
   layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;
@@ -192,7 +215,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 
   Tensor result = empty_of(hidden_states, sizes_of(hidden_states));
   layer.result = {result.mutable_data_ptr(), features, is_bf16(result)};
-  if (!tokens.index.empty() || tokens.total == 0) clear_padding(layer.result, tokens, length, features);
+  if (tokens.total < total) clear_padding(layer.result, tokens, length, features);
   if (tokens.total == 0 || features == 0) return result;
   layer.input = as_rows(hidden_states, keep_input);
   if (!tokens.index.empty()) layer.input.index = layer.result.index = tokens.index.data();
@@ -229,7 +252,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
       "int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, Tensor? attention_norm_weight, "
       "Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
       "Tensor? down_bias, int intermediate_features, str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, "
-      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain) -> Tensor");
+      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("encoder_layer", TORCH_BOX(&hfca::encoder_layer)); }

@@ -96,6 +96,7 @@ def encoder_layer(
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     window: int | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """norm(y + ffn(y)) of y = norm(x + attention(x)); with `norm_before`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
     both branches may have a gain.
@@ -111,6 +112,9 @@ def encoder_layer(
         rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as transformers' rotary modules
             return them, for pairs of features half of them apart (Su et al. 2021, arXiv:2104.09864).
         window: how many tokens before and after itself a token attends to; None for all.
+        rows: int32 [sequences, L'], for sequences whose tokens lie anywhere in the B * L rows of `hidden_states`, such as the windows
+            of an image (Swin, Liu et al. 2021, arXiv:2103.14030): which row each token is; every row once. `mask` is then
+            [M, heads or 1, L', L'], where sequence i has mask i % M. Excludes `padding` and `rotary`.
 
     Returns:
         [B, L, H] contiguous, dtype of the input. Sums are float32.
@@ -130,7 +134,7 @@ def encoder_layer(
         )
     cos, sin = (None, None) if rotary is None else rotary
     return torch.ops.hf_cpu_accel.encoder_layer(
-        hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments()
+        hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments(), rows
     )
 
 
@@ -172,9 +176,14 @@ def _reference(
     gated: bool,
     attention_gain: Tensor | None,
     ffn_gain: Tensor | None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """The op in plain torch, float32 between the steps."""
-    length, features = hidden_states.shape[1:]
+    x = hidden_states.float()
+    if rows is not None:
+        x = x.flatten(0, 1)[rows.long()]
+        mask = mask if mask is None else mask.repeat(len(rows) // len(mask), 1, 1, 1)
+    length, features = x.shape[1:]
     mask = _scores_mask(padding, mask, relative, window, length)
 
     def norm(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -211,7 +220,6 @@ def _reference(
     second = (norms[1], ffn_norm_weight, ffn_norm_bias, ffn_norm_eps)
     gains = (1.0 if gain is None else gain.float() for gain in (attention_gain, ffn_gain))
     attention_factor, ffn_factor = gains
-    x = hidden_states.float()
     if padding is not None:
         x = x.masked_fill(~_spanned(padding)[..., None], 0.0)  # whatever is there does not reach the rest
     if norm_before:
@@ -222,7 +230,9 @@ def _reference(
         x = norm(x + feed_forward(x), *second)
     if padding is not None:
         x = x.masked_fill(~_spanned(padding)[..., None], 0.0)
-    return x.to(hidden_states.dtype).contiguous()
+    if rows is not None:
+        x = torch.empty_like(x).flatten(0, 1).index_copy(0, rows.flatten().long(), x.flatten(0, 1))
+    return x.view(hidden_states.shape).to(hidden_states.dtype).contiguous()
 
 
 def _scores_mask(
@@ -270,7 +280,7 @@ declare(
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
     "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
-    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain) -> Tensor",
+    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor",
     fake=_fake,
     reference=_reference,
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,6 +19,17 @@ from hf_cpu_accel.providers.torch_ops import provider_named
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Setting = tuple[torch.dtype, int]  # of the input; threads
 _Table = dict[int, Run]  # by the logarithm of the range's last row count
+_undecided: ContextVar[bool] = ContextVar("undecided", default=False)
+
+
+@contextmanager
+def deciding_nothing() -> Iterator[None]:
+    """Routes that have not been decided use our kernels and measure nothing: for looking at what a model does."""
+    token = _undecided.set(True)
+    try:
+        yield
+    finally:
+        _undecided.reset(token)
 
 
 class Route:
@@ -65,6 +79,8 @@ class Route:
         }
 
     def _decide(self, rows: int, input: Tensor, table: _Table) -> Run:
+        if _undecided.get():
+            return self.work.own
         choice = self.choice(rows, input.dtype) if type(input) in _PLAIN else None
         if choice is None:
             return self.work.own

@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.rule import Rule
+from hf_cpu_accel.rewrite.window_layer import fuse_window_layers
 from hf_cpu_accel.runtime.memory import trim_heap
 
 # A plain attribute of the model, so that its deep copies and pickles have it too.
@@ -100,6 +101,7 @@ def apply(
             items.extend(fuse_residual_blocks(context))
             items.extend(fuse_nested_ffns(context))
             items.extend(fuse_encoder_layers(context))
+            items.extend(fuse_window_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(accelerate_generation(context))
             follow_adapters(context)

@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.verify import probe, row_error
 
 # How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
 # rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
-_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
 _POSITIONS = "position_ids"  # tables say all about them
 # Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
@@ -80,7 +80,7 @@ class _Reader:
         if signature is None:
             return None
         relative = self._relative(seen)
-        guesses = [replace(guess, relative=relative) for guess in _guesses(self.layer, seen)]
+        guesses = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
         if not guesses or not _explained(self.layer, guesses[0]):
             return None
         for boolean_masks in (True, False):
@@ -95,8 +95,8 @@ class _Reader:
     ) -> EncoderLayerParts | None:
         """The guess that computes what the layer computes."""
         calls = list(self._calls(signature))
-        expected = [_hidden_states(self.layer(self.hidden_states, **call)) for call in calls]
-        best, best_error = None, _TOLERANCES[self.hidden_states.dtype]
+        expected = [hidden_states_of(self.layer(self.hidden_states, **call)) for call in calls]
+        best, best_error = None, TOLERANCES[self.hidden_states.dtype]
         for parts in guesses:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
@@ -104,7 +104,7 @@ class _Reader:
             lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
             if not (served[-1] if lacks_bias else all(served)):
                 continue
-            given = [_hidden_states(fused(self.hidden_states, **call)) for call in calls]
+            given = [hidden_states_of(fused(self.hidden_states, **call)) for call in calls]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:
                 best, best_error = parts, error
@@ -160,7 +160,7 @@ class _Reader:
                 return None
             rest.append(None if value is None else "bias")
         turned, unturned = (
-            _hidden_states(self.layer(self.hidden_states, **self._alone(turn=turn))) for turn in (True, False)
+            hidden_states_of(self.layer(self.hidden_states, **self._alone(turn=turn))) for turn in (True, False)
         )
         rotates = not torch.equal(turned, unturned)
         ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
@@ -177,11 +177,11 @@ class _Reader:
         given = self._alone(turn=True)
         short = tuple(table[:, 1:] for table in given[ROTARY])
         try:
-            output = _hidden_states(self.layer(self.hidden_states, **{**given, ROTARY: short}))
+            output = hidden_states_of(self.layer(self.hidden_states, **{**given, ROTARY: short}))
         except (RuntimeError, ValueError):  # sizes that do not match
             return False
         given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
-        expected = _hidden_states(self.layer(self.hidden_states, **given))
+        expected = hidden_states_of(self.layer(self.hidden_states, **given))
         return torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
 
     def _relative(self, seen: LayerTrace) -> Tensor | None:
@@ -204,7 +204,7 @@ class _Reader:
         return table
 
 
-def _guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
+def guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
     """What a layer with this trace may be: where its norms are, and which of its activations is in the FFN."""
     call = seen.attention[0]
     if call is None:
@@ -247,21 +247,21 @@ def _guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
 
 def _gains(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
     """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
-    theirs = _known_parameters(layer)
+    theirs = known_parameters(layer)
     vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
     return (vectors[0], vectors[1]) if len(vectors) == 2 else None
 
 
 def _explained(layer: nn.Module, parts: EncoderLayerParts) -> bool:
     """Whether the parts say what each parameter is for: one whose effect a few random tokens do not show could be anything."""
-    known = _known_parameters(layer) | {id(gain) for gain in _gains(layer) or ()}
+    known = known_parameters(layer) | {id(gain) for gain in _gains(layer) or ()}
     others = [p for p in layer.parameters() if id(p) not in known]
     return all(
         parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads for p in others
     )
 
 
-def _known_parameters(layer: nn.Module) -> set[int]:
+def known_parameters(layer: nn.Module) -> set[int]:
     known = [m for m in layer.modules() if isinstance(m, PackedLinear) or identify_norm(m) is not None]
     return {id(p) for module in known for p in module.parameters(recurse=False)}
 
@@ -281,6 +281,6 @@ def _gains_of_one(layer: nn.Module) -> Iterator[None]:
             gain.data = value
 
 
-def _hidden_states(output: Any) -> Tensor:
+def hidden_states_of(output: Any) -> Tensor:
     hidden_states: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden_states

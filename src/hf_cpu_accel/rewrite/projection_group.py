@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing import PackedWeight
-from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.providers.route import Route, deciding_nothing
 from hf_cpu_accel.rewrite.served import LinearWork, Part, RunWork
 
 # Calls that may start a new run, after which a group has seen enough of its model and stops taking notes.
@@ -26,10 +26,11 @@ _separately: ContextVar[bool] = ContextVar("separately", default=False)
 
 @contextmanager
 def members_apart() -> Iterator[None]:
-    """Compute every member on its own, and learn nothing: for looking at what a model does."""
+    """Compute every member on its own, by our kernels, and learn nothing: for looking at what a model does."""
     token = _separately.set(True)
     try:
-        yield
+        with deciding_nothing():
+            yield
     finally:
         _separately.reset(token)
 

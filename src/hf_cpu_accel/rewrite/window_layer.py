@@ -1,0 +1,296 @@
+"""Level two for encoder layers that attend within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): one op call, which
+reads the tokens from where they lie instead of rolling the image, cutting it up and putting it together again.
+
+What a layer is made of is guessed from a trace, as for any encoder layer. Which token belongs to which window, and what is added to
+the scores, is seen in what the layer's own forward hands to its projections and to attention, once per size of image; and the whole
+is proved on that size. A size that does not fit the windows (the layer pads it) keeps the own forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.rewrite.changes import swap_module
+from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
+from hf_cpu_accel.rewrite.encoder_reading import TOLERANCES, guesses, hidden_states_of, known_parameters
+from hf_cpu_accel.rewrite.layer_trace import LayerTrace
+from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.verify import row_error
+
+STRUCTURE = "window encoder layer"
+
+_ATTENTION = torch.ops.hf_cpu_accel.attention.default
+_ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
+_PARAMETERS = ("hidden_states", "input_dimensions")
+# The side of the image that tells the size of a window: larger than most windows, since a layer makes those fit a smaller one.
+_SIDE = 32
+# Sizes of images that one layer remembers.
+_SIZES = 64
+
+
+@dataclass(frozen=True)
+class Windows:
+    """An image of one size in windows.
+
+    Attributes:
+        rows: int32 [windows, tokens of a window], the row of each token in [batch * height * width].
+        bias: what is added to the scores, [windows or 1, heads, tokens, tokens].
+    """
+
+    rows: Tensor
+    bias: Tensor | None
+
+
+class FusedWindowLayer(Mixed):
+    """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width), *switches)`.
+
+    The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
+    where more is asked for than hidden states, and while a graph is traced.
+    """
+
+    _parts: EncoderLayerParts
+    _tuple: int | None
+    _narrow: bool
+    _bound: tuple[Any, ...] | None
+    _known: dict[Any, Windows | None]
+
+    def forward(self, hidden_states: Tensor, input_dimensions: Any, *args: Any, **kwargs: Any) -> Any:
+        """-> as the original."""
+        switches = (*args, *kwargs.values())
+        if (
+            hidden_states.dim() != 3
+            or torch.compiler.is_compiling()
+            or any(switch is not None and type(switch) is not bool for switch in switches)
+            or self.is_watched
+        ):
+            return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
+        check_inference(self, hidden_states)
+        run = partial(self._original_class.forward, self, input_dimensions=input_dimensions, **kwargs)
+        windows = None if args else self._windows(hidden_states, tuple(input_dimensions), switches, run)
+        rows = hidden_states.shape[0] * hidden_states.shape[1]
+        if windows is None or not own_everywhere(self._parts.linears, rows):
+            return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
+        output = self._compute(hidden_states, windows)
+        return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
+
+    def _compute(self, hidden_states: Tensor, windows: Windows) -> Tensor:
+        bound = self._bound
+        if bound is None:
+            bound = self._bound = self._parts.weights(narrow=self._narrow).arguments()
+        output: Tensor = _ENCODER_LAYER(
+            hidden_states, None, windows.bias, None, None, None, 0, *bound, windows.rows
+        )
+        return output
+
+    def _windows(
+        self, hidden_states: Tensor, dimensions: tuple[Any, ...], switches: tuple[Any, ...], run: Run
+    ) -> Windows | None:
+        """Those of such an image, learnt from the own forward if it is the first; None if the op cannot do it."""
+        key = self._key(hidden_states, dimensions, switches)
+        if key not in self._known:
+            if len(self._known) >= _SIZES:
+                self._known.clear()
+            learnt = self._learn(hidden_states, run)
+            self._known[self._key(hidden_states, dimensions, switches)] = learnt  # layers fit themselves to small images
+            return learnt
+        return self._known[key]
+
+    def _key(self, hidden_states: Tensor, dimensions: tuple[Any, ...], switches: tuple[Any, ...]) -> Any:
+        state = vars(self)
+        numbers = [state[name] for name in self._numbers]
+        tables = [(id(p), p._version) for p in _tables(self, self._parts)]
+        return hidden_states.shape, hidden_states.dtype, dimensions, switches, *numbers, *tables
+
+    @property
+    def _numbers(self) -> list[str]:
+        """Names of attributes such as the size of a window, on which the answer depends, too."""
+        return [name for name, value in vars(self).items() if type(value) is int]
+
+    def _learn(self, hidden_states: Tensor, run: Run) -> Windows | None:
+        generator = torch.Generator().manual_seed(0)
+        image = torch.randn(hidden_states.shape, generator=generator).to(hidden_states.dtype)
+        with torch.no_grad():
+            expected, windows = seen(self, self._parts, image, run)
+            if windows is None:
+                return None
+            error = row_error(self._compute(image, windows), expected)
+        return windows if error <= TOLERANCES[image.dtype] else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:
+        super()._apply(fn, recurse)
+        self._bound = None  # holds a copy of the biases
+        self._known.clear()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+
+Run = Callable[[Tensor], Any]
+
+
+def fuse_window_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    for path, layer in list(context.root.named_modules()):
+        if not _may_be_layer(layer) or refusal_to_swap(layer, path, context) is not None:
+            continue
+        if not context.slots[id(layer)] or any(
+            context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name
+        ):
+            continue
+        fused = _fused(layer)
+        if fused is not None:
+            swap_module(context.journal, context.slots[id(layer)], fused)
+            items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
+    return items
+
+
+def _may_be_layer(module: nn.Module) -> bool:
+    if isinstance(module, FusedWindowLayer) or tuple(inspect.signature(module.forward).parameters)[:2] != (
+        _PARAMETERS
+    ):
+        return False
+    linears = sum(isinstance(child, PackedLinear) for child in module.modules())
+    norms = sum(identify_norm(child) is not None for child in module.modules())
+    return 4 <= linears <= 6 and norms == 2
+
+
+def _fused(layer: nn.Module) -> FusedWindowLayer | None:
+    """The layer with the fused forward, if on a small image that does what the layer does."""
+    width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
+    dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+    with torch.no_grad(), members_apart():
+        try:
+            side = _side(layer, width, dtype)
+            for parts, outputs in _readings(layer, side, width, dtype):
+                fused: FusedWindowLayer = fused_layer(
+                    FusedWindowLayer,
+                    layer,
+                    _parts=parts,
+                    _tuple=outputs,
+                    _narrow=False,
+                    _bound=None,
+                    _known={},
+                )
+                image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+                if fused._windows(image, (side, side), (), partial(_run, layer, side)) is not None:
+                    fused._narrow, fused._bound = True, None
+                    fused._known.clear()
+                    return fused
+        except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
+            return None
+    return None
+
+
+def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
+    """Of an image of two by two windows."""
+    sizes: list[int] = []
+    first = next(m for m in layer.modules() if isinstance(m, PackedLinear))
+    hook = first.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[-2]))
+    try:
+        _run(layer, _SIDE, torch.zeros(1, _SIDE * _SIDE, width, dtype=dtype))
+    finally:
+        hook.remove()
+    return 2 * round(sizes[0] ** 0.5)
+
+
+def _readings(
+    layer: nn.Module, side: int, width: int, dtype: torch.dtype
+) -> Iterator[tuple[EncoderLayerParts, int | None]]:
+    """What the layer may be made of, and of how many values the tuple is that it returns."""
+    trace = LayerTrace(layer)
+    image = torch.randn(1, side * side, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with trace:
+        output = _run(layer, side, image)
+    outputs = len(output) if isinstance(output, tuple) else None
+    if outputs is not None and any(value is not None for value in output[1:]):
+        return
+    for parts in guesses(layer, trace):
+        if all(p.dim() == 2 and p.shape[1] == parts.attention.heads for p in _tables(layer, parts)):
+            yield replace(parts, relative=None), outputs
+
+
+def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
+    return layer(hidden_states, (side, side))
+
+
+def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[nn.Parameter]:
+    """Parameters of no linear and no norm: of the bias for the place of a key beside the query."""
+    known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
+    return [p for p in layer.parameters() if id(p) not in known]
+
+
+def seen(
+    layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
+) -> tuple[Tensor, Windows | None]:
+    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None for those if it does more than that."""
+    inputs: list[Tensor] = []
+    attended = _Attended()
+    with ExitStack() as watching:
+        watching.enter_context(members_apart())
+        hook = parts.projections[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        watching.callback(hook.remove)
+        watching.enter_context(attended)
+        expected = hidden_states_of(run(image))
+    norm = None if parts.attention_norm is None else parts.attention_norm[0]
+    normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
+    if len(inputs) != 1 or len(attended.biases) != 1 or inputs[0].dim() != 3:
+        return expected, None
+    cut = inputs[0]
+    if cut.shape[0] * cut.shape[1] != len(normed):
+        return expected, None
+    rows = _places(cut.flatten(0, 1), normed)
+    bias = attended.biases[0]
+    if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
+        return expected, None
+    rows = rows.view(cut.shape[:2]).int()
+    return expected, Windows(rows, None if bias is None else _shortest(bias.contiguous(), len(image)))
+
+
+def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
+    """int64, which of `rows` each row of `cut` is, if it is a permutation of them."""
+    weights = torch.randn(rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    order, given = ((tensor.double() @ weights).argsort() for tensor in (rows, cut))
+    places = torch.empty_like(order)
+    places[given] = order
+    return places if torch.equal(rows[places], cut) else None
+
+
+def _shortest(bias: Tensor, images: int) -> Tensor:
+    """Without the repetition of the windows' biases for each image, if that is what there is."""
+    once = len(bias) // images
+    repeated = once > 0 and once * images == len(bias)
+    alike = repeated and bool((bias.unflatten(0, (images, once)) == bias[:once]).all())
+    return bias[:once].contiguous() if alike else bias
+
+
+class _Attended(TorchDispatchMode):
+    """Notes what is added to the scores of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases: list[Tensor | None] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _ATTENTION:
+            self.biases.append(args[3] if len(args) > 3 else None)
+        return func(*args, **(kwargs or {}))
