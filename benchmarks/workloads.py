@@ -76,7 +76,7 @@ class Workload:
         model = self.padded.build()
         # Exporters drop a pooler that the answer does not need; with it here, systems would not do the same work.
         if getattr(model, "pooler", None) is not None:
-            model.pooler = nn.Identity() if model.config.model_type in _CALL_THEIR_POOLER else None
+            model.pooler = nn.Identity().eval() if model.config.model_type in _CALL_THEIR_POOLER else None
         return model
 
     def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:

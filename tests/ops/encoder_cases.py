@@ -34,6 +34,7 @@ class Case:
     relative: int = 0  # tokens before and after, that have a bias of their own
     rotary: int = 0  # features of a head
     window: int | None = None
+    scattered: int = 0  # tokens of sequences that lie anywhere in the batch
 
     def __str__(self) -> str:
         sizes = (
@@ -42,7 +43,7 @@ class Case:
         when = "before" if self.norm_before else "after"
         what = f"{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
         more = f"{'-gated' * self.gated}{'-gains' * self.gains}"
-        return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}"
+        return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}-{self.scattered}"
 
 
 PADDINGS = ["right padding", "left padding", "holes", "one sequence empty", "all empty"]
@@ -156,6 +157,27 @@ CASES = [
         )
     ),
 ]
+CASES += [
+    # Swin: windows of an image, each with a mask of its own, one for all, or those of one image for each of several.
+    Case(
+        batch=batch,
+        length=length,
+        scattered=scattered,
+        mask=mask,
+        norm_before=True,
+        weights=weights,
+        dtype=dtype,
+        narrow=weights != "float32",
+    )
+    for batch, length, scattered in ((1, 36, 9), (2, 48, 16), (1, 784, 49), (3, 60, 20))
+    for mask in ("none", "windows", "window")
+    for weights, dtype in (
+        ("float32", torch.float32),
+        ("bfloat16", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("int8", torch.float32),
+    )
+]
 
 
 def weights_of(case: Case) -> EncoderWeights:
@@ -200,11 +222,14 @@ def weights_of(case: Case) -> EncoderWeights:
 
 
 def positions_of(case: Case) -> dict[str, Any]:
-    """relative, rotary and window."""
+    """relative, rotary, window and rows."""
     relative = torch.randn(case.heads, 2 * case.relative + 1) if case.relative else None
     angles = torch.randn(1 if case.batch % 2 else case.batch, case.length, case.rotary // 2).repeat(1, 1, 2)
     tables = (angles.cos().to(case.dtype), angles.sin().to(case.dtype)) if case.rotary else None
-    return {"relative": relative, "rotary": tables, "window": case.window}
+    rows = None
+    if case.scattered:
+        rows = torch.randperm(case.batch * case.length, dtype=torch.int32).view(-1, case.scattered)
+    return {"relative": relative, "rotary": tables, "window": case.window, "rows": rows}
 
 
 def reference(
@@ -215,9 +240,11 @@ def reference(
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     window: int | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     cos, sin = rotary or (None, None)
-    return _reference(hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments())
+    arguments = (mask, relative, cos, sin, window or 0, *weights.arguments(), rows)
+    return _reference(hidden_states, padding, *arguments)
 
 
 def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
@@ -250,4 +277,8 @@ def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:
         return None, torch.randn(1, case.heads, length, length)
     if case.mask == "bfloat16 keys":
         return None, torch.randn(batch, 1, 1, length).bfloat16()
+    if case.mask == "windows":
+        return None, torch.randn(length // case.scattered, case.heads, case.scattered, case.scattered)
+    if case.mask == "window":
+        return None, torch.randn(1, case.heads, case.scattered, case.scattered)
     return None, None

@@ -15,6 +15,7 @@ TESTS = Path(__file__).parent
 CHECKS = {
     "test_linear": "check_linear",
     "test_convolution": "check_convolution",
+    "test_convolutions": "check_convolutions",
     "test_attention": "check_attention",
     "test_norm": "check_norm",
     "test_group_norm": "check_group_norm",

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite import convolution
+from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
 from hf_cpu_accel.rewrite.convolution import OneDNNConvolution
 
 KINDS = {
@@ -48,7 +47,7 @@ def test_float32(kind: str, memory_format: torch.memory_format) -> None:
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16(dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution.hardware, "native_bf16_is_fast", lambda: native)
+    monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: native)
     model, x = model_of("strided")
     expected, model, x = model(x).detach(), model.to(dtype), x.to(dtype)
     before = model(x).detach()

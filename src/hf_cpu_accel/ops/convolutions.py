@@ -1,7 +1,8 @@
 """convolutions: several convolutions, each with its norm, residual and activation, in one call.
 
-A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many channels:
-calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what they read.
+A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many
+channels: calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what
+they read.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from .convolution import conv2d_reference, out_size
 from .linear import ACTIVATIONS, check_activation
 from .registry import declare
 
-# The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which image it
-# reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these names.
+# The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which
+# image it reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these
+# names.
 LAYOUT = (
     *("weight", "scale", "bias", "source", "residual", "out_channels", "activation"),
     *(f"{name}_{side}" for name in ("size", "stride", "padding", "dilation") for side in ("rows", "columns")),
@@ -126,10 +128,19 @@ def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bo
         )
         assert weight is not None
         residual = None if step["residual"] < 0 else images[step["residual"]]
+        size, stride, padding, dilation = _windows(step)
         output = conv2d_reference(
-            *(images[step["source"]], weight, scale, bias, residual, step["out_channels"]),
-            *_windows(step),
-            activation=list(ACTIVATIONS)[step["activation"]],
+            images[step["source"]],
+            weight,
+            scale,
+            bias,
+            residual,
+            step["out_channels"],
+            size,
+            stride,
+            padding,
+            dilation,
+            list(ACTIVATIONS)[step["activation"]],
         )
         images.append(output.to(between).float())
     return output.to(input.dtype)

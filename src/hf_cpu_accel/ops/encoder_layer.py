@@ -112,8 +112,8 @@ def encoder_layer(
         rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as transformers' rotary modules
             return them, for pairs of features half of them apart (Su et al. 2021, arXiv:2104.09864).
         window: how many tokens before and after itself a token attends to; None for all.
-        rows: int32 [sequences, L'], for sequences whose tokens lie anywhere in the B * L rows of `hidden_states`, such as the windows
-            of an image (Swin, Liu et al. 2021, arXiv:2103.14030): which row each token is; every row once. `mask` is then
+        rows: int32 [sequences, L'], for sequences whose tokens lie anywhere in the B * L rows of `hidden_states`, such as the
+            windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): which row each token is; every row once. `mask` is then
             [M, heads or 1, L', L'], where sequence i has mask i % M. Excludes `padding` and `rotary`.
 
     Returns:

@@ -1,5 +1,5 @@
-"""Convolutions by oneDNN on weights that lie in its own blocked layout, which torch otherwise makes of them in every call; and whether
-ours are faster.
+"""Convolutions by oneDNN on weights that lie in its own blocked layout, which torch otherwise makes of them in every call; and
+whether ours are faster.
 
 All unstable op names of torch for convolutions are here.
 """
@@ -115,7 +115,7 @@ def compute_dtype(dtype: str) -> torch.dtype:
 
 
 def own_is_faster(dtype: str, library: torch.dtype, *, many: bool, joined: bool) -> bool:
-    """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use now.
+    """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
 
     Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, a quarter of a second.
 

@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 
+
 class OneDNNConvolution(PackedConvolution):
     """A convolution with its weight in oneDNN's layout.
 

@@ -21,10 +21,9 @@ from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.linear import packed_item, release
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
-from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
+from hf_cpu_accel.rewrite.pending_convolution import OwnWeight, WaitingConvolution
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 from hf_cpu_accel.rewrite.rule import Match, Outcome
-from hf_cpu_accel.rewrite.served import Part
 from hf_cpu_accel.rewrite.verify import disagreement
 
 PATCHES = "patches as linear"
@@ -100,9 +99,9 @@ class LinearConvolution(WaitingConvolution, PackedLinear):
         output = self.group.fused_route(0, "none", residual=True)(rows, residual.movedim(1, -1))
         return (output if activation == "none" else torch.relu_(output)).movedim(-1, 1)
 
-    def own_part(self, *, normalised: bool) -> Part | None:
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
         pixels = self._reads_pixels and len(self.kernel_size) == 2
-        return self.group.part(0, 0) if pixels and normalised == (self.fold is not None) else None
+        return self.group.weight(0, 0) if pixels and normalised == (self.fold is not None) else None
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return not residual or activation in ("none", "relu")

@@ -80,24 +80,24 @@ class _Reader:
         if signature is None:
             return None
         relative = self._relative(seen)
-        guesses = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
-        if not guesses or not _explained(self.layer, guesses[0]):
+        candidates = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
+        if not candidates or not _explained(self.layer, candidates[0]):
             return None
         for boolean_masks in (True, False):
             called = replace(signature, boolean_masks=boolean_masks)
-            best = self._best(guesses, called)
+            best = self._best(candidates, called)
             if best is not None:
                 return best, called
         return None
 
     def _best(
-        self, guesses: list[EncoderLayerParts], signature: EncoderSignature
+        self, candidates: list[EncoderLayerParts], signature: EncoderSignature
     ) -> EncoderLayerParts | None:
         """The guess that computes what the layer computes."""
         calls = list(self._calls(signature))
         expected = [hidden_states_of(self.layer(self.hidden_states, **call)) for call in calls]
         best, best_error = None, TOLERANCES[self.hidden_states.dtype]
-        for parts in guesses:
+        for parts in candidates:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
             served = [fused._inputs(self.hidden_states, (), call) is not None for call in calls]
@@ -160,7 +160,8 @@ class _Reader:
                 return None
             rest.append(None if value is None else "bias")
         turned, unturned = (
-            hidden_states_of(self.layer(self.hidden_states, **self._alone(turn=turn))) for turn in (True, False)
+            hidden_states_of(self.layer(self.hidden_states, **self._alone(turn=turn)))
+            for turn in (True, False)
         )
         rotates = not torch.equal(turned, unturned)
         ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES

@@ -18,8 +18,8 @@ from hf_cpu_accel.providers.convolution import compute_dtype, own_is_faster
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.pending_convolution import OwnWeight
 from hf_cpu_accel.rewrite.rule import Match, Outcome
-from hf_cpu_accel.rewrite.served import Part
 
 # With fewer channels most of a panel or of a run of memory is padding, and it is there that images come in and go out.
 MIN_CHANNELS = 16
@@ -46,13 +46,12 @@ class GemmConvolution(PackedConvolution):
         self._normalised = self._with_norm()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
-        part = self.own_part(normalised=epilogue.normalised)
-        if part is None:
+        own = self.own_weight(normalised=epilogue.normalised)
+        if own is None:
             return self._without_norm(input)
         return conv2d(
             input,
-            part.packed,
-            part.bias,
+            *own,
             kernel_size=self.kernel_size,
             stride=self.stride,
             padding=self.padding,
@@ -61,19 +60,19 @@ class GemmConvolution(PackedConvolution):
             residual=epilogue.residual,
         )
 
-    def own_part(self, *, normalised: bool) -> Part | None:
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
         if normalised:
             return self._normalised
-        return Part(self.packed, self.bias) if self.is_exact else None
+        return (self.packed, self.bias) if self.is_exact else None
 
-    def _with_norm(self) -> Part | None:
+    def _with_norm(self) -> OwnWeight | None:
         if self.fold is None:
             return None
         packed = self.packed
         if packed.scale is not None:
             scale, sums = packed.scale
             packed = dataclasses.replace(packed, scale=torch.stack((scale * self.fold.gain, sums)))
-        return Part(packed, self.fold.bias(self.bias))
+        return packed, self.fold.bias(self.bias)
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return True
@@ -119,11 +118,13 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     few = min(module.in_channels, module.out_channels) < MIN_CHANNELS
     if context.dtype in _QUANTISED:
         return None if few or module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
-    if few or all(size == 1 for size in module.kernel_size):  # of pixels: a linear
-        return None
+    if few or context.dtype not in ("float32", "bfloat16") or all(size == 1 for size in module.kernel_size):
+        return None  # those of pixels are linears
     many = module.weight.numel() >= MANY_WEIGHTS
     if context.measured:
         joined = context.fold_after(module) is not None
         library = compute_dtype(context.dtype)
         return context.dtype if own_is_faster(context.dtype, library, many=many, joined=joined) else None
-    return context.dtype if many and not hardware.native_bf16_is_fast() else None
+    # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
+    gains = context.dtype == "float32" or not hardware.native_bf16_is_fast()
+    return context.dtype if many and gains and context.fold_after(module) is None else None

@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Epilogue, Fold
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, Unwritten
-from hf_cpu_accel.rewrite.served import Part
+
+# What `ops.convolution.pack_conv2d` gives, and the bias.
+OwnWeight = tuple[PackedWeight, Tensor | None]
 
 _ATEN = torch.ops.aten
 _WAITS = "convolution"
@@ -45,9 +48,8 @@ class WaitingConvolution(nn.Module):
         Where there is a norm, an epilogue without it has nothing else either.
         """
 
-    def own_part(self, *, normalised: bool) -> Part | None:
-        """The weight of `ops.convolution.pack_conv2d` and the bias that compute it, with its norm or without; None where our kernels
-        do not have it."""
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+        """What our kernels compute it with, with its norm or without; None where they do not have it."""
         return None
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""Level two for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage of them, in one call.
+"""Level two for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
-Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what its
-convolutions were asked to compute is all that it does if its output is the last of theirs. The chain is then proved on other images.
+Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
+its convolutions were asked to compute is all that it does if its output is the last of theirs. The chain is then proved on others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
 from hf_cpu_accel.rewrite.verify import row_error, run_alone
 
 STRUCTURE = "residual blocks"
-# Worst pixel of an image, after up to twenty convolutions: the same packed weights, but what passes between them is rounded to bfloat16
-# where they are narrow, and one step of a quantised input beside another changes what comes after.
+# Worst pixel of an image, after up to twenty convolutions: the same packed weights, but what passes between them is rounded to
+# bfloat16 where they are narrow, and one step of a quantised input beside another changes what comes after.
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 6e-2, "int8": 0.15}
 # [batch, height, width]: for reading, and for the proof.
 _IMAGE = (1, 9, 9)
@@ -78,15 +78,21 @@ class FusedResidualBlock(Mixed):
         narrow = False
         for link in self._chain:
             convolution: Any = self.get_submodule(link.path)
-            part = convolution.own_part(normalised=link.normalised)
+            weight, bias = convolution.own_weight(normalised=link.normalised)
             steps.append(
                 ConvolutionStep(
-                    *(part.packed, part.bias, link.source, link.residual),
-                    *(convolution.kernel_size, convolution.stride),
-                    *(_pair_of_numbers(convolution.padding), convolution.dilation, link.activation),
+                    weight=weight,
+                    bias=bias,
+                    source=link.source,
+                    residual=link.residual,
+                    kernel_size=convolution.kernel_size,
+                    stride=convolution.stride,
+                    padding=_pair_of_numbers(convolution.padding),
+                    dilation=convolution.dilation,
+                    activation=link.activation,
                 )
             )
-            narrow |= part.packed.dtype != "float32"
+            narrow |= weight.dtype != "float32"
         self._bound = bind(steps, narrow=narrow)
         return self._bound
 
@@ -151,7 +157,7 @@ class _Trace:
         if epilogue.residual is not None:
             residual = self._number(epilogue.residual)
             self.foreign |= residual is None
-        own = convolution.own_part(normalised=epilogue.normalised) is not None
+        own = convolution.own_weight(normalised=epilogue.normalised) is not None
         if source is None or not own:
             self.foreign = True
         else:

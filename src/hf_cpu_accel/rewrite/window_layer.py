@@ -107,7 +107,9 @@ class FusedWindowLayer(Mixed):
             if len(self._known) >= _SIZES:
                 self._known.clear()
             learnt = self._learn(hidden_states, run)
-            self._known[self._key(hidden_states, dimensions, switches)] = learnt  # layers fit themselves to small images
+            self._known[self._key(hidden_states, dimensions, switches)] = (
+                learnt  # layers fit themselves to small images
+            )
             return learnt
         return self._known[key]
 
@@ -189,7 +191,9 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | None:
                     _bound=None,
                     _known={},
                 )
-                image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+                image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(
+                    dtype
+                )
                 if fused._windows(image, (side, side), (), partial(_run, layer, side)) is not None:
                     fused._narrow, fused._bound = True, None
                     fused._known.clear()
@@ -199,13 +203,24 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | None:
     return None
 
 
+class _Stop(Exception):
+    """What was to be seen was seen."""
+
+
 def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
     """Of an image of two by two windows."""
     sizes: list[int] = []
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        sizes.append(args[0].shape[-2])
+        raise _Stop
+
     first = next(m for m in layer.modules() if isinstance(m, PackedLinear))
-    hook = first.register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[-2]))
+    hook = first.register_forward_pre_hook(look)
     try:
         _run(layer, _SIDE, torch.zeros(1, _SIDE * _SIDE, width, dtype=dtype))
+    except _Stop:
+        pass
     finally:
         hook.remove()
     return 2 * round(sizes[0] ** 0.5)
@@ -240,7 +255,7 @@ def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[nn.Parameter]:
 def seen(
     layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
 ) -> tuple[Tensor, Windows | None]:
-    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None for those if it does more than that."""
+    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
     inputs: list[Tensor] = []
     attended = _Attended()
     with ExitStack() as watching:

@@ -1,0 +1,177 @@
+"""convolutions against float64 and against its plain-torch reference: chains, dtypes, layouts and thread counts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.convolution import pack_conv2d
+from hf_cpu_accel.ops.convolutions import BoundConvolutions, ConvolutionStep, _reference, bind, convolutions
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing import unpack_linear
+
+# Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
+# more than what the kernels read; integers add a step of their input for every convolution.
+BOUND = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 6e-2}
+SEVEN_BITS = 1.2e-1  # of int8 on tiers without VNNI
+# Between kernel and reference, which round alike: one step where a value lies between two.
+ALIKE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
+
+
+def chain(
+    dtype: str, rng: random.Random, *, channels: int = 32, activation: str = "relu", stride: int = 1
+) -> list[ConvolutionStep]:
+    """A bottleneck with a shortcut that is a convolution, too."""
+
+    def step(
+        source: int, residual: int | None, sizes: tuple[int, int], size: int, **window: int
+    ) -> ConvolutionStep:
+        out, inputs = sizes
+        weight = torch.randn(out, inputs, size, size) / (inputs * size * size) ** 0.5
+        moves = {name: (value, value) for name, value in window.items()}
+        padding = (size // 2 * moves.get("dilation", (1, 1))[0],) * 2
+        return ConvolutionStep(
+            weight=pack_conv2d(weight, dtype),
+            bias=0.1 * torch.randn(out) if rng.random() < 0.8 else None,
+            source=source,
+            residual=residual,
+            kernel_size=(size, size),
+            stride=moves.get("stride", (1, 1)),
+            padding=padding,
+            dilation=moves.get("dilation", (1, 1)),
+            activation=activation,
+        )
+
+    inner, out = rng.choice(((16, 48), (24, 70), (32, 64)))
+    return [
+        step(0, None, (inner, channels), 1),
+        step(1, None, (inner, inner), 3, stride=stride, dilation=rng.choice((1, 2))),
+        replace(step(0, None, (out, channels), 1, stride=stride), activation="none"),
+        step(2, 3, (out, inner), 1),
+    ]
+
+
+def truth(image: Tensor, steps: list[ConvolutionStep]) -> Tensor:
+    images = [image.double()]
+    for step in steps:
+        channels = images[step.source].shape[1]
+        weight = unpack_linear(step.weight).double().view(-1, *step.kernel_size, channels).permute(0, 3, 1, 2)
+        bias = None if step.bias is None else step.bias.double()
+        output = F.conv2d(images[step.source], weight, bias, step.stride, step.padding, step.dilation)
+        output = output if step.residual is None else output + images[step.residual]
+        images.append(ACTIVATIONS[step.activation](output))
+    return images[-1]
+
+
+def check(dtype: str, seed: int, *, narrow: bool, **options: object) -> None:
+    """One chain on an image of random size; raises AssertionError."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    steps = chain(dtype, rng, **options)  # type: ignore[arg-type]
+    image = torch.randn(rng.randint(1, 3), 32, rng.randint(1, 20), rng.randint(1, 20))
+    image = image.contiguous(memory_format=rng.choice((torch.channels_last, torch.contiguous_format)))
+    bound, expected = bind(steps, narrow=narrow), truth(image, steps)
+    seven_bits = dtype == "int8" and extension.status().tier in ("avx2", "avx512")
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        got = convolutions(image, bound)
+        assert got.dtype is image.dtype
+        assert got.is_contiguous(memory_format=torch.channels_last)
+        error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        assert error <= (SEVEN_BITS if seven_bits else BOUND[dtype]), f"{dtype} {seed} {threads}: {error:.2e}"
+
+
+def check_convolutions(seed: int) -> None:
+    """What test_tiers.py runs on every tier."""
+    for dtype in BOUND:
+        check(dtype, seed, narrow=dtype != "float32")
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_against_float64(dtype: str, stride: int) -> None:
+    for seed in range(6):
+        check(dtype, seed, narrow=dtype != "float32", stride=stride)
+        check(dtype, seed, narrow=False, stride=stride)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str) -> None:
+    check("float32", 1, narrow=False, activation=activation)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", BOUND)
+def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool) -> None:
+    bound = bind(chain(dtype, random.Random(0)), narrow=narrow)
+    rows = torch.randn(2, 9, 7, 32).to(input_dtype)
+    expected = _reference(rows, bound.parts, bound.layout, narrow)
+    got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
+    assert got.dtype is expected.dtype is input_dtype
+    rounding = 0.0 if input_dtype is torch.float32 and not narrow else 2e-2
+    tolerance = ALIKE[dtype] + rounding
+    assert (got.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
+
+
+def test_the_last_step_is_not_rounded() -> None:
+    """Narrow is what passes between the steps, not what comes out of them."""
+    bound = bind(chain("bfloat16", random.Random(0)), narrow=True)
+    output = convolutions(torch.randn(1, 32, 8, 8), bound)
+    assert not torch.equal(output, output.bfloat16().float())
+
+
+def test_opcheck_and_shapes_in_graphs() -> None:
+    bound = bind(chain("float32", random.Random(0), stride=2), narrow=False)
+    rows = torch.randn(2, 9, 7, 32)
+    arguments = (rows, bound.parts, bound.layout, False)
+    torch.library.opcheck(torch.ops.hf_cpu_accel.convolutions.default, arguments)
+
+
+def test_nothing_in_nothing_out() -> None:
+    bound = bind(chain("float32", random.Random(0)), narrow=False)
+    assert convolutions(torch.empty(0, 32, 5, 4), bound).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": 3}, r"steps\[1\]: source=3"),
+        ({"residual": 2}, r"steps\[1\]: residual=2"),
+        ({"activation": "cosine"}, "cosine"),
+    ],
+)
+def test_bad_steps(change: dict[str, object], message: str) -> None:
+    steps = chain("float32", random.Random(0))
+    steps[1] = replace(steps[1], **change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        bind(steps, narrow=False)
+
+
+def test_no_steps() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        bind([], narrow=False)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    bound = bind(chain("float32", random.Random(0)), narrow=False)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        convolutions(torch.randn(1, 31, 8, 8), bound)
+    with pytest.raises(RuntimeError, match="layout"):
+        torch.ops.hf_cpu_accel.convolutions(torch.randn(1, 8, 8, 32), bound.parts, bound.layout[:-1], False)
+    steps = chain("float32", random.Random(0))
+    wrong = bind([*steps[:3], replace(steps[3], residual=1)], narrow=False)
+    with pytest.raises(RuntimeError, match="residual must have"):
+        convolutions(torch.randn(1, 32, 8, 8), wrong)
+
+
+def test_bound_is_plain_data() -> None:
+    bound = bind(chain("int8", random.Random(0)), narrow=True)
+    assert isinstance(bound, BoundConvolutions)
+    assert all(type(number) is int for number in bound.layout)

@@ -1,0 +1,211 @@
+"""Residual blocks and whole stages in one call; what is something else keeps its own forward."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from convolution_blocks import Bottleneck, Layer, Residual, with_statistics
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import ResNetConfig, ResNetModel
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.providers import convolution as providers
+from hf_cpu_accel.rewrite import gemm_convolution
+from hf_cpu_accel.rewrite.residual_block import STRUCTURE, FusedResidualBlock
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
+
+
+@pytest.fixture(autouse=True)
+def _ours_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU where our convolutions were measured to be the faster ones."""
+    monkeypatch.setattr(gemm_convolution, "own_is_faster", lambda *args, **kwargs: True)
+    monkeypatch.setattr("hf_cpu_accel.providers.switch.why_not", lambda *args: None)
+    monkeypatch.setattr("hf_cpu_accel.providers.choice.FEWEST_ROWS", 1 << 40)  # and nothing else is measured
+    monkeypatch.setattr("hf_cpu_accel.providers.route.FEWEST_ROWS", 1 << 40)
+
+
+class Block(nn.Module):
+    """As in transformers' ResNet: two layers, the shortcut an identity or a convolution, the sum in place."""
+
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__()
+        same = channels == out_channels
+        self.shortcut = nn.Identity() if same else Layer(channels, out_channels, 1, act=nn.Identity())
+        first = Layer(channels, out_channels, 3, act=nn.ReLU())
+        self.layer = nn.Sequential(first, Layer(out_channels, out_channels, 3, act=nn.Identity()))
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = x
+        x = self.layer(x)
+        x += self.shortcut(residual)
+        return self.activation(x)
+
+
+class Squeezed(Block):
+    """Something between two convolutions that is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * x.mean()
+
+
+class Scaled(Block):
+    def __init__(self, channels: int, out_channels: int) -> None:
+        super().__init__(channels, out_channels)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class InPlace(Block):
+    """Writes to its input before the convolutions read it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.relu(x, inplace=True))
+
+
+def host(*blocks: nn.Module) -> nn.Module:
+    """The blocks in a stage, which is no target itself."""
+    return with_statistics(nn.ModuleDict({"stage": nn.Sequential(*blocks)}))
+
+
+def image(channels: int = 32) -> Tensor:
+    return torch.randn(2, channels, 11, 9).contiguous(memory_format=torch.channels_last)
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_values_and_the_way_back(dtype: str) -> None:
+    model, x = host(Block(32, 48), Block(48, 48)), image()
+    original, expected = model["stage"], model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype=dtype)
+    fused = model["stage"]
+    assert isinstance(fused, FusedResidualBlock)
+    assert isinstance(fused, nn.Sequential)
+    assert [(link.source, link.residual, link.activation) for link in fused._chain] == [
+        *[(0, None, "relu"), (0, None, "none"), (1, 2, "relu")],
+        *[(3, None, "relu"), (4, 3, "relu")],
+    ]
+    assert explain(model).counts()[STRUCTURE] == 1
+    for batch in (x, x[:1], x.contiguous(), torch.randn(1, 32, 30, 17)):
+        reference = original(batch) if batch.shape != x.shape else expected
+        assert error(fused(batch), reference) <= TOLERANCES[dtype]
+    restore(model)
+    assert model["stage"] is original
+    assert torch.equal(model["stage"](x), expected)
+
+
+def test_floating_weights_come_back_from_their_norms() -> None:
+    """The norm's gain is in the packed weight: `state_dict` gives the convolution's own."""
+    model = host(Block(32, 48))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    accelerate_for_cpu(model, dtype="float32", originals="drop")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_resnet_has_a_call_for_each_stage() -> None:
+    sizes = {
+        "embedding_size": 16,
+        "hidden_sizes": [64, 96, 128],
+        "depths": [1, 2, 1],
+        "layer_type": "bottleneck",
+    }
+    model = with_statistics(ResNetModel(ResNetConfig(**sizes)))
+    pixels = torch.randn(2, 3, 64, 48)
+    expected = model(pixels, output_hidden_states=True)
+    accelerate_for_cpu(model, dtype="float32")
+    assert explain(model).counts()[STRUCTURE] == 3
+    got = model(pixels, output_hidden_states=True)
+    for ours, theirs in zip(got.hidden_states, expected.hidden_states, strict=True):
+        assert error(ours, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("block", [Squeezed, Scaled])
+def test_what_does_something_else_is_left(block: type[nn.Module]) -> None:
+    model, x = host(block(32, 32), nn.Sigmoid()), image()
+    expected = model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype="float32")
+    assert not isinstance(model["stage"], FusedResidualBlock)
+    assert not isinstance(model["stage"][0], FusedResidualBlock)
+    torch.testing.assert_close(model["stage"](x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_block_that_writes_to_its_input_is_left() -> None:
+    model, x = host(InPlace(32, 32)), image()
+    expected = model["stage"](x.clone()).detach()
+    accelerate_for_cpu(model, dtype="float32")
+    assert not isinstance(model["stage"], FusedResidualBlock)
+    assert not isinstance(model["stage"][0], FusedResidualBlock)
+    torch.testing.assert_close(model["stage"](x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_convolutions_of_groups_are_no_links() -> None:
+    model, x = host(Bottleneck(32, 32)), image()
+    expected = model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype="int8")
+    assert STRUCTURE not in explain(model).counts()
+    assert error(model["stage"](x), expected) <= TOLERANCES["int8"]
+
+
+def test_activations_in_front() -> None:
+    """The first thing that happens to the input is no convolution."""
+    model, x = host(Residual(32)), image()
+    expected = model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype="float32")
+    torch.testing.assert_close(model["stage"](x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_hooks_inside_see_what_they_would() -> None:
+    model, x = host(Block(32, 32)), image()
+    expected = model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype="float32")
+    seen: list[Tensor] = []
+    model["stage"][0].layer.register_forward_hook(lambda *args: seen.append(args[2].clone()))
+    torch.testing.assert_close(model["stage"](x), expected, atol=1e-4, rtol=1e-4)
+    assert [tuple(tensor.shape) for tensor in seen] == [(2, 32, 11, 9)]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_copies_and_casts(dtype: str, duplicate: object) -> None:
+    model, x = host(Block(32, 48)), image()
+    accelerate_for_cpu(model, dtype=dtype)
+    expected = model["stage"](x)
+    other = duplicate(model)  # type: ignore[operator]
+    assert isinstance(other["stage"], FusedResidualBlock)
+    torch.testing.assert_close(other["stage"](x), expected, atol=1e-6, rtol=1e-5)
+    other.bfloat16()
+    output = other["stage"](x.bfloat16())
+    assert output.dtype is torch.bfloat16
+    assert error(output, expected) <= 0.05
+
+
+def test_gradients_are_refused() -> None:
+    model, x = host(Block(32, 32)), image()
+    accelerate_for_cpu(model, dtype="float32")
+    with pytest.raises(RuntimeError, match="restore"):
+        model["stage"](x.requires_grad_())
+
+
+def test_too_small_an_image_is_refused_as_ever() -> None:
+    model = host(nn.Conv2d(32, 32, 5), nn.Conv2d(32, 32, 5), nn.ReLU())
+    accelerate_for_cpu(model, dtype="float32")
+    with pytest.raises(RuntimeError):
+        model["stage"](torch.randn(1, 32, 3, 3))
+
+
+@pytest.mark.parametrize(("ours", "serves"), [(1.0, True), (1.1, False), (1.3, False)])
+def test_who_serves_is_a_question_of_time(monkeypatch: pytest.MonkeyPatch, ours: float, serves: bool) -> None:
+    monkeypatch.setattr(providers, "_measured", lambda *args: {"own": ours, "oneDNN": 1.0})
+    assert providers.own_is_faster("float32", torch.float32, many=False, joined=False) is serves
+    assert providers.own_is_faster("float32", torch.float32, many=False, joined=True) is (ours < 1.15)

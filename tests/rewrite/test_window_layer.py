@@ -1,0 +1,159 @@
+"""Swin's layers in one call, for images of every size; what the windows do not fit keeps its own forward."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import SwinBackbone, SwinConfig, SwinModel
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.window_layer import STRUCTURE, FusedWindowLayer
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
+SIZES: dict[str, Any] = {
+    "image_size": 56,
+    "patch_size": 2,
+    "embed_dim": 32,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": 7,
+}
+
+
+def swin(cls: type[nn.Module] = SwinModel, **options: Any) -> nn.Module:
+    """Random weights, the bias of positions among them, which starts at zero."""
+    torch.manual_seed(0)
+    model = cls(SwinConfig(**{**SIZES, **options})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias_table" in name:
+                parameter.normal_()
+    return model
+
+
+def layers(model: nn.Module) -> list[FusedWindowLayer]:
+    return [module for module in model.modules() if isinstance(module, FusedWindowLayer)]
+
+
+def run(model: nn.Module, pixels: Tensor, **options: Any) -> Tensor:
+    with torch.no_grad():
+        return model(pixel_values=pixels, **options)[0]
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_values_and_the_way_back(dtype: str) -> None:
+    model = swin()
+    originals = [type(module) for module in model.modules()]
+    images = [torch.randn(2, 3, 56, 56), torch.randn(1, 3, 84, 112), torch.randn(3, 3, 56, 84)]
+    expected = [run(model, pixels) for pixels in images]
+    accelerate_for_cpu(model, dtype=dtype)
+    assert explain(model).counts()[STRUCTURE] == len(layers(model)) == 4
+    for pixels, theirs in zip(images, expected, strict=True):
+        assert error(run(model, pixels), theirs) <= TOLERANCES[dtype]
+        assert error(run(model, pixels), theirs) <= TOLERANCES[dtype]  # as learnt
+    learnt = [windows for layer in layers(model) for windows in layer._known.values()]
+    assert len(learnt) == 4 * len(images)
+    restore(model)
+    assert [type(module) for module in model.modules()] == originals
+    assert torch.equal(run(model, images[0]), expected[0])
+
+
+def test_windows_that_do_not_fit_are_the_layers_business() -> None:
+    model, pixels = swin(), torch.randn(1, 3, 60, 50)  # padded to multiples of 7 in each layer
+    expected = run(model, pixels)
+    accelerate_for_cpu(model, dtype="float32")
+    assert error(run(model, pixels), expected) <= 1e-5
+    assert all(list(layer._known.values()) == [None] for layer in layers(model))
+
+
+def test_an_image_smaller_than_a_window_changes_the_layer_as_ever() -> None:
+    """The own forward then fits the layer to the image, for good."""
+    ours, theirs = swin(depths=[1]), swin(depths=[1])
+    for model in (ours, theirs):
+        for layer in model.modules():
+            if hasattr(layer, "shift_size"):
+                layer.shift_size = 3
+    accelerate_for_cpu(ours, dtype="float32")
+    for pixels in (torch.randn(1, 3, 56, 56), torch.randn(1, 3, 14, 14), torch.randn(1, 3, 56, 56)):
+        assert error(run(ours, pixels), run(theirs, pixels)) <= 1e-5
+
+
+def test_a_bias_that_changes_is_seen() -> None:
+    model, pixels = swin(), torch.randn(1, 3, 56, 56)
+    accelerate_for_cpu(model, dtype="float32")
+    run(model, pixels)
+    other = swin()
+    for changed in (model, other):
+        with torch.no_grad():
+            for name, parameter in changed.named_parameters():
+                if "bias_table" in name:
+                    parameter.mul_(-2)
+    assert error(run(model, pixels), run(other, pixels)) <= 1e-5
+
+
+def test_everything_that_a_caller_may_ask_for() -> None:
+    model, pixels = swin(), torch.randn(2, 3, 56, 56)
+    asked = {"output_hidden_states": True, "output_attentions": True}
+    with torch.no_grad():
+        expected = model(pixel_values=pixels, **asked)
+        accelerate_for_cpu(model, dtype="float32")
+        for options in (asked, {"output_hidden_states": True}):
+            got = model(pixel_values=pixels, **options)
+            for name in ("hidden_states", "reshaped_hidden_states"):
+                for ours, theirs in zip(got[name], expected[name], strict=True):
+                    assert error(ours, theirs) <= 1e-5
+            if "output_attentions" in options:
+                for ours, theirs in zip(got.attentions, expected.attentions, strict=True):
+                    assert error(ours, theirs) <= 1e-5
+
+
+def test_a_backbone_always_partitions() -> None:
+    model, pixels = swin(SwinBackbone, out_features=["stage1", "stage2"]), torch.randn(1, 3, 56, 56)
+    with torch.no_grad():
+        expected = model(pixels).feature_maps
+        accelerate_for_cpu(model, dtype="float32")
+        got = model(pixels).feature_maps
+    assert layers(model)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert error(ours, theirs) <= 1e-5
+
+
+def test_hooks_inside_see_what_they_would() -> None:
+    model, pixels = swin(), torch.randn(1, 3, 56, 56)
+    expected = run(model, pixels)
+    accelerate_for_cpu(model, dtype="float32")
+    seen: list[tuple[int, ...]] = []
+    layers(model)[0].attention.register_forward_hook(lambda *args: seen.append(tuple(args[2][0].shape)))
+    assert error(run(model, pixels), expected) <= 1e-5
+    assert seen == [(16, 49, 32)]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_casts(duplicate: Any) -> None:
+    model, pixels = swin(), torch.randn(1, 3, 56, 56)
+    accelerate_for_cpu(model, dtype="bfloat16")
+    expected = run(model, pixels)
+    other = duplicate(model)
+    assert len(layers(other)) == 4
+    assert error(run(other, pixels), expected) <= 1e-6
+    other.bfloat16()
+    output = run(other, pixels.bfloat16())
+    assert output.dtype is torch.bfloat16
+    assert error(output, expected) <= 0.03
+
+
+def test_a_graph_has_the_layers_own_forward() -> None:
+    model, pixels = swin(depths=[1]), torch.randn(1, 3, 56, 56)
+    expected = run(model, pixels)
+    accelerate_for_cpu(model, dtype="float32")
+    compiled = torch.compile(model, backend="eager")
+    assert error(run(compiled, pixels), expected) <= 1e-5
