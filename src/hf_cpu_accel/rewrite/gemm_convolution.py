@@ -120,6 +120,8 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
         return None if few or module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
     if few or context.dtype not in ("float32", "bfloat16") or all(size == 1 for size in module.kernel_size):
         return None  # those of pixels are linears
+    if _cuts_patches(module):
+        return context.dtype
     many = module.weight.numel() >= MANY_WEIGHTS
     if context.measured:
         joined = context.fold_after(module) is not None
@@ -128,3 +130,9 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
     gains = context.dtype == "float32" or not hardware.native_bf16_is_fast()
     return context.dtype if many and gains and context.fold_after(module) is None else None
+
+
+def _cuts_patches(module: nn.Conv2d) -> bool:
+    """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nobody gathers as he packs."""
+    dense = all(step == 1 for step in module.dilation)
+    return module.kernel_size == module.stride and dense and not any(module.padding)
