@@ -28,7 +28,7 @@ ACTIVATIONS = {
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
 # [channels, pixels of a side] of the convolutions that stand for others: those of many pixels, and those of very many weights.
-_USUAL, _MANY = (128, 28), (1280, 8)
+_USUAL, _MANY = (128, 28), (1280, 16)
 # As in providers/layer.py: what a fused chain gains besides.
 _JOINED_GAIN = 0.15
 _LIBRARY = "oneDNN"
@@ -117,7 +117,7 @@ def compute_dtype(dtype: str) -> torch.dtype:
 def own_is_faster(dtype: str, library: torch.dtype, *, many: bool, joined: bool) -> bool:
     """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
 
-    Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, a quarter of a second.
+    Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, half a second.
 
     Args:
         joined: it is one of several between which nothing else happens. One call for all of them gains what oneDNN may be ahead.
