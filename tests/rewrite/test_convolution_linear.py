@@ -18,7 +18,6 @@ PATCH_CASES = {
     "image": (nn.Conv2d(3, 48, 8, 8), (3, 32, 40)),
     "what is left over": (nn.Conv2d(3, 33, (4, 8), (4, 8), bias=False), (3, 19, 23)),
     "video": (nn.Conv3d(3, 64, (2, 4, 4), (2, 4, 4), padding="valid"), (3, 4, 8, 9)),
-    "between stages": (nn.Conv2d(32, 64, 2, 2), (32, 7, 9)),
 }
 PIXEL_CASES = {
     "each": (nn.Conv2d(32, 48, 1), (32, 7, 9)),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import SwinBackbone, SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite import window_layer
 from hf_cpu_accel.rewrite.window_layer import STRUCTURE, FusedWindowLayer
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
@@ -98,6 +99,29 @@ def test_a_bias_that_changes_is_seen() -> None:
                 if "bias_table" in name:
                     parameter.mul_(-2)
     assert error(run(model, pixels), run(other, pixels)) <= 1e-5
+
+
+def test_what_is_kept_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, small, large = (
+        swin(depths=[2], num_heads=[2]),
+        torch.randn(1, 3, 28, 28),
+        torch.randn(1, 3, 84, 84),
+    )
+    expected = [run(model, small), run(model, large)]
+    accelerate_for_cpu(model, dtype="float32")
+    run(model, large)
+    needed = max(windows.nbytes for layer in layers(model) for windows in layer._known.values() if windows)
+    monkeypatch.setattr(window_layer, "_BYTES", needed)
+    for _ in range(3):
+        for pixels, theirs in zip((small, large), expected, strict=True):
+            assert error(run(model, pixels), theirs) <= 1e-5
+            for layer in layers(model):
+                assert sum(windows.nbytes for windows in layer._known.values() if windows) <= needed
+    monkeypatch.setattr(window_layer, "_BYTES", needed - 1)
+    for layer in layers(model):
+        layer._known.clear()
+    assert error(run(model, large), expected[1]) <= 1e-5
+    assert None in [windows for layer in layers(model) for windows in layer._known.values()]
 
 
 def test_everything_that_a_caller_may_ask_for() -> None:

@@ -40,8 +40,8 @@ _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _PARAMETERS = ("hidden_states", "input_dimensions")
 # The side of the image that tells the size of a window: larger than most windows, since a layer makes those fit a smaller one.
 _SIDE = 32
-# Sizes of images that one layer remembers.
-_SIZES = 64
+# What one layer keeps of windows and their biases. An image that takes more (Swin-T's first stage beyond 650 x 650) is not learnt.
+_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Windows:
 
     rows: Tensor
     bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 class FusedWindowLayer(Mixed):
@@ -104,13 +108,12 @@ class FusedWindowLayer(Mixed):
         """Those of such an image, learnt from the own forward if it is the first; None if the op cannot do it."""
         key = self._key(hidden_states, dimensions, switches)
         if key not in self._known:
-            if len(self._known) >= _SIZES:
-                self._known.clear()
             learnt = self._learn(hidden_states, run)
-            self._known[self._key(hidden_states, dimensions, switches)] = (
-                learnt  # layers fit themselves to small images
-            )
-            return learnt
+            kept = sum(windows.nbytes for windows in self._known.values() if windows is not None)
+            if learnt is not None and kept + learnt.nbytes > _BYTES:
+                self._known.clear()
+            key = self._key(hidden_states, dimensions, switches)  # anew: a layer fits itself to a small image
+            self._known[key] = learnt
         return self._known[key]
 
     def _key(self, hidden_states: Tensor, dimensions: tuple[Any, ...], switches: tuple[Any, ...]) -> Any:
@@ -129,7 +132,7 @@ class FusedWindowLayer(Mixed):
         image = torch.randn(hidden_states.shape, generator=generator).to(hidden_states.dtype)
         with torch.no_grad():
             expected, windows = seen(self, self._parts, image, run)
-            if windows is None:
+            if windows is None or windows.nbytes > _BYTES:
                 return None
             error = row_error(self._compute(image, windows), expected)
         return windows if error <= TOLERANCES[image.dtype] else None
