@@ -219,3 +219,25 @@ def test_several_callers_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: encoder_layer(hidden_states, weights), range(40)))
     assert all(torch.equal(result, expected) for result in results)
+
+
+def test_rows_that_do_not_fit() -> None:
+    case = Case(batch=2, length=12, scattered=6, norm_before=True)
+    weights, hidden_states = weights_of(case), torch.randn(2, 12, case.features)
+    rows = positions_of(case)["rows"]
+    with pytest.raises(RuntimeError, match="once"):
+        encoder_layer(hidden_states, weights, rows=torch.zeros_like(rows))
+    with pytest.raises(RuntimeError, match="once"):
+        encoder_layer(hidden_states, weights, rows=rows + 1)
+    with pytest.raises(RuntimeError, match="int32"):
+        encoder_layer(hidden_states, weights, rows=rows[:2].contiguous())
+    with pytest.raises(RuntimeError, match="exclude"):
+        encoder_layer(hidden_states, weights, rows=rows, padding=torch.ones(2, 12, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="share"):
+        encoder_layer(hidden_states, weights, rows=rows, mask=torch.zeros(3, 1, 6, 6))
+
+
+def test_only_scattered_sequences_take_masks_in_turn() -> None:
+    case = Case(batch=4, length=6)
+    with pytest.raises(RuntimeError, match="share"):
+        encoder_layer(torch.randn(4, 6, case.features), weights_of(case), mask=torch.zeros(2, 1, 6, 6))

@@ -130,7 +130,26 @@ def test_a_resnet_has_a_call_for_each_stage() -> None:
         assert error(ours, theirs) <= 1e-5
 
 
-@pytest.mark.parametrize("block", [Squeezed, Scaled])
+class Damped(Block):
+    """Writes to what a convolution made, by less than the proof would see in int8."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.layer[1](self.layer[0](x).mul_(0.99)) + self.shortcut(x))
+
+
+class Clamped(Block):
+    """Does something to numbers that no small image of random ones has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp_(max=1e4)
+
+
+class Widened(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
+@pytest.mark.parametrize("block", [Squeezed, Scaled, Damped, Clamped, Widened])
 def test_what_does_something_else_is_left(block: type[nn.Module]) -> None:
     model, x = host(block(32, 32), nn.Sigmoid()), image()
     expected = model["stage"](x).detach()
@@ -147,6 +166,33 @@ def test_a_block_that_writes_to_its_input_is_left() -> None:
     assert not isinstance(model["stage"], FusedResidualBlock)
     assert not isinstance(model["stage"][0], FusedResidualBlock)
     torch.testing.assert_close(model["stage"](x), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8-weight", "int4"])
+def test_pixels_alone_are_left_to_whoever_is_fastest(dtype: str) -> None:
+    model, x = host(nn.Conv2d(32, 64, 1), nn.GELU(), nn.Conv2d(64, 32, 1)), image()
+    expected = model["stage"](x).detach()
+    accelerate_for_cpu(model, dtype=dtype)
+    ours_in_any_case = dtype in ("int8", "int4")
+    assert (STRUCTURE in explain(model).counts()) == ours_in_any_case
+    assert error(model["stage"](x), expected) <= 0.3
+
+
+def test_probing_leaves_no_trace() -> None:
+    """Alone, the last convolution has nothing behind it; in the model it has."""
+    model, _ = host(nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3), nn.ReLU()), image()
+    accelerate_for_cpu(model, dtype="float32")
+    fused = model["stage"]
+    assert isinstance(fused, FusedResidualBlock)
+    assert [module.waits for module in fused[:2]] == [True, True]
+    assert "compute" not in vars(fused[0])
+
+
+def test_other_channels_are_refused_as_ever() -> None:
+    model = host(Block(32, 32))
+    accelerate_for_cpu(model, dtype="int8")
+    with pytest.raises((RuntimeError, ValueError)):
+        model["stage"](torch.randn(1, 31, 9, 9))
 
 
 def test_convolutions_of_groups_are_no_links() -> None:

@@ -88,6 +88,7 @@ Rotation rotation_of(const Tensor& cos, const Tensor& sin, const Tokens& tokens,
 struct Scores {
   std::optional<Tensor> mask, relative;
   int64_t window = 0;
+  bool shared = false;  // sequences take the masks in turn
 };
 
 float widened(uint16_t bfloat16) {
@@ -134,8 +135,10 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
     ahead = table.size(1) / 2;
   }
   if (scores.window > 0) shared.causal = true, shared.window = 2 * scores.window + 1, ahead = scores.window;
+  const int64_t count = static_cast<int64_t>(tokens.count.size());
   const int64_t masks = scores.mask && scores.mask->dim() == 4 ? std::max(scores.mask->size(0), int64_t{1}) : 1;
-  STD_TORCH_CHECK(static_cast<int64_t>(tokens.count.size()) % masks == 0, "hf_cpu_accel::encoder_layer: ", tokens.count.size(), " sequences cannot share ", masks, " masks");
+  STD_TORCH_CHECK(masks == 1 || (scores.shared ? count % masks == 0 : masks == count), "hf_cpu_accel::encoder_layer: ", count, " sequences cannot share ",
+                  masks, " masks");
   if (scores.mask) read_mask(shared, *scores.mask, {masks, heads, length, length}, op, keep_mask);
   const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4;
   std::vector<AttentionSequence> sequences;
@@ -229,7 +232,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   if (cos) layer.rotation = rotation_of(*cos, *sin, tokens, length, heads_count, head_size, keep_tables);
   std::vector<std::vector<float>> keep_holes;
   std::vector<AttentionSequence> sequences = sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
-                                                          {mask, relative, window}, heads_count, length, keep_mask, keep_holes);
+                                                          {mask, relative, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
 
   const int64_t threads = team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
   const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);

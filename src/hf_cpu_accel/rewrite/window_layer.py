@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -42,14 +43,15 @@ _PARAMETERS = ("hidden_states", "input_dimensions")
 _SIDE = 32
 # What one layer keeps of windows and their biases. An image that takes more (Swin-T's first stage beyond 650 x 650) is not learnt.
 _BYTES = 16 << 20
+_SIZES = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
-    """An image of one size in windows.
+    """One image of one size in windows.
 
     Attributes:
-        rows: int32 [windows, tokens of a window], the row of each token in [batch * height * width].
+        rows: int32 [windows, tokens of a window], the row of each token in [height * width].
         bias: what is added to the scores, [windows or 1, heads, tokens, tokens].
     """
 
@@ -61,90 +63,112 @@ class Windows:
         return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
+_NEW, _MET = (Windows(torch.empty(0, 0, dtype=torch.int32), None) for _ in range(2))
+_learning = Lock()
+
+
 class FusedWindowLayer(Mixed):
     """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width), *switches)`.
 
     The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
-    where more is asked for than hidden states, and while a graph is traced.
+    where more is asked for than hidden states, while a graph is traced, and for the first image of a size.
+
+    Attributes:
+        _tables, _numbers: names of the parameters and attributes that say how windows are cut and what is added to their scores.
+        _known: what was learnt, by size, switches, and the state of those; `_MET` for what was seen once.
     """
 
     _parts: EncoderLayerParts
     _tuple: int | None
     _narrow: bool
+    _tables: tuple[str, ...]
+    _numbers: tuple[str, ...]
     _bound: tuple[Any, ...] | None
     _known: dict[Any, Windows | None]
 
     def forward(self, hidden_states: Tensor, input_dimensions: Any, *args: Any, **kwargs: Any) -> Any:
         """-> as the original."""
-        switches = (*args, *kwargs.values())
-        if (
-            hidden_states.dim() != 3
-            or torch.compiler.is_compiling()
-            or any(switch is not None and type(switch) is not bool for switch in switches)
-            or self.is_watched
-        ):
+        windows = None
+        if self._serves(hidden_states, args, kwargs):
+            check_inference(self, hidden_states)
+            run = partial(self._original_class.forward, self, input_dimensions=input_dimensions, **kwargs)
+            windows = self._windows(hidden_states, (tuple(input_dimensions), *kwargs.items()), run)
+        if windows is None:
             return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
-        check_inference(self, hidden_states)
-        run = partial(self._original_class.forward, self, input_dimensions=input_dimensions, **kwargs)
-        windows = None if args else self._windows(hidden_states, tuple(input_dimensions), switches, run)
-        rows = hidden_states.shape[0] * hidden_states.shape[1]
-        if windows is None or not own_everywhere(self._parts.linears, rows):
-            return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
-        output = self._compute(hidden_states, windows)
-        return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
-
-    def _compute(self, hidden_states: Tensor, windows: Windows) -> Tensor:
         bound = self._bound
         if bound is None:
             bound = self._bound = self._parts.weights(narrow=self._narrow).arguments()
-        output: Tensor = _ENCODER_LAYER(
-            hidden_states, None, windows.bias, None, None, None, 0, *bound, windows.rows
-        )
-        return output
+        output = _compute(hidden_states, windows, bound)
+        return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
-    def _windows(
-        self, hidden_states: Tensor, dimensions: tuple[Any, ...], switches: tuple[Any, ...], run: Run
-    ) -> Windows | None:
-        """Those of such an image, learnt from the own forward if it is the first; None if the op cannot do it."""
-        key = self._key(hidden_states, dimensions, switches)
-        if key not in self._known:
-            learnt = self._learn(hidden_states, run)
-            kept = sum(windows.nbytes for windows in self._known.values() if windows is not None)
-            if learnt is not None and kept + learnt.nbytes > _BYTES:
-                self._known.clear()
-            key = self._key(hidden_states, dimensions, switches)  # anew: a layer fits itself to a small image
-            self._known[key] = learnt
-        return self._known[key]
+    def _serves(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if hidden_states.dim() != 3 or args or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        if any(value is not None and type(value) is not bool for value in kwargs.values()) or self.is_watched:
+            return False
+        return own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 
-    def _key(self, hidden_states: Tensor, dimensions: tuple[Any, ...], switches: tuple[Any, ...]) -> Any:
+    def _windows(self, hidden_states: Tensor, call: tuple[Any, ...], run: Run) -> Windows | None:
+        """Those of such an image, learnt from the own forward when a size comes again; None if the op cannot do it, or not yet."""
+        key = self._key(hidden_states, call)
+        found = self._known.get(key, _NEW)
+        if found is _NEW:
+            self._keep(key, _MET)
+            return None
+        if found is not _MET:
+            return found
+        if not _learning.acquire(blocking=False):  # the hooks of two would see each other
+            return None
+        try:
+            windows = self.learn(hidden_states[:1], run)
+        finally:
+            _learning.release()
+        self._keep(self._key(hidden_states, call), windows)  # anew: a layer fits itself to a small image
+        return windows
+
+    def _key(self, hidden_states: Tensor, call: tuple[Any, ...]) -> Any:
         state = vars(self)
         numbers = [state[name] for name in self._numbers]
-        tables = [(id(p), p._version) for p in _tables(self, self._parts)]
-        return hidden_states.shape, hidden_states.dtype, dimensions, switches, *numbers, *tables
+        tables = [self.get_parameter(path) for path in self._tables]
+        versions = [(id(table), None if table.is_inference() else table._version) for table in tables]
+        return hidden_states.shape[1], hidden_states.dtype, call, *numbers, *versions
 
-    @property
-    def _numbers(self) -> list[str]:
-        """Names of attributes such as the size of a window, on which the answer depends, too."""
-        return [name for name, value in vars(self).items() if type(value) is int]
+    def _keep(self, key: Any, windows: Windows | None) -> None:
+        """In a dictionary of its own, since other threads may read this one."""
+        kept = self._known
+        size = sum(known.nbytes for known in (*kept.values(), windows) if known is not None)
+        self._known = {**(kept if size <= _BYTES and len(kept) < _SIZES else {}), key: windows}
 
-    def _learn(self, hidden_states: Tensor, run: Run) -> Windows | None:
+    def learn(self, hidden_states: Tensor, run: Run) -> Windows | None:
+        """The windows of one image like `hidden_states` [1, L, C], if with them the op does what `run` does.
+
+        Nothing is narrowed for that: what passes between the ops is then rounded alike.
+        """
         generator = torch.Generator().manual_seed(0)
         image = torch.randn(hidden_states.shape, generator=generator).to(hidden_states.dtype)
         with torch.no_grad():
             expected, windows = seen(self, self._parts, image, run)
             if windows is None or windows.nbytes > _BYTES:
                 return None
-            error = row_error(self._compute(image, windows), expected)
-        return windows if error <= TOLERANCES[image.dtype] else None
+            output = _compute(image, windows, self._parts.weights(narrow=False).arguments())
+        return windows if row_error(output, expected) <= TOLERANCES[image.dtype] else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:
         super()._apply(fn, recurse)
-        self._bound = None  # holds a copy of the biases
-        self._known.clear()
+        self._bound, self._known = None, {}  # they hold copies of the biases
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
+
+
+def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) -> Tensor:
+    rows = windows.rows
+    if len(hidden_states) > 1:
+        starts = torch.arange(0, hidden_states.shape[0] * hidden_states.shape[1], hidden_states.shape[1])
+        rows = (starts.int()[:, None, None] + rows).flatten(0, 1)
+    output: Tensor = _ENCODER_LAYER(hidden_states, None, windows.bias, None, None, None, 0, *bound, rows)
+    return output
 
 
 Run = Callable[[Tensor], Any]
@@ -178,28 +202,31 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _fused(layer: nn.Module) -> FusedWindowLayer | None:
-    """The layer with the fused forward, if on a small image that does what the layer does."""
+    """The layer with the fused forward, if on small images that does what the layer does."""
     width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
     with torch.no_grad(), members_apart():
         try:
             side = _side(layer, width, dtype)
+            image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+            expected = hidden_states_of(_run(layer, side, image))
             for parts, outputs in _readings(layer, side, width, dtype):
                 fused: FusedWindowLayer = fused_layer(
                     FusedWindowLayer,
                     layer,
                     _parts=parts,
                     _tuple=outputs,
-                    _narrow=False,
+                    _narrow=True,
+                    _tables=tuple(_tables(layer, parts)),
+                    _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
                     _bound=None,
                     _known={},
                 )
-                image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(
-                    dtype
-                )
-                if fused._windows(image, (side, side), (), partial(_run, layer, side)) is not None:
-                    fused._narrow, fused._bound = True, None
-                    fused._known.clear()
+                windows = fused.learn(image[:1], partial(_run, layer, side))
+                if windows is None:
+                    continue
+                output = _compute(image, windows, parts.weights(narrow=False).arguments())
+                if row_error(output, expected) <= TOLERANCES[dtype]:
                     return fused
         except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
             return None
@@ -219,6 +246,7 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
         raise _Stop
 
     first = next(m for m in layer.modules() if isinstance(m, PackedLinear))
+    before = {name: value for name, value in vars(layer).items() if type(value) is int}
     hook = first.register_forward_pre_hook(look)
     try:
         _run(layer, _SIDE, torch.zeros(1, _SIDE * _SIDE, width, dtype=dtype))
@@ -226,6 +254,7 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
         pass
     finally:
         hook.remove()
+        vars(layer).update(before)  # it may have fitted itself to the image
     return 2 * round(sizes[0] ** 0.5)
 
 
@@ -241,7 +270,8 @@ def _readings(
     if outputs is not None and any(value is not None for value in output[1:]):
         return
     for parts in guesses(layer, trace):
-        if all(p.dim() == 2 and p.shape[1] == parts.attention.heads for p in _tables(layer, parts)):
+        tables = [layer.get_parameter(path) for path in _tables(layer, parts)]
+        if all(table.dim() == 2 and table.shape[1] == parts.attention.heads for table in tables):
             yield replace(parts, relative=None), outputs
 
 
@@ -249,10 +279,10 @@ def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
     return layer(hidden_states, (side, side))
 
 
-def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[nn.Parameter]:
-    """Parameters of no linear and no norm: of the bias for the place of a key beside the query."""
+def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
+    """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
     known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
-    return [p for p in layer.parameters() if id(p) not in known]
+    return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]
 
 
 def seen(
@@ -260,13 +290,21 @@ def seen(
 ) -> tuple[Tensor, Windows | None]:
     """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
     inputs: list[Tensor] = []
-    attended = _Attended()
+    attended, thread = _Attended(), get_ident()
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if get_ident() == thread:  # and not of another call of the model
+            inputs.append(args[0])
+
     with ExitStack() as watching:
         watching.enter_context(members_apart())
-        hook = parts.projections[0].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        hook = parts.projections[0].register_forward_pre_hook(note)
         watching.callback(hook.remove)
         watching.enter_context(attended)
-        expected = hidden_states_of(run(image))
+        output = run(image)
+    expected = hidden_states_of(output)
+    if isinstance(output, tuple) and any(value is not None for value in output[1:]):
+        return expected, None
     norm = None if parts.attention_norm is None else parts.attention_norm[0]
     normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
     if len(inputs) != 1 or len(attended.biases) != 1 or inputs[0].dim() != 3:
@@ -279,7 +317,7 @@ def seen(
     if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
         return expected, None
     rows = rows.view(cut.shape[:2]).int()
-    return expected, Windows(rows, None if bias is None else _shortest(bias.contiguous(), len(image)))
+    return expected, Windows(rows, None if bias is None else bias.contiguous())
 
 
 def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
@@ -289,14 +327,6 @@ def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
     places = torch.empty_like(order)
     places[given] = order
     return places if torch.equal(rows[places], cut) else None
-
-
-def _shortest(bias: Tensor, images: int) -> Tensor:
-    """Without the repetition of the windows' biases for each image, if that is what there is."""
-    once = len(bias) // images
-    repeated = once > 0 and once * images == len(bias)
-    alike = repeated and bool((bias.unflatten(0, (images, once)) == bias[:once]).all())
-    return bias[:once].contiguous() if alike else bias
 
 
 class _Attended(TorchDispatchMode):
