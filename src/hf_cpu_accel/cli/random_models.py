@@ -67,7 +67,7 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ModernBERT-base": ("modernbert", {}),
-    "mobilebert-uncased": ("mobilebert", {}),
+    "mobilebert-uncased": ("mobilebert", {"classifier_activation": False}),
     "conv-bert-base": ("convbert", {}),
     "xlnet-base-cased": (
         "xlnet",
