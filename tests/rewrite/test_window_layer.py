@@ -143,6 +143,16 @@ def test_sizes_are_forgotten_before_there_are_too_many(monkeypatch: pytest.Monke
     assert all(len(layer._known) <= 2 for layer in layers(model))
 
 
+def test_no_images_teach_nothing() -> None:
+    model = swin(depths=[1])
+    accelerate_for_cpu(model, dtype="float32")
+    (layer,) = layers(model)[:1]
+    for _ in range(3):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="reshape"):  # as eager
+            layer(torch.empty(0, 28 * 28, 32), (28, 28))
+    assert not layer._known
+
+
 def test_threads_may_share_a_model() -> None:
     model, pixels = swin(depths=[2]), [torch.randn(1, 3, side, side) for side in (28, 56, 84)]
     expected = [run(model, image) for image in pixels]

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from threading import Lock, get_ident
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.layer import own_everywhere
@@ -33,10 +31,10 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.verify import row_error
+from hf_cpu_accel.rewrite.window_reading import Run, Windows, seen
 
 STRUCTURE = "window encoder layer"
 
-_ATTENTION = torch.ops.hf_cpu_accel.attention.default
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _PARAMETERS = ("hidden_states", "input_dimensions")
 # The side of the image that tells the size of a window: larger than most windows, since a layer makes those fit a smaller one.
@@ -44,23 +42,6 @@ _SIDE = 32
 # What one layer keeps of windows and their biases. An image that takes more (Swin-T's first stage beyond 650 x 650) is not learnt.
 _BYTES = 16 << 20
 _SIZES = 256
-
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """One image of one size in windows.
-
-    Attributes:
-        rows: int32 [windows, tokens of a window], the row of each token in [height * width].
-        bias: what is added to the scores, [windows or 1, heads, tokens, tokens].
-    """
-
-    rows: Tensor
-    bias: Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 _NEW, _MET = (Windows(torch.empty(0, 0, dtype=torch.int32), None) for _ in range(2))
@@ -102,7 +83,13 @@ class FusedWindowLayer(Mixed):
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
     def _serves(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if hidden_states.dim() != 3 or args or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if (
+            hidden_states.dim() != 3
+            or not len(hidden_states)
+            or args
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+        ):
             return False
         if any(value is not None and type(value) is not bool for value in kwargs.values()) or self.is_watched:
             return False
@@ -169,9 +156,6 @@ def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) ->
         rows = (starts.int()[:, None, None] + rows).flatten(0, 1)
     output: Tensor = _ENCODER_LAYER(hidden_states, None, windows.bias, None, None, None, 0, *bound, rows)
     return output
-
-
-Run = Callable[[Tensor], Any]
 
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
@@ -283,62 +267,3 @@ def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
     """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
     known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
     return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]
-
-
-def seen(
-    layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
-) -> tuple[Tensor, Windows | None]:
-    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
-    inputs: list[Tensor] = []
-    attended, thread = _Attended(), get_ident()
-
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if get_ident() == thread:  # and not of another call of the model
-            inputs.append(args[0])
-
-    with ExitStack() as watching:
-        watching.enter_context(members_apart())
-        hook = parts.projections[0].register_forward_pre_hook(note)
-        watching.callback(hook.remove)
-        watching.enter_context(attended)
-        output = run(image)
-    expected = hidden_states_of(output)
-    if isinstance(output, tuple) and any(value is not None for value in output[1:]):
-        return expected, None
-    norm = None if parts.attention_norm is None else parts.attention_norm[0]
-    normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
-    if len(inputs) != 1 or len(attended.biases) != 1 or inputs[0].dim() != 3:
-        return expected, None
-    cut = inputs[0]
-    if cut.shape[0] * cut.shape[1] != len(normed):
-        return expected, None
-    rows = _places(cut.flatten(0, 1), normed)
-    bias = attended.biases[0]
-    if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
-        return expected, None
-    rows = rows.view(cut.shape[:2]).int()
-    return expected, Windows(rows, None if bias is None else bias.contiguous())
-
-
-def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
-    """int64, which of `rows` each row of `cut` is, if it is a permutation of them."""
-    weights = torch.randn(rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    order, given = ((tensor.double() @ weights).argsort() for tensor in (rows, cut))
-    places = torch.empty_like(order)
-    places[given] = order
-    return places if torch.equal(rows[places], cut) else None
-
-
-class _Attended(TorchDispatchMode):
-    """Notes what is added to the scores of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.biases: list[Tensor | None] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is _ATTENTION:
-            self.biases.append(args[3] if len(args) > 3 else None)
-        return func(*args, **(kwargs or {}))
