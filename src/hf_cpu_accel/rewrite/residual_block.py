@@ -146,10 +146,9 @@ def _may_be_chain(layer: nn.Module) -> bool:
     if isinstance(layer, PackedModule | FoldedNorm | FusedResidualBlock):
         return False
     convolutions = [module for module in layer.modules() if isinstance(module, WaitingConvolution)]
-    known = {id(part) for convolution in convolutions for part in convolution.modules()}
     for module in layer.modules():
-        stateless = not (module._parameters or module._buffers)
-        if not stateless and id(module) not in known and not isinstance(module, FoldedNorm):
+        has_state = module._parameters or module._buffers
+        if has_state and not isinstance(module, WaitingConvolution | FoldedNorm):
             return False
     return len(convolutions) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
 

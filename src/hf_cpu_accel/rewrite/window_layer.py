@@ -61,7 +61,6 @@ class FusedWindowLayer(Mixed):
 
     _parts: EncoderLayerParts
     _tuple: int | None
-    _narrow: bool
     _tables: tuple[str, ...]
     _numbers: tuple[str, ...]
     _bound: tuple[Any, ...] | None
@@ -78,7 +77,7 @@ class FusedWindowLayer(Mixed):
             return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
         bound = self._bound
         if bound is None:
-            bound = self._bound = self._parts.weights(narrow=self._narrow).arguments()
+            bound = self._bound = self._parts.weights(narrow=True).arguments()
         output = _compute(hidden_states, windows, bound)
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
@@ -200,8 +199,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | None:
                     layer,
                     _parts=parts,
                     _tuple=outputs,
-                    _narrow=True,
-                    _tables=tuple(_tables(layer, parts)),
+                    _tables=tuple(_bias_tables(layer, parts)),
                     _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
                     _bound=None,
                     _known={},
@@ -254,7 +252,7 @@ def _readings(
     if outputs is not None and any(value is not None for value in output[1:]):
         return
     for parts in guesses(layer, trace):
-        tables = [layer.get_parameter(path) for path in _tables(layer, parts)]
+        tables = [layer.get_parameter(path) for path in _bias_tables(layer, parts)]
         if all(table.dim() == 2 and table.shape[1] == parts.attention.heads for table in tables):
             yield replace(parts, relative=None), outputs
 
@@ -263,7 +261,7 @@ def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
     return layer(hidden_states, (side, side))
 
 
-def _tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
+def _bias_tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
     """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
     known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
     return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]
