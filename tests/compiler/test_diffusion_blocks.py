@@ -9,9 +9,17 @@ import torch
 from diffusers.models.unets.unet_2d_blocks import CrossAttnDownBlock2D, UpBlock2D
 from torch import Tensor, nn
 
+from hf_cpu_accel.providers import convolution as providers
+
 from .conftest import only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
+
+
+@pytest.fixture(autouse=True)
+def _our_convolution_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fused must not depend on a measurement here."""
+    monkeypatch.setattr(providers, "own_is_faster", lambda *args, **kwargs: True)
 
 
 class Down(nn.Module):
@@ -51,6 +59,7 @@ def _rewrites() -> dict[str, int]:
 def test_a_block_with_attention(found: Any) -> None:
     inputs = torch.randn(2, 32, 8, 8), torch.randn(2, 48), torch.randn(2, 5, 40)
     assert found(Down(), *inputs) == {
+        "conv2d": 6,  # two of the resnet and its shortcut, into and out of the transformer, downsampling
         "group_norm": 3,  # two of the resnet, with their SiLU
         "layer_norm": 3,
         "linear_split": 2,  # query, key and value of self-attention; key and value of the text
@@ -59,6 +68,7 @@ def test_a_block_with_attention(found: Any) -> None:
         "gated_ffn": 1,
     }
     assert _rewrites() == {
+        "convolution": 6,
         "group_norm": 5,  # three, and SiLU behind two of them
         "norm": 3,
         "attention": 2,
@@ -71,5 +81,5 @@ def test_a_block_with_attention(found: Any) -> None:
 
 def test_a_block_of_resnets(found: Any) -> None:
     inputs = torch.randn(2, 64, 8, 8), torch.randn(2, 32, 8, 8), torch.randn(2, 64, 8, 8), torch.randn(2, 48)
-    assert found(Up(), *inputs) == {"group_norm": 4, "linear": 2}
-    assert _rewrites() == {"group_norm": 8, "linear": 2}
+    assert found(Up(), *inputs) == {"conv2d": 7, "group_norm": 4, "linear": 2}
+    assert _rewrites() == {"convolution": 7, "group_norm": 8, "linear": 2}

@@ -84,12 +84,44 @@ FUSED: dict[Callable[[], nn.Module], tuple[dict[str, int], dict[str, int]]] = {
     bert: ENCODER,
     vit: ENCODER,
     llama: (
-        {"norm": 5, "attention": 2, "linear": 14, "gated_ffn": 2, "parallel_linears": 2, "residual": 4},
-        {"rms_norm": 5, "linear_split": 2, "attention": 2, "linear": 2, "gated_ffn": 2},
+        {
+            "norm": 5,
+            "rotary": 4,
+            "attention": 2,
+            "linear": 14,
+            "gated_ffn": 2,
+            "parallel_linears": 2,
+            "residual": 4,
+        },
+        {
+            "rms_norm": 5,
+            "linear_split": 2,
+            "rotary_embedding": 4,
+            "attention": 2,
+            "linear": 2,
+            "gated_ffn": 2,
+        },
     ),
     gemma3: (
-        {"norm": 13, "attention": 2, "linear": 14, "gated_ffn": 2, "parallel_linears": 2, "add_norm": 3},
-        {"rms_norm": 10, "add_rms_norm": 3, "linear_split": 2, "attention": 2, "linear": 2, "gated_ffn": 2},
+        {
+            "constants": 13,  # 1 + weight
+            "norm": 13,
+            "rotary": 4,
+            "attention": 2,
+            "linear": 14,
+            "gated_ffn": 2,
+            "parallel_linears": 2,
+            "add_norm": 3,
+        },
+        {
+            "rms_norm": 10,
+            "add_rms_norm": 3,
+            "linear_split": 2,
+            "rotary_embedding": 4,
+            "attention": 2,
+            "linear": 2,
+            "gated_ffn": 2,
+        },
     ),
     t5: (
         {

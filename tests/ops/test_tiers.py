@@ -25,6 +25,7 @@ CHECKS = {
     "test_experts": "check_experts",
     "test_paged_attention": "check_paged_attention",
     "test_quantize": "check_quantize",
+    "test_rope": "check_rope",
     "test_sparse": "check_sparse",
     "test_messages": "check_messages",
 }

@@ -7,23 +7,29 @@ with other weights.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 from threading import RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_cpu_accel.ops.convolution import pack_conv2d
 from hf_cpu_accel.packing import concat, pack_linear, shapes_of
+
+Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 class Recipe(Protocol):
     """How to make tensors from parameters. Hashable: equal recipes for the same parameters are made once."""
 
-    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def shapes(self, *sources: Tensor) -> Shapes:
         """Of what `make` gives, from the shapes of the sources."""
 
     def make(self, *sources: Tensor) -> list[Tensor]: ...
@@ -42,7 +48,7 @@ class PackedLinears:
     dtype: str
     transposed: bool = False
 
-    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def shapes(self, *sources: Tensor) -> Shapes:
         rows, columns = (1, 0) if self.transposed else (0, 1)
         return shapes_of(sum(int(w.shape[rows]) for w in sources), int(sources[0].shape[columns]), self.dtype)
 
@@ -62,7 +68,7 @@ class JoinedBiases:
 
     sizes: tuple[tuple[int, bool], ...]
 
-    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def shapes(self, *sources: Tensor) -> Shapes:
         return [((sum(features for features, _ in self.sizes),), torch.float32)]
 
     def make(self, *sources: Tensor) -> list[Tensor]:
@@ -71,14 +77,107 @@ class JoinedBiases:
 
 
 @dataclass(frozen=True)
-class OnePlus:
-    """1 + a vector, in float32: the weight of a norm that is stored as what it differs from 1."""
+class PackedConvolution:
+    """The weight of a convolution of images, or of sequences as images of one row, as `ops.convolution.pack_conv2d` gives it.
 
-    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        return [((int(sources[0].shape[0]),), torch.float32)]
+    Attributes:
+        dtype: one of `packing.DTYPES`.
+    """
+
+    dtype: str
+
+    def shapes(self, *sources: Tensor) -> Shapes:
+        out_channels, *patch = sources[0].shape
+        return shapes_of(int(out_channels), math.prod(int(size) for size in patch), self.dtype)
 
     def make(self, *sources: Tensor) -> list[Tensor]:
-        return [1 + sources[0].float()]
+        weight = sources[0] if sources[0].dim() == 4 else sources[0].unsqueeze(2)
+        packed = pack_conv2d(weight, self.dtype)
+        return [packed.data] if packed.scale is None else [packed.data, packed.scale]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What stands for a tensor among the arguments of a step: source `number`, or, counted on from those, what a step made."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a few ops make of the sources.
+
+    Attributes:
+        steps: (name of the op, its arguments, those given by name), in order; the last one makes the result.
+        shape, dtype: of the result.
+    """
+
+    steps: tuple[tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]], ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def shapes(self, *sources: Tensor) -> Shapes:
+        return [(self.shape, self.dtype)]
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        values = list(sources)
+
+        def given(argument: Any) -> Any:
+            if isinstance(argument, Value):
+                return values[argument.number]
+            return [given(part) for part in argument] if isinstance(argument, tuple) else argument
+
+        for name, args, kwargs in self.steps:
+            op = attrgetter(name)(torch.ops)
+            values.append(op(*map(given, args), **{key: given(value) for key, value in kwargs}))
+        return [values[-1].contiguous()]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of what a recipe makes.
+
+    Attributes:
+        places: which of its tensors.
+    """
+
+    recipe: Recipe
+    places: tuple[int, ...]
+
+    def shapes(self, *sources: Tensor) -> Shapes:
+        made = self.recipe.shapes(*sources)
+        return [made[place] for place in self.places]
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        made = self.recipe.make(*sources)
+        return [made[place] for place in self.places]
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A recipe some of whose sources are made by others; those are forgotten once it is done.
+
+    Attributes:
+        inner: for each source of `outer` None, if it is a source of the whole, or what makes it, one tensor, and of how many.
+    """
+
+    outer: Recipe
+    inner: tuple[tuple[Recipe, int] | None, ...]
+
+    def shapes(self, *sources: Tensor) -> Shapes:
+        def shape_of(recipe: Recipe, *of: Tensor) -> Tensor:
+            ((shape, dtype),) = recipe.shapes(*of)
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        return self.outer.shapes(*self._sources(sources, shape_of))
+
+    def make(self, *sources: Tensor) -> list[Tensor]:
+        return self.outer.make(*self._sources(sources, lambda recipe, *of: recipe.make(*of)[0]))
+
+    def _sources(self, sources: Sequence[Tensor], make: Callable[..., Tensor]) -> Iterator[Tensor]:
+        left = iter(sources)
+        for made in self.inner:
+            yield next(left) if made is None else make(made[0], *islice(left, made[1]))
 
 
 @dataclass(frozen=True)
@@ -94,7 +193,7 @@ class FoldedNorm:
     eps: float
     given: tuple[bool, bool, bool]
 
-    def shapes(self, *sources: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def shapes(self, *sources: Tensor) -> Shapes:
         weight = sources[0]
         shape = tuple(int(size) for size in weight.shape)
         return [(shape, weight.dtype), (shape[:1], weight.dtype)]

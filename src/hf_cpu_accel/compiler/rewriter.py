@@ -15,7 +15,7 @@ from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.bind import Request
 from hf_cpu_accel.compiler.capture import Captured
 from hf_cpu_accel.compiler.options import Options
-from hf_cpu_accel.compiler.recipes import Recipe
+from hf_cpu_accel.compiler.recipes import Composed, Part, Recipe
 
 aten = torch.ops.aten
 Target = Callable[..., Any]
@@ -46,7 +46,9 @@ class Rewriter:
         self._positions = {node: position for position, node in enumerate(self._inputs)}
         self._parameters = captured.parameters
         self._scalars = captured.scalars
-        self._derived: dict[tuple[Recipe, tuple[int, ...]], list[Node]] = {}
+        # What was derived: {(recipe, sources): inputs that stand for what it makes}, and the other way round.
+        self._derived: dict[tuple[Recipe, tuple[Node, ...]], list[Node]] = {}
+        self._origins: dict[Node, tuple[Recipe, tuple[Node, ...], int]] = {}
         self._written = _written_storages(self.graph)
 
     # What is there.
@@ -57,9 +59,11 @@ class Rewriter:
             if node.op == "call_function" and node.target in targets and not node._erased:
                 yield node
 
-    def is_parameter(self, value: object) -> TypeGuard[Node]:
-        """An input that stays the same from call to call: a parameter, or a buffer of a module."""
-        return isinstance(value, Node) and self._positions.get(value) in self._parameters
+    def is_constant(self, value: object) -> TypeGuard[Node]:
+        """An input that stays the same from call to call: a parameter, a buffer of a module, or what was derived from such."""
+        return isinstance(value, Node) and (
+            self._positions.get(value) in self._parameters or value in self._origins
+        )
 
     def number(self, value: object) -> float | None:
         """The number that an argument stands for, if it is one; floats that Dynamo passes as inputs are guarded by this."""
@@ -103,8 +107,8 @@ class Rewriter:
         self.graph.erase_node(old)
 
     def derived(self, recipe: Recipe, sources: Sequence[Node]) -> list[Node]:
-        """New inputs of the graph: what `recipe` makes of the parameters `sources`, ahead of the calls."""
-        key = (recipe, tuple(self._positions[source] for source in sources))
+        """New inputs of the graph: what `recipe` makes of the constants `sources`, ahead of the calls."""
+        key = (recipe, tuple(sources))
         if key not in self._derived:
             last = next(reversed(self.graph.find_nodes(op="placeholder")))
             shapes = recipe.shapes(*(source.meta["val"] for source in sources))
@@ -115,7 +119,16 @@ class Rewriter:
                 with self._mode:
                     last.meta["val"] = torch.empty(shape, dtype=dtype)
                 self._derived[key].append(last)
+                self._origins[last] = (*key, number)
         return self._derived[key]
+
+    def refresh(self) -> None:
+        """Compute all fake tensors anew, after a pass that changed the layout of values which others read."""
+        with torch_private.tracing(self._mode):
+            for node in self.graph.nodes:
+                if node.op == "call_function" and isinstance(node.meta["val"], Tensor):
+                    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+                    node.meta["val"] = node.target(*args, **kwargs)
 
     def clean(self) -> None:
         """Drop what nothing uses any more; inputs stay."""
@@ -123,10 +136,8 @@ class Rewriter:
 
     def sources_of(self, derived: Node) -> tuple[Recipe, tuple[Node, ...]] | None:
         """From what `derived` made that input; None for any other node."""
-        for (recipe, positions), nodes in self._derived.items():
-            if derived in nodes:
-                return recipe, tuple(self._inputs[position] for position in positions)
-        return None
+        found = self._origins.get(derived)
+        return None if found is None else found[:2]
 
     def finish(self) -> tuple[list[int], list[Request]]:
         """Drop the inputs that nothing uses.
@@ -137,17 +148,33 @@ class Rewriter:
         self.clean()
         kept = [position for position, node in enumerate(self._inputs) if node.users]
         requests = []
-        for (recipe, positions), nodes in self._derived.items():
-            if any(node.users for node in nodes):
-                requests.append(Request(recipe, positions))
-            else:
-                for node in nodes:
-                    self.graph.erase_node(node)
-        for node in self._inputs:
+        for (recipe, sources), nodes in self._derived.items():
+            places = tuple(place for place, node in enumerate(nodes) if node.users)
+            if places:
+                recipe, positions = self._from_inputs(recipe, sources)
+                requests.append(
+                    Request(recipe if len(places) == len(nodes) else Part(recipe, places), positions)
+                )
+        for node in [*self._inputs, *self._origins]:
             if not node.users:
                 self.graph.erase_node(node)
         self.graph.lint()
         return kept, requests
+
+    def _from_inputs(self, recipe: Recipe, sources: Sequence[Node]) -> tuple[Recipe, tuple[int, ...]]:
+        """The recipe for positions of Dynamo's inputs, if some of its sources are themselves derived."""
+        inner: list[tuple[Recipe, int] | None] = []
+        positions: list[int] = []
+        for source in sources:
+            if source in self._positions:
+                inner.append(None)
+                positions.append(self._positions[source])
+                continue
+            made, made_of, place = self._origins[source]
+            made, places = self._from_inputs(made, made_of)
+            inner.append((Part(made, (place,)), len(places)))
+            positions += places
+        return recipe if not any(inner) else Composed(recipe, tuple(inner)), tuple(positions)
 
 
 def value_of(node: Node) -> Any:

@@ -83,6 +83,7 @@ Dispatch choose() {
              kernels.group_norm,
              kernels.heads,
              kernels.token_rows,
+             kernels.rotary_embedding,
              kernels.sparse,
              kernels.messages,
              kernels.embedding_norm,

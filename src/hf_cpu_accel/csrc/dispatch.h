@@ -14,6 +14,7 @@ struct Dispatch {
   GroupNormKernels group_norm;
   HeadKernels heads;
   TokenRowKernels token_rows;
+  RotaryEmbeddingKernel rotary_embedding;
   SparseKernels sparse;
   MessageKernels messages;
   EmbeddingNormKernel embedding_norm;

@@ -9,6 +9,7 @@
 #include "norm/group_norm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
+#include "rope/rope.h"
 #include "sparse/messages.h"
 #include "sparse/sparse.h"
 
@@ -21,6 +22,7 @@ struct Kernels {
   GroupNormKernels group_norm;
   HeadKernels heads;
   TokenRowKernels token_rows;
+  RotaryEmbeddingKernel rotary_embedding;
   SparseKernels sparse;
   MessageKernels messages;
   EmbeddingNormKernel embedding_norm;

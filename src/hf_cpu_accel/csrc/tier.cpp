@@ -13,6 +13,7 @@
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
 #include "quantize/int4_search.h"
+#include "rope/rope_rows.h"
 #include "sparse/edge_rows.h"
 #include "sparse/message_rows.h"
 
@@ -39,6 +40,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::group_norm_kernels(),
       HFCA_TIER::head_kernels(),
       HFCA_TIER::token_row_kernels(),
+      &HFCA_TIER::rotary_embedding,
       HFCA_TIER::sparse_kernels(),
       HFCA_TIER::message_kernels(),
       &HFCA_TIER::embedding_norm,

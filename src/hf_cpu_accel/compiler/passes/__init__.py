@@ -15,6 +15,8 @@ from hf_cpu_accel.compiler.passes import (
     add_norm,
     attention,
     batch_norm,
+    constants,
+    convolution,
     encoder_layer,
     ffn,
     gated_ffn,
@@ -24,7 +26,9 @@ from hf_cpu_accel.compiler.passes import (
     messages,
     norm,
     parallel_linears,
+    quantised,
     residual,
+    rotary,
     simplify,
 )
 
@@ -33,10 +37,14 @@ if TYPE_CHECKING:
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
+    "constants": constants.apply,
+    "quantised": quantised.apply,  # after `constants`, which has made weights of what is widened; before what packs them
     "messages": messages.apply,
-    "batch_norm": batch_norm.apply,  # before `linear`: what it folds into is read by that
+    "batch_norm": batch_norm.apply,  # before `convolution`: what it folds into is packed by that
+    "convolution": convolution.apply,
     "norm": norm.apply,
     "group_norm": group_norm.apply,
+    "rotary": rotary.apply,
     "attention": attention.apply,
     "handwritten_attention": handwritten_attention.apply,
     "linear": linear.apply,

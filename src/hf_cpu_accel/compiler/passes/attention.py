@@ -15,6 +15,7 @@ from hf_cpu_accel.compiler.passes.reading import (
     argument,
     is_call,
     is_one,
+    must_be_same_size,
     same_size,
     same_sizes,
     value,
@@ -70,12 +71,16 @@ def _fit(node: Node, query: Node, key: Node, values: Node) -> bool:
     q, k, v = (value(part) for part in (query, key, values))
     if {q.dim(), k.dim(), v.dim()} != {4} or q.dtype not in FLOATING or len({q.dtype, k.dtype, v.dtype}) != 1:
         return False
-    if value(node).dtype is not q.dtype or not same_size(q.shape[0], k.shape[0]):
+    if value(node).dtype is not q.dtype:
         return False
     heads = [part.shape[1] for part in (q, k)]
     if any(isinstance(number, torch.SymInt) for number in heads) or heads[0] % heads[1]:
         return False
-    return same_sizes(k.shape[:3], v.shape[:3]) and same_size(q.shape[3], k.shape[3])
+    if not same_size(k.shape[1], v.shape[1]) or not same_size(q.shape[3], k.shape[3]):
+        return False
+    # Caches may count sequences and tokens by symbols of their own.
+    pairs = (q.shape[0], k.shape[0]), (k.shape[0], v.shape[0]), (k.shape[2], v.shape[2])
+    return all(must_be_same_size(*pair) for pair in pairs)
 
 
 def _mask(

@@ -26,7 +26,7 @@ def _fold(rewriter: Rewriter, node: Node) -> bool:
     statistics = [argument(node, name) for name in ("running_mean", "running_var")]
     optional = [argument(convolution, "bias"), argument(node, "weight"), argument(node, "bias")]
     parameters = [weight, *statistics, *(part for part in optional if part is not None)]
-    if not all(rewriter.is_parameter(part) and value(part).dtype in FLOATING for part in parameters):
+    if not all(rewriter.is_constant(part) and value(part).dtype in FLOATING for part in parameters):
         return False
     if rewriter.is_written(convolution, *parameters) or value(weight).dtype is not value(node).dtype:
         return False

@@ -72,7 +72,7 @@ def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) 
         return None
     if not all(_joins(rewriter, call, down) for call in calls) or first.out_features % PANEL_FEATURES:
         return None
-    if not all(call.bias is None or rewriter.is_parameter(call.bias) for call in calls):
+    if not all(call.bias is None or rewriter.is_constant(call.bias) for call in calls):
         return None
     sources = [made[0][1][0], made[1][1][0]]
     biases = [call.bias for call in calls if call.bias is not None]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
 from hf_cpu_accel.compiler.passes.reading import FLOATING, VIEWS, args_of, axis, is_call, same_size, value
 from hf_cpu_accel.compiler.recipes import PackedLinears
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
@@ -64,7 +65,8 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     out_features = int(value(weight).shape[1 if transposed else 0])
     if out_features < MIN_OUT_FEATURES:
         return False
-    dtype = rewriter.options.dtype or str(value(weight).dtype).removeprefix("torch.")
+    own = str(value(weight).dtype).removeprefix("torch.")
+    dtype = rewriter.options.dtype or node.meta.get(PACKED_AS, own)
     data, *scale = rewriter.derived(PackedLinears(dtype, transposed), [weight])
     input = _unflattened(input)
     arguments = (input, data, scale[0] if scale else None, bias, None, out_features, "none")
@@ -105,7 +107,7 @@ def _is_transposition(node: Node) -> bool:
 
 
 def _fits(rewriter: Rewriter, node: Node, input: Node, weight: Node, bias: Node | None) -> bool:
-    if not rewriter.is_parameter(weight) or node.kwargs or rewriter.is_written(weight):
+    if not rewriter.is_constant(weight) or node.kwargs or rewriter.is_written(weight):
         return False
     if value(weight).dim() != 2 or value(weight).dtype not in FLOATING or value(input).dim() < 2:
         return False

@@ -1,6 +1,8 @@
 """Layer norms, and RMS norms as models write them out: one pass over memory each.
 
-weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way, or 1 + weight (Gemma)
+weight * (x * rsqrt(mean(x^2, -1) + eps))       with any conversions to float32 and back on the way
+
+Gemma's 1 + weight was made a weight by the pass `constants`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, axis, is_call, is_tensor, value
-from hf_cpu_accel.compiler.recipes import OnePlus
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
@@ -48,8 +49,6 @@ def _rms_norm(rewriter: Rewriter, node: Node) -> bool:
     if found is None or found[2] is None or not _fits(found[0], node) or rewriter.is_written(found[0]):
         return False
     input, weight, eps = found
-    if is_call(weight, aten.add.Tensor):
-        (weight,) = rewriter.derived(OnePlus(), [_unconverted(args_of(weight)[0])])
     rewriter.replace(node, rewriter.call(node, ours.rms_norm.default, input, weight, eps))
     return True
 
@@ -67,7 +66,7 @@ def _fits(input: Node, node: Node) -> bool:
 
 
 def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | None] | None:
-    """Input, weight and eps of an RMS norm that ends in `node`; the weight is a parameter, or 1 plus one."""
+    """Input, weight and eps of an RMS norm that ends in `node`; the weight is a constant."""
     if not is_call(node, aten.mul.Tensor):
         return None
     for weight, normed in (args_of(node), args_of(node)[::-1]):
@@ -84,9 +83,7 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
 
 
 def _is_weight(rewriter: Rewriter, node: Node) -> bool:
-    if is_call(node, aten.add.Tensor) and not node.kwargs and rewriter.number(args_of(node)[1]) == 1:
-        node = _unconverted(args_of(node)[0])
-    return rewriter.is_parameter(node) and value(node).dim() == 1
+    return rewriter.is_constant(node) and value(node).dim() == 1
 
 
 def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:

@@ -29,7 +29,7 @@ def apply(rewriter: Rewriter) -> int:
 
 
 def _has_joinable_bias(rewriter: Rewriter, call: LinearCall) -> bool:
-    return call.bias is None or rewriter.is_parameter(call.bias)
+    return call.bias is None or rewriter.is_constant(call.bias)
 
 
 def _join(rewriter: Rewriter, recipe: Recipe, calls: list[LinearCall]) -> bool:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from hf_cpu_accel.compiler import torch_private
+
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 FLOATING = (torch.float32, torch.bfloat16)
 
@@ -52,14 +54,20 @@ def argument(node: Node, name: str) -> Any:
 
 
 def same_sizes(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether sizes are equal for all inputs. Symbols are compared as they are written: asking must not add guards."""
+    """Whether sizes are known to be equal for all inputs: asking adds no guards."""
     return len(first) == len(second) and all(same_size(a, b) for a, b in zip(first, second, strict=True))
 
 
-def same_size(first: object, second: object) -> bool:
+def same_size(first: Any, second: Any) -> bool:
     if isinstance(first, torch.SymInt) or isinstance(second, torch.SymInt):
-        return str(first) == str(second)
-    return first == second
+        return str(first) == str(second) or torch_private.is_always(first == second)
+    return bool(first == second)
+
+
+def must_be_same_size(first: Any, second: Any) -> bool:
+    """Whether sizes are equal, where the model's own op takes nothing else (but ones, which it repeats): what is so in this call is
+    so in the next, and the guard that this may add costs no second graph."""
+    return bool(first == second)
 
 
 def is_one(size: object) -> bool:

@@ -28,7 +28,13 @@ _NOTHING = (aten.dropout.default, aten.feature_dropout.default, aten.alias.defau
 def apply(rewriter: Rewriter) -> int:
     count = 0
     for node in rewriter.calls(
-        *_CONVERSIONS, *_VIEWS, *_NOTHING, *_NEUTRAL, aten.cat.default, aten.transpose.int
+        *_CONVERSIONS,
+        *_VIEWS,
+        *_NOTHING,
+        *_NEUTRAL,
+        aten.cat.default,
+        aten.transpose.int,
+        aten.permute.default,
     ):
         same = _same(node)
         if same is not None and not rewriter.is_written(node, same):
@@ -48,6 +54,8 @@ def _same(node: Node) -> Node | None:
         return None
     if node.target is aten.transpose.int:
         return _transposed_back(node, input)
+    if node.target is aten.permute.default:
+        return _permuted_back(node, input)
     if node.target in _NEUTRAL:
         return input if _is_neutral(node) and _is_alike(node, input, strides=True) else None
     if node.target in _CONVERSIONS:
@@ -103,3 +111,11 @@ def _transposed_back(node: Node, input: Node) -> Node | None:
     dims = node.meta["val"].dim()
     before, after = ({axis(d, dims) for d in args_of(n)[1:3]} for n in (input, node))
     return _node(args_of(input)[0]) if before == after else None
+
+
+def _permuted_back(node: Node, input: Node) -> Node | None:
+    if input.target is not aten.permute.default:
+        return None
+    dims = node.meta["val"].dim()
+    first, second = ([axis(d, dims) for d in args_of(n)[1]] for n in (input, node))
+    return _node(args_of(input)[0]) if [first[d] for d in second] == list(range(dims)) else None

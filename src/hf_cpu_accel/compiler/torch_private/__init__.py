@@ -328,6 +328,13 @@ def is_transform(target: object) -> bool:
     return str(getattr(target, "__module__", "")).startswith("torch._functorch")
 
 
+def is_always(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on symbolic sizes is known to hold for all inputs; adds no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
 def storage_of(value: Tensor) -> int:
     """Equal for tensors, fake ones too, that share their memory."""
     return int(value.untyped_storage()._cdata)

@@ -34,6 +34,7 @@ struct Simd {
   static Float min(Float bound, Float x) { return _mm256_min_ps(bound, x); }
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   static Float fnma(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+  static Float rotate_pairs(Float x, Float cos, Float sin) { return _mm256_fmaddsub_ps(x, cos, _mm256_mul_ps(_mm256_permute_ps(x, 0xB1), sin)); }
   static Float where_equal(Float a, Float b, Float x, Float y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
   static Float abs(Float x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
   static Float copysign(Float magnitude, Float sign) {

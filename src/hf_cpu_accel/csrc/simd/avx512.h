@@ -30,6 +30,7 @@ struct Simd {
   static Float min(Float bound, Float x) { return _mm512_min_ps(bound, x); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static Float rotate_pairs(Float x, Float cos, Float sin) { return _mm512_fmaddsub_ps(x, cos, _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), sin)); }
   static Float where_equal(Float a, Float b, Float x, Float y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x); }
   static Float abs(Float x) { return _mm512_abs_ps(x); }
   static Float copysign(Float magnitude, Float sign) {

@@ -39,6 +39,11 @@ struct Simd {
   static Float min(Float bound, Float x) { return bound < x ? bound : x; }
   static Float fma(Float a, Float b, Float c) { return a * b + c; }
   static Float fnma(Float a, Float b, Float c) { return c - a * b; }
+  static Float rotate_pairs(Float x, Float cos, Float sin) {
+    Float r;
+    for (int i = 0; i < width; i += 2) r[i] = x[i] * cos[i] - x[i + 1] * sin[i], r[i + 1] = x[i + 1] * cos[i + 1] + x[i] * sin[i + 1];
+    return r;
+  }
   static Float where_equal(Float a, Float b, Float x, Float y) { return a == b ? x : y; }
   static Float abs(Float x) { return as_float(bits(x) & 0x7FFFFFFF); }
   static Float copysign(Float magnitude, Float sign) { return as_float((bits(magnitude) & 0x7FFFFFFF) | (bits(sign) & INT32_MIN)); }

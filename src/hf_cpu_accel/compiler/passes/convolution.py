@@ -1,0 +1,155 @@
+"""Convolutions of images, and over time, with their channels last; with what is added to them, and the activation behind: `conv2d`.
+
+Each comes between two permutations that are views: from one convolution to the next, through pointwise operations, norms and
+joins, images stay with their channels last, and nobody turns them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel.compiler.passes.activation import read_activation
+from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
+from hf_cpu_accel.compiler.passes.reading import (
+    FLOATING,
+    args_of,
+    argument,
+    is_call,
+    is_tensor,
+    same_sizes,
+    value,
+)
+from hf_cpu_accel.compiler.recipes import PackedConvolution
+from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.providers import convolution as providers
+
+ours = torch.ops.hf_cpu_accel
+# Fewer channels are mostly padding of a panel, or of a run of memory.
+MIN_CHANNELS = 16
+MAX_INTEGER_FEATURES = 65536
+# Numbers of a weight from which on another measurement speaks for it.
+_MANY_WEIGHTS = 12_000_000
+_TO_ROWS, _TO_IMAGE = [0, 2, 3, 1], [0, 3, 1, 2]
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+# The places of the arguments of our op.
+_RESIDUAL, _ACTIVATION = 4, 10
+
+
+def apply(rewriter: Rewriter) -> int:
+    count = sum(_pack(rewriter, node) for node in rewriter.calls(aten.conv2d.default, aten.conv1d.default))
+    if not count:
+        return 0
+    for node in rewriter.calls(aten.view.default):
+        if not rewriter.is_written(node):
+            node.target = (
+                aten.reshape.default
+            )  # images lie in another order than where this view was captured
+    rewriter.refresh()
+    for node in rewriter.calls(aten.add.Tensor):
+        if not node.kwargs:
+            any(_add(rewriter, node, *pair) for pair in (args_of(node), args_of(node)[::-1]))
+    for node in rewriter.calls(
+        aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.mul.Tensor
+    ):
+        _activate(rewriter, node)
+    return count
+
+
+def _pack(rewriter: Rewriter, node: Node) -> bool:
+    input, weight, bias, stride, padding, dilation, groups = (argument(node, name) for name in _ARGUMENTS)
+    if not rewriter.is_constant(weight) or groups != 1 or rewriter.is_written(weight):
+        return False
+    kernel, image = value(weight), value(input)
+    if kernel.dtype not in FLOATING or not kernel.dtype is image.dtype is value(node).dtype:
+        return False
+    if image.dim() != kernel.dim() or min(kernel.shape[:2]) < MIN_CHANNELS:
+        return False
+    dtype = _dtype(rewriter, node, kernel, stride)
+    if dtype is None:
+        return False
+    data, *scale = rewriter.derived(PackedConvolution(dtype), [weight])
+    window = [list(kernel.shape[2:]), stride, padding, dilation]
+    if image.dim() == 3:  # over time: an image of one row
+        input = rewriter.call(node, aten.unsqueeze.default, input, 2)
+        window = [[one, *sides] for one, sides in zip((1, 1, 0, 1), window, strict=True)]
+    rows = rewriter.call(node, aten.permute.default, input, _TO_ROWS)
+    arguments = (rows, data, scale[0] if scale else None, bias, None, int(kernel.shape[0]), *window, "none")
+    made = rewriter.call(node, ours.conv2d.default, *arguments)
+    made = rewriter.call(node, aten.permute.default, made, _TO_IMAGE)
+    if image.dim() == 3:
+        made = rewriter.call(node, aten.squeeze.dim, made, 2)
+    rewriter.replace(node, made)
+    return True
+
+
+def _dtype(rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[int]) -> str | None:
+    """As what to pack the weight; None where the library's convolution is faster.
+
+    It keeps no weight in its own layout here, which would be no plain tensor; that it has to reorder the weight in every call is
+    what `joined` stands for.
+    """
+    own = str(kernel.dtype).removeprefix("torch.")
+    dtype = rewriter.options.dtype or node.meta.get(PACKED_AS, own)
+    if dtype in ("int8", "int4"):
+        return "int8" if kernel[0].numel() <= MAX_INTEGER_FEATURES else None
+    dtype = dtype if dtype in ("float32", "bfloat16") else own
+    sides = list(kernel.shape[2:])
+    if all(side == 1 for side in sides) or sides == list(stride):
+        return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
+    many = kernel.numel() >= _MANY_WEIGHTS
+    faster = providers.own_is_faster(dtype, providers.compute_dtype(dtype), many=many, joined=True)
+    return dtype if faster else None
+
+
+def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> bool:
+    """What is added to the output of a convolution: into its epilogue."""
+    convolution = _convolution(rewriter, image)
+    if convolution is None or not is_tensor(residual) or len(image.users) != 1:  # type: ignore[attr-defined]
+        return False
+    arguments = list(args_of(convolution))
+    if arguments[_RESIDUAL] is not None or arguments[_ACTIVATION] != "none" or rewriter.is_written(residual):
+        return False
+    before, added, after = (value(part) for part in (image, residual, node))  # type: ignore[arg-type]
+    if (
+        added.dtype not in FLOATING
+        or after.dtype is not before.dtype
+        or not same_sizes(before.shape, added.shape)
+    ):
+        return False
+    if before.dim() != 4:
+        return False
+    arguments[_RESIDUAL] = rewriter.call(node, aten.permute.default, residual, _TO_ROWS)
+    _put(rewriter, node, arguments)
+    return True
+
+
+def _activate(rewriter: Rewriter, node: Node) -> bool:
+    """The activation of the output of a convolution, sum included: into its epilogue."""
+    found = read_activation(rewriter, node)
+    if found is None:
+        return False
+    image, name, users = found
+    convolution = _convolution(rewriter, image)
+    if convolution is None or len(image.users) != users or value(image).dim() != 4:
+        return False
+    arguments = list(args_of(convolution))
+    if arguments[_ACTIVATION] != "none":
+        return False
+    arguments[_ACTIVATION] = name
+    _put(rewriter, node, arguments)
+    return True
+
+
+def _put(rewriter: Rewriter, node: Node, arguments: list[object]) -> None:
+    made = rewriter.call(node, ours.conv2d.default, *arguments)
+    rewriter.replace(node, rewriter.call(node, aten.permute.default, made, _TO_IMAGE))
+
+
+def _convolution(rewriter: Rewriter, image: object) -> Node | None:
+    """The call of ours whose output `image` is, channels in front, if nobody else reads or writes it."""
+    if not is_call(image, aten.permute.default) or args_of(image)[1] != _TO_IMAGE:
+        return None
+    made: Node = args_of(image)[0]
+    alone = is_call(made, ours.conv2d.default) and len(made.users) == 1 and not rewriter.is_written(made)
+    return made if alone else None
