@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -49,7 +48,7 @@ class Rewriter:
         # What was derived: {(recipe, sources): inputs that stand for what it makes}, and the other way round.
         self._derived: dict[tuple[Recipe, tuple[Node, ...]], list[Node]] = {}
         self._origins: dict[Node, tuple[Recipe, tuple[Node, ...], int]] = {}
-        self._written = _written_storages(self.graph)
+        self._writers = [node for node in self.graph.nodes if any(_writes(node))]
 
     # What is there.
 
@@ -82,14 +81,19 @@ class Rewriter:
 
     def is_written(self, *nodes: Node) -> bool:
         """Whether an op of the graph writes in place to the memory of one of them: then its value depends on when it is read."""
-        return any(
-            isinstance(value, Tensor) and torch_private.storage_of(value) in self._written
-            for value in (node.meta.get("val") for node in nodes)
-        )
+        return any(self._writers_of(node) for node in nodes)
+
+    def is_written_before(self, end: Node, *nodes: Node) -> bool:
+        """Whether an op between one of them and `end` writes in place to its memory: then `end` would read something else."""
+        return any(op in self._writers_of(node) for node in nodes for op in _between(node, end))
 
     def times_written(self, node: Node) -> int:
         """How many ops of the graph write in place to its memory."""
-        return self._written[torch_private.storage_of(node.meta["val"])]
+        return sum(len([s for s in _writes(op) if s == _storage(node)]) for op in self._writers_of(node))
+
+    def _writers_of(self, node: Node) -> list[Node]:
+        storage = _storage(node)
+        return [op for op in self._writers if not op._erased and storage in _writes(op)]
 
     # What is changed.
 
@@ -182,13 +186,24 @@ def value_of(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _written_storages(graph: Graph) -> Counter[int]:
-    written: Counter[int] = Counter()
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        for argument, value in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
-                written[torch_private.storage_of(value.meta["val"])] += 1
-    return written
+def _storage(node: Node) -> int | None:
+    """The memory that its value lies in."""
+    value = node.meta.get("val")
+    return torch_private.storage_of(value) if isinstance(value, Tensor) else None
+
+
+def _writes(node: Node) -> Iterator[int | None]:
+    """The memory that `node` writes to in place."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Node):
+            yield _storage(value)
+
+
+def _between(first: Node, last: Node) -> Iterator[Node]:
+    node = first.next
+    while node is not last and node.op != "root":
+        yield node
+        node = node.next

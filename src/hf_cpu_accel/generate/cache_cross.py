@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, outside_inference_mode
 from hf_cpu_accel.ops.kv_cache import to_storage
 
 
@@ -27,7 +27,7 @@ class CPUCrossCacheLayer(CPUCacheLayer):
 
     def store(self, keys: Tensor, values: Tensor, texts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Hold these keys and values [texts, kv_heads, length, features] instead of what was there; returned as they are held."""
-        with torch.inference_mode(False):  # for calls inside and outside of it
+        with outside_inference_mode():
             self.key_storage, self.value_storage = (
                 to_storage(states, self.storage_dtype or states.dtype).contiguous()
                 for states in (keys, values)

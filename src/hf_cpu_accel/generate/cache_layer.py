@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -188,7 +189,7 @@ class CPUCacheLayer(CacheLayerMixin):
         capacity, dtype = bucket(new_tokens), self.storage_dtype or self.dtype
         assert dtype is not None
         key_width, value_width = stored_width(key_dim, dtype), stored_width(value_dim, dtype)
-        with torch.inference_mode(False):  # else a call outside of inference mode could not write to it
+        with outside_inference_mode():
             # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
             self.key_storage = torch.zeros(batch, kv_heads, capacity, key_width, dtype=dtype)
             self.value_storage = torch.zeros(batch, kv_heads, capacity, value_width, dtype=dtype)
@@ -197,7 +198,7 @@ class CPUCacheLayer(CacheLayerMixin):
         """The positions from `first` on go to a new storage."""
         for name in ("key_storage", "value_storage"):
             before = getattr(self, name)
-            with torch.inference_mode(False):
+            with outside_inference_mode():
                 after = torch.empty(*before.shape[:2], capacity, before.shape[3], dtype=before.dtype)
             after[:, :, : self.length - first] = before[:, :, first : self.length]
             setattr(self, name, after)
@@ -210,7 +211,7 @@ class CPUCacheLayer(CacheLayerMixin):
             return
         for name in ("key_storage", "value_storage"):
             changed = change(self._stored(getattr(self, name), 0))
-            with torch.inference_mode(False):
+            with outside_inference_mode():
                 after = changed.new_empty(*changed.shape[:2], self.capacity, changed.shape[3])
             after[:, :, : self.length] = changed
             setattr(self, name, after)
@@ -229,6 +230,11 @@ class CPUCacheLayer(CacheLayerMixin):
         if self.beams is None:
             return storage.narrow(2, first, self.length - first)
         return self.beams.gather(storage, first, self.length)
+
+
+def outside_inference_mode() -> AbstractContextManager[Any]:
+    """Tensors that are made inside can be written to in any mode. What compiled graphs return can be in any case."""
+    return nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 
 def bucket(tokens: int) -> int:

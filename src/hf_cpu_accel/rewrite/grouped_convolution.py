@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.verify import disagreement
 
 STRUCTURE = "grouped convolution over time"
 # A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
-MIN_CHANNELS, MIN_FEATURES = 16, 256
+MIN_CHANNELS, MIN_FEATURES = 16, 128
 
 
 class GroupedConvolution(Mixed):

@@ -56,7 +56,7 @@ def fuse(
 ) -> bool:
     """Put `attention` in the place of `node`, whose shape is [B, Hq, Lq, Dv]. Returns whether its shapes and dtypes allow it."""
     key, values = _unrepeated(key), _unrepeated(values)
-    if not _fit(node, query, key, values) or rewriter.is_written(query, key, values):
+    if not _fit(node, query, key, values) or rewriter.is_written_before(node, query, key, values):
         return False
     mask, read = _mask(rewriter, node, query, key, mask)
     if read is None:
