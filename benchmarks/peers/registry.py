@@ -13,6 +13,7 @@ PEERS: dict[str, tuple[str, str]] = {
     "zentorch-fp32": ("zentorch", "compiled"),
     "zentorch-bf16": ("zentorch", "compiled"),
     "torchao-int8": ("torchao", "compiled"),
+    "pt2e-int8": ("torchao", "compiled"),
 }
 
 # The same for those that generate text. Whom they meet is named on the command line.
@@ -38,6 +39,13 @@ CONTESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "int8": (
         "ours-int8",
-        ("quantize-dynamic", "openvino-int8", "openvino-w8dyn", "onnxruntime-int8", "torchao-int8"),
+        (
+            "quantize-dynamic",
+            "openvino-int8",
+            "openvino-w8dyn",
+            "onnxruntime-int8",
+            "torchao-int8",
+            "pt2e-int8",
+        ),
     ),
 }

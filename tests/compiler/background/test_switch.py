@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.compiler.background import artifacts, jobs, region, verdict
+from hf_cpu_accel.compiler.background import artifacts, forward, jobs, region, verdict
 from hf_cpu_accel.compiler.background.bound import Library
+from hf_cpu_accel.compiler.background.calls import flatten
 from hf_cpu_accel.plan import CompiledRegion
 
 from .conftest import SHAPE, blocks, call_until, state, switched
@@ -280,3 +281,19 @@ def test_more_forms_of_calls_than_are_compiled(
     rows = explain(model).compiled
     assert [row.reason for row in rows[1:4]] == ["not this time"] * 3
     assert rows[-1].reason == "it was called in more than 4 ways"
+
+
+@torch.no_grad()
+def test_where_nothing_is_gained_calls_are_hardly_looked_at(
+    compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch, tier_one_calls: list[nn.Module]
+) -> None:
+    monkeypatch.setattr(verdict, "GAIN", math.inf)
+    model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="now"), torch.randn(SHAPE)
+    call_until(model, input, lambda: all(vars(block)["forward"]._resting for block in model))
+    looks = []
+    monkeypatch.setattr(forward, "flatten", lambda *call: looks.append(call) or flatten(*call))
+    tier_one_calls.clear()
+    for _ in range(64):
+        model(input)
+    assert len(tier_one_calls) == 64 * len(model)
+    assert 0 < len(looks) <= 2 * len(model)

@@ -16,6 +16,9 @@ from hf_cpu_accel.compiler.background.calls import Key, NotPlain, flatten
 from hf_cpu_accel.compiler.background.region import Form, Region
 from hf_cpu_accel.compiler.background.verdict import disagreement
 
+# Calls between two looks, where no compiled form has shown a gain: looking takes as long as some blocks gain.
+_REST = 31
+
 
 @dataclass
 class _Use:
@@ -41,8 +44,12 @@ class BlockForward:
         self.block = block
         self.region = region
         self._uses: dict[Key, _Use] = {}
+        self._resting = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._resting:
+            self._resting -= 1
+            return self.tier_one(args, kwargs)
         region = self.region
         if region is None or region.closed or not _is_ordinary():
             return self.tier_one(args, kwargs)
@@ -57,11 +64,13 @@ class BlockForward:
         if use is None and key not in region.forms:
             region.request(self, key, args, kwargs)
             use = self._uses.get(key)
-        if use is None or use.form.state == "left":
+        if use is None:
             return self.tier_one(args, kwargs)
+        if use.form.state == "left":
+            return self._rest(region, args, kwargs)
         verdict = use.form.verdict(max(tensor.numel() for tensor in tensors))
         if verdict.faster is False:
-            return self.tier_one(args, kwargs)
+            return self._rest(region, args, kwargs)
         if verdict.faster and use.proven:
             return self._compiled(use, args, kwargs, tensors)
         if not region.turn(use.form):
@@ -70,6 +79,11 @@ class BlockForward:
 
     def tier_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return type(self.block).forward(self.block, *args, **kwargs)
+
+    def _rest(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not region.gains():
+            self._resting = _REST
+        return self.tier_one(args, kwargs)
 
     def offer(self, key: Key, form: Form, bound: BoundBlock) -> None:
         """From now on try `bound` for calls with that key."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,14 +27,18 @@ Result = tuple[str, str, float]
 _queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
+# No child competes with a process for its first calls: somebody waits for an answer.
+_GRACE_SECONDS = 2.0
+_first_task = 0.0  # when it came
 _child: subprocess.Popen[bytes] | None = None
 
 
 def submit(task: Callable[[], None]) -> None:
     """Run `task` on the thread, after those before it. It must not raise."""
-    global _thread
+    global _thread, _first_task
     with _lock:
         if _thread is None:
+            _first_task = time.monotonic()
             _thread = threading.Thread(target=_work, name="hf_cpu_accel-compile", daemon=True)
             _thread.start()
             atexit.register(_stop)
@@ -49,6 +54,7 @@ def compile_here(job: Job) -> Result:
 def compile_in_child(job: Job) -> Result:
     """Compile in a child process of lowest priority, and wait for it."""
     global _child
+    time.sleep(max(0.0, _first_task + _GRACE_SECONDS - time.monotonic()))
     with _scratch() as folder:
         try:
             torch.save(job, Path(folder) / JOB)

@@ -93,6 +93,10 @@ class Region:
         form.calls += 1
         return self.mode == "now" or form.calls % EVERY == 1
 
+    def gains(self) -> bool:
+        """Whether a compiled form has shown to be faster for inputs of some size."""
+        return any(verdict.faster for form in self.forms.values() for verdict in list(form.verdicts.values()))
+
     def _make(
         self, form: Form, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
