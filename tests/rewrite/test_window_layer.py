@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import SwinBackbone, SwinConfig, SwinModel
+from transformers import (
+    DonutSwinConfig,
+    DonutSwinModel,
+    MaskFormerSwinConfig,
+    MaskFormerSwinModel,
+    SwinBackbone,
+    SwinConfig,
+    SwinModel,
+)
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite import window_layer
@@ -27,10 +35,10 @@ SIZES: dict[str, Any] = {
 }
 
 
-def swin(cls: type[nn.Module] = SwinModel, **options: Any) -> nn.Module:
+def swin(cls: type[nn.Module] = SwinModel, config: type[Any] = SwinConfig, **options: Any) -> nn.Module:
     """Random weights, the bias of positions among them, which starts at zero."""
     torch.manual_seed(0)
-    model = cls(SwinConfig(**{**SIZES, **options})).eval()
+    model = cls(config(**{**SIZES, **options})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias_table" in name:
@@ -70,6 +78,26 @@ def test_values_and_the_way_back(dtype: str) -> None:
     restore(model)
     assert [type(module) for module in model.modules()] == originals
     assert torch.equal(run(model, images[0]), expected[0])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    ("cls", "config"), [(DonutSwinModel, DonutSwinConfig), (MaskFormerSwinModel, MaskFormerSwinConfig)]
+)
+def test_attention_that_is_written_out(cls: type[nn.Module], config: type[Any], dtype: str) -> None:
+    """What is added to the scores is then what softmax is given beyond the product of queries and keys."""
+    model = swin(cls, config)
+    images = [torch.randn(2, 3, 56, 56), torch.randn(1, 3, 84, 112)]
+    expected = [run(model, pixels) for pixels in images]
+    accelerate_for_cpu(model, dtype=dtype)
+    assert explain(model).counts()[STRUCTURE] == len(layers(model)) == 4
+    for pixels, theirs in zip(images, expected, strict=True):
+        for _ in range(3):
+            assert error(run(model, pixels), theirs) <= TOLERANCES[dtype]
+    assert [len(learnt(layer)) for layer in layers(model)] == [len(images)] * 4
+    # Of layers that do not shift the image, all windows have the same bias: it is kept once.
+    kept = [len(windows.bias) for windows in learnt(layers(model)[0]) if windows.bias is not None]
+    assert kept == [1, 1]
 
 
 def test_windows_that_do_not_fit_are_the_layers_business() -> None:

@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
 _NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class _Products(TorchFunctionMode):
         self.scores: tuple[Tensor, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
+        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
             first, second = args
             if self.scores is None:
                 self.scores = first, second.mT

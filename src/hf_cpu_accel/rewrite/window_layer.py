@@ -71,8 +71,11 @@ class FusedWindowLayer(Mixed):
         windows = None
         if self._serves(hidden_states, args, kwargs):
             check_inference(self, hidden_states)
-            run = partial(self._original_class.forward, self, input_dimensions=input_dimensions, **kwargs)
-            windows = self._windows(hidden_states, (tuple(input_dimensions), *kwargs.items()), run)
+            forward = self._original_class.forward
+            call = (tuple(input_dimensions), *args, *kwargs.items())
+            windows = self._windows(
+                hidden_states, call, lambda image: forward(self, image, input_dimensions, *args, **kwargs)
+            )
         if windows is None:
             return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
         bound = self._bound
@@ -85,12 +88,12 @@ class FusedWindowLayer(Mixed):
         if (
             hidden_states.dim() != 3
             or not len(hidden_states)
-            or args
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()
         ):
             return False
-        if any(value is not None and type(value) is not bool for value in kwargs.values()) or self.is_watched:
+        switches = (*args, *kwargs.values())
+        if any(value is not None and type(value) is not bool for value in switches) or self.is_watched:
             return False
         return own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 

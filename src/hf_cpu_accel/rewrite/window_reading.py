@@ -10,13 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder_reading import hidden_states_of
+from hf_cpu_accel.rewrite.layer_trace import PRODUCTS
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
 _ATTENTION = torch.ops.hf_cpu_accel.attention.default
+
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
+# By how much biases may differ between windows that have the same: they are found by a subtraction.
+_ROUNDING = 1e-4
 
 Run = Callable[[Tensor], Any]  # the layer's own forward: [1, height * width, C] -> what it returns
 
@@ -43,7 +49,7 @@ def seen(
 ) -> tuple[Tensor, Windows | None]:
     """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
     inputs: list[Tensor] = []
-    attended, thread = _Attended(), get_ident()
+    attended, written_out, thread = _Attended(), _WrittenOut(parts.scale), get_ident()
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if get_ident() == thread:  # and not of another call of the model
@@ -54,19 +60,21 @@ def seen(
         hook = parts.projections[0].register_forward_pre_hook(note)
         watching.callback(hook.remove)
         watching.enter_context(attended)
+        watching.enter_context(written_out)
         output = run(image)
     expected = hidden_states_of(output)
     if isinstance(output, tuple) and any(value is not None for value in output[1:]):
         return expected, None
     norm = None if parts.attention_norm is None else parts.attention_norm[0]
     normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
-    if len(inputs) != 1 or len(attended.biases) != 1 or inputs[0].dim() != 3:
+    biases = [*attended.biases, *written_out.biases]
+    if len(inputs) != 1 or len(biases) != 1 or inputs[0].dim() != 3:
         return expected, None
     cut = inputs[0]
     if cut.shape[0] * cut.shape[1] != len(normed):
         return expected, None
     rows = _places(cut.flatten(0, 1), normed)
-    bias = attended.biases[0]
+    (bias,) = biases
     if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
         return expected, None
     rows = rows.view(cut.shape[:2]).int()
@@ -80,6 +88,27 @@ def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
     places = torch.empty_like(order)
     places[given] = order
     return places if torch.equal(rows[places], cut) else None
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Notes what is added to the scores of attention that is written out: all by which what softmax is given differs from the
+    product of queries and keys."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.biases: list[Tensor | None] = []
+        self._scale = scale
+        self._product: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in PRODUCTS and all(tensor.dim() == 4 for tensor in args):
+            self._product = output if self._product is None else None
+        elif func in _SOFTMAX and self._product is not None and args[0].shape == self._product.shape:
+            bias = args[0] - self._scale * self._product
+            alike = torch.allclose(bias, bias[:1].expand_as(bias), rtol=0.0, atol=_ROUNDING)
+            self.biases.append(bias[:1] if alike else bias)
+        return output
 
 
 class _Attended(TorchDispatchMode):
