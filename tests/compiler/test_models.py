@@ -199,6 +199,14 @@ def test_generated_code_agrees(make: Callable[[], nn.Module]) -> None:
     assert not torch_private.counters("graph_break")
 
 
+def test_code_without_python_between_kernels_agrees() -> None:
+    model = bert().eval()
+    fast = torch.compile(model, backend=hf_cpu_accel, dynamic=True, mode="reduce-overhead")
+    for batch, length in ((2, 9), (3, 20)):
+        check(fast, model, inputs(bert, batch, length))
+    assert only_graph().left is None
+
+
 @pytest.mark.usefixtures("no_codegen")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_narrow_weights_stay_close(dtype: str, compiled: Callable[..., Any]) -> None:

@@ -71,6 +71,9 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx
 
+    for node in graph.graph.find_nodes(op="placeholder"):
+        # With `cpp_wrapper` Inductor would take these for the inputs, and nothing for the symbolic sizes among them.
+        node.meta.pop("val", None)
     compiled: Any = compile_fx(graph, list(inputs), config_patches=patches)
     return compiled
 
