@@ -23,13 +23,10 @@ from hf_cpu_accel.compiler.passes.reading import (
 from hf_cpu_accel.compiler.recipes import PackedConvolution
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.providers import convolution as providers
+from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES
+from hf_cpu_accel.rewrite.gemm_convolution import MANY_WEIGHTS, MIN_CHANNELS
 
 ours = torch.ops.hf_cpu_accel
-# Fewer channels are mostly padding of a panel, or of a run of memory.
-MIN_CHANNELS = 16
-MAX_INTEGER_FEATURES = 65536
-# Numbers of a weight from which on another measurement speaks for it.
-_MANY_WEIGHTS = 12_000_000
 _TO_ROWS, _TO_IMAGE = [0, 2, 3, 1], [0, 3, 1, 2]
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 # The places of the arguments of our op.
@@ -97,7 +94,7 @@ def _dtype(rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[in
     sides = list(kernel.shape[2:])
     if all(side == 1 for side in sides) or sides == list(stride):
         return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
-    many = kernel.numel() >= _MANY_WEIGHTS
+    many = kernel.numel() >= MANY_WEIGHTS
     faster = providers.own_is_faster(dtype, providers.compute_dtype(dtype), many=many, joined=True)
     return dtype if faster else None
 
