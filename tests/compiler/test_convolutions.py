@@ -137,6 +137,15 @@ def _read_twice(m: Any, x: Tensor) -> Tensor:
     return torch.relu(y) + y
 
 
+def test_a_view_that_is_written_to_stays_one(found: Any) -> None:
+    def function(m: Any, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y.view(y.shape[0], -1)[:, 0] = 0
+        return y
+
+    assert found(Calls(function, layer=nn.Conv2d(16, 16, 3)), torch.randn(2, 16, 6, 7)) == {}
+
+
 @pytest.mark.parametrize("function", [_written, _read_twice])
 def test_values_that_others_need_stay(function: Callable[..., Tensor], found: Any) -> None:
     assert found(Calls(function, layer=nn.Conv2d(16, 16, 3)), torch.randn(2, 16, 6, 7)) == {"conv2d": 1}

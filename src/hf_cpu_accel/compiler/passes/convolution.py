@@ -34,14 +34,14 @@ _RESIDUAL, _ACTIVATION = 4, 10
 
 
 def apply(rewriter: Rewriter) -> int:
+    views = list(rewriter.calls(aten.view.default))
+    if rewriter.is_written(*views):
+        return 0  # they would have to stay views, and images are about to lie in another order
     count = sum(_pack(rewriter, node) for node in rewriter.calls(aten.conv2d.default, aten.conv1d.default))
     if not count:
         return 0
-    for node in rewriter.calls(aten.view.default):
-        if not rewriter.is_written(node):
-            node.target = (
-                aten.reshape.default
-            )  # images lie in another order than where this view was captured
+    for view in views:
+        view.target = aten.reshape.default
     rewriter.refresh()
     for node in rewriter.calls(aten.add.Tensor):
         if not node.kwargs:
