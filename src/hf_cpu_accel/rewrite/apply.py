@@ -34,10 +34,11 @@ _ATTRIBUTE = "_hf_cpu_accel"
 
 @dataclass(frozen=True)
 class Acceleration:
-    """The state of an accelerated model."""
+    """The state of an accelerated model; `name` is what the target called it, if it had several."""
 
     plan: Plan
     journal: Journal
+    name: str = ""
 
     @property
     def config(self) -> CPUAccelConfig:
@@ -106,7 +107,7 @@ def apply(
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)
-        acceleration = Acceleration(plan.with_items(tuple(items)), journal)
+        acceleration = Acceleration(plan.with_items(tuple(items)), journal, name)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
         setattr(root, _ATTRIBUTE, acceleration)
