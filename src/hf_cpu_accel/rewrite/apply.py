@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.convolution_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
+from hf_cpu_accel.rewrite.hooks import forget_children
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
@@ -129,6 +130,7 @@ def undo(root: nn.Module) -> None:
     if acceleration is not None:
         acceleration.journal.check()
         acceleration.journal.undo()
+        forget_children(root)  # hooks on modules of ours went to the originals
 
 
 def _rewrite(context: Context, rules: Sequence[Rule]) -> list[PlanItem]:

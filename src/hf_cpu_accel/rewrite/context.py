@@ -18,6 +18,7 @@ from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.adapter_layers import kept_for_adapters
 from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.epilogue import Fold, NormAfter
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.originals import OriginalsStore
 from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
 
@@ -166,7 +167,7 @@ def is_plain(module: nn.Module) -> bool:
     )
     if any(hooks) or parametrize.is_parametrized(module):
         return False
-    return "forward" not in vars(module) and module._compiled_call_impl is None
+    return own_forward(module) is None and module._compiled_call_impl is None
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
