@@ -165,7 +165,7 @@ def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
 
 def _check(root: Root) -> None:
     _check_whole(root.module)
-    check_model(root.module, root.deciding)
+    check_model(root.module, root.deciding, adds_in_training=root.adds_in_training)
 
 
 def _check_whole(module: nn.Module) -> None:

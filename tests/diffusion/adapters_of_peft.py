@@ -6,13 +6,16 @@ Not in the suite, which lacks peft: `make test-diffusers` runs it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers.utils import convert_state_dict_to_diffusers
 from diffusion_pipelines import stable_diffusion
 from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 
@@ -25,7 +28,17 @@ def _add(pipe: Any, name: str, seed: int) -> None:
     of_unet = ["to_q", "to_k", "to_v", "to_out.0", "conv1", "net.0.proj"]
     pipe.unet.add_adapter(LoraConfig(target_modules=of_unet, **options), name)
     pipe.text_encoder.add_adapter(LoraConfig(target_modules=["q_proj", "v_proj"], **options), name)
-    pipe.unet.eval(), pipe.text_encoder.eval()
+
+
+def _load(pipe: Any) -> None:
+    """As from the hub; diffusers leaves its layers in training mode."""
+    torch.manual_seed(3)
+    other, _ = stable_diffusion()
+    other.unet.add_adapter(LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "to_out.0"]))
+    layers = convert_state_dict_to_diffusers(get_peft_model_state_dict(other.unet))
+    with TemporaryDirectory() as folder:
+        pipe.save_lora_weights(folder, unet_lora_layers=layers)
+        pipe.load_lora_weights(folder, adapter_name="c")
 
 
 STEPS: tuple[tuple[str, Callable[[Any], object]], ...] = (
@@ -47,7 +60,13 @@ STEPS: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("only b", lambda pipe: pipe.set_adapters("b")),
     ("fuse b", lambda pipe: pipe.fuse_lora(components=BOTH)),
     ("unfuse b", lambda pipe: pipe.unfuse_lora(components=BOTH)),
+    ("load c", _load),
+    ("all", lambda pipe: pipe.set_adapters(["b", "c"], [0.5, 1.0])),
+    ("fuse c", lambda pipe: pipe.fuse_lora(components=["unet"], adapter_names=["c"])),
+    ("unfuse c", lambda pipe: pipe.unfuse_lora(components=["unet"])),
     ("unload", lambda pipe: pipe.unload_lora_weights()),
+    ("load c again", _load),
+    ("fuse c again", lambda pipe: pipe.fuse_lora(components=["unet"])),
 )
 
 
@@ -71,7 +90,7 @@ def expected() -> list[np.ndarray]:
     return _drawn(None)
 
 
-@pytest.mark.parametrize("first", [0, 3, 5, 8, 10])
+@pytest.mark.parametrize("first", [0, 3, 5, 8, 10, 24])
 def test_the_images_are_those_of_the_original(first: int, expected: list[np.ndarray]) -> None:
     assert np.abs(expected[4] - expected[0]).max() > 0.01
     images = _drawn(first)

@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.hooks import forget_children
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
+from hf_cpu_accel.rewrite.modes import set_eval_mode
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
@@ -98,6 +99,7 @@ def apply(
         items = accelerate_message_passing(context)
         if not trains:
             freeze_parameters(journal, root)
+            set_eval_mode(journal, root)
             items.extend(_rewrite(context, rules))
             items.extend(fuse_convolution_blocks(context))
             items.extend(fuse_residual_blocks(context))
