@@ -180,6 +180,18 @@ def test_another_pipeline_of_the_same_models_is_followed_once_it_is_accelerated_
     np.testing.assert_allclose(draw(adapted), expected, atol=2e-4)
 
 
+def test_a_copy_has_methods_of_its_own(adapted):
+    accelerate_for_cpu(adapted, dtype="float32")
+    other = copy.deepcopy(adapted)
+    expected = draw(other)
+    other.fuse_lora()
+    assert all(adapter.merged for adapter in adapters(other))
+    assert not any(adapter.merged for adapter in adapters(adapted))
+    np.testing.assert_allclose(draw(other), expected, atol=2e-4)
+    restore(other)
+    assert explain(adapted).replaced
+
+
 def test_the_context_manager_takes_the_methods_back(adapted):
     with accelerated(adapted, dtype="float32"):
         assert "unfuse_lora" in vars(adapted)
