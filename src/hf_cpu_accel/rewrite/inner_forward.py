@@ -50,29 +50,35 @@ class PlacedForward:
 
 
 def place(journal: Journal, module: nn.Module, forward: InnerForward) -> None:
-    """Have `forward` called for the class's forward of `module`. To be asked of `has_place` before."""
+    """Have `forward` called for the class's forward of `module`, which `has_place`."""
+    place = _place(module)
+    assert place is not None
     journal.record(PlacedForward(module, forward))
-    link, name = _innermost(module)
-    setattr(link, name, forward)
+    setattr(*place, forward)
 
 
 def has_place(module: nn.Module) -> bool:
     """Whether what is called for `module` comes down to the forward of its class through hooks that are known."""
-    link, name = _innermost(module)
-    held = vars(link).get(name)
-    if link is module:
-        held = own_forward(module)
-    elif getattr(held, "__func__", None) is type(module).forward:
-        held = None
-    return held is None or (isinstance(held, InnerForward) and not held.is_on and held.model is module)
+    return _place(module) is not None
 
 
-def _innermost(module: nn.Module) -> tuple[Any, str]:
-    """What holds the innermost forward, under which name."""
+def _place(module: nn.Module) -> tuple[Any, str] | None:
+    """What holds the forward of the class, under which name."""
     chain = _chain(module)
     if not chain:
-        return module, "forward"
-    return chain[0], "forward" if chain[0].original_forward is None else "original_forward"
+        return (module, "forward") if _is_the_class_s(own_forward(module), module) else None
+    # A hook that calls the forward itself has it as the original one, but as the other one where an inner hook was taken off.
+    for name in ("forward", "original_forward"):
+        held = getattr(chain[0], name)
+        if held is not None and _is_the_class_s(held, module):
+            return chain[0], name
+    return None
+
+
+def _is_the_class_s(forward: Any, module: nn.Module) -> bool:
+    if isinstance(forward, InnerForward):
+        return forward.model is module and not forward.is_on
+    return forward is None or getattr(forward, "__func__", None) is type(module).forward
 
 
 def _chain(module: nn.Module) -> list[Any]:
