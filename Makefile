@@ -58,6 +58,7 @@ test-diffusers: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-diffusers peft parameterized requests-mock
 	cd "$(DIFFUSERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/diffusion:$(CURDIR)/build/test-diffusers $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p surroundings -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
+	PYTHONPATH=tests/frontends:build/test-diffusers $(BIN)/python -m pytest -q tests/diffusion/adapters_of_peft.py
 
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels

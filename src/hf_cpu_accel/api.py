@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.config import CPUAccelConfig, resolve
+from hf_cpu_accel.frontends.adapters import follow_pipeline, leave_pipeline
 from hf_cpu_accel.frontends.find import Root, find
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
@@ -59,12 +60,12 @@ def accelerate_for_cpu(
     roots = find(target)
     # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
     with _lock, torch.inference_mode(False):
-        if all(_has_settings(root.module, settings) for root in roots):
-            return target
-        for root in roots:
-            _check(root)
-        check_patterns([(root.name, root.module) for root in roots], settings.skip_modules)
-        accelerate_roots(roots, settings)
+        if not all(_has_settings(root.module, settings) for root in roots):
+            for root in roots:
+                _check(root)
+            check_patterns([(root.name, root.module) for root in roots], settings.skip_modules)
+            accelerate_roots(roots, settings)
+        follow_pipeline(target)
     return target
 
 
@@ -109,6 +110,7 @@ def restore(target: T) -> T:
             _check_whole(root.module)
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
+        leave_pipeline(target)
     release_buffers()
     return target
 
@@ -163,7 +165,7 @@ def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
 
 def _check(root: Root) -> None:
     _check_whole(root.module)
-    check_model(root.module, root.deciding)
+    check_model(root.module, root.deciding, adds_in_training=root.adds_in_training)
 
 
 def _check_whole(module: nn.Module) -> None:

@@ -23,7 +23,6 @@ os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")  # nothing that depends o
 # Tests that fail for a reason: what is refused.
 REFUSED = {
     "test_to_dtype": "an accelerated pipeline is not cast to float16, which the kernels do not compute in",
-    "test_lora_fuse_unfuse": "a pipeline's unfuse_lora writes to packed layers directly; that of its models is followed",
 }
 
 _counts = {"pipelines": 0, "refused": 0, "parts": 0}

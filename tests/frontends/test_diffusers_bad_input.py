@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+import PIL.Image
 import pytest
 import torch
-from diffusion_pipelines import controlnet, image_to_image, inpaint, picture, stable_diffusion
+from diffusion_pipelines import (
+    controlnet,
+    flux,
+    image_to_image,
+    inpaint,
+    picture,
+    stable_diffusion,
+    stable_diffusion_3,
+    stable_diffusion_xl,
+)
 
 from hf_cpu_accel import accelerate_for_cpu
+
+
+def half_a_file():
+    """An image that is found out when its pixels are read."""
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    PIL.Image.fromarray(noise).save(file, "PNG")
+    return PIL.Image.open(io.BytesIO(file.getvalue()[: len(file.getvalue()) // 2]))
+
 
 BAD = {
     stable_diffusion: {
@@ -32,12 +53,52 @@ BAD = {
         "no image": {"image": None},
         "no strength": {"strength": 0.0},
         "too much strength": {"strength": 1.5},
+        "four channels": {"image": torch.rand(1, 4, 16, 16)},
+        "not finite": {"image": torch.full((1, 3, 16, 16), torch.inf)},
+        "beyond black and white": {"image": 1e4 * picture()},
+        "bytes": {"image": (255 * picture()).byte()},
+        "two images for one prompt": {"image": torch.rand(2, 3, 16, 16)},
+        "the grey of a file": {"image": PIL.Image.new("L", (16, 16), 7)},
+        "a file with transparency": {"image": PIL.Image.new("RGBA", (16, 16))},
+        "a file of an odd size": {"image": PIL.Image.new("RGB", (17, 9))},
+        "half a file": {"image": half_a_file()},
+        "a path": {"image": "/no/such/file.png"},
     },
     inpaint: {
         "a mask of another size": {"mask_image": torch.ones(1, 1, 5, 7)},
         "no mask": {"mask_image": None},
+        "a mask of three channels": {"mask_image": picture()},
+        "an empty mask": {"mask_image": torch.zeros(1, 1, 16, 16)},
+        "half a file": {"image": half_a_file()},
     },
-    controlnet: {"a hint of another size": {"image": picture(24)}, "no hint": {"image": None}},
+    controlnet: {
+        "a hint of another size": {"image": picture(24)},
+        "no hint": {"image": None},
+        "a hint of four channels": {"image": torch.rand(1, 4, 16, 16)},
+        "half a file": {"image": half_a_file()},
+    },
+    stable_diffusion_xl: {
+        "a size that is no multiple of eight": {"width": 20},
+        "no steps": {"num_inference_steps": 0},
+        "embeddings without the pooled ones": {"prompt": None, "prompt_embeds": torch.zeros(1, 8, 64)},
+        "latents of three channels": {"latents": torch.zeros(1, 3, 8, 8)},
+        "steps that end before they begin": {"denoising_end": 0.0},
+    },
+    stable_diffusion_3: {
+        "an odd size": {"height": 17},
+        "no size": {"height": 0, "width": 0},
+        "more than the positions": {"height": 128, "width": 128},
+        "no steps": {"num_inference_steps": 0},
+        "layers that are not there": {"skip_guidance_layers": [7]},
+    },
+    flux: {
+        "an odd size": {"height": 17, "width": 19},
+        "no size": {"height": 0, "width": 0},
+        "no steps": {"num_inference_steps": 0},
+        "no pooled embeddings": {"pooled_prompt_embeds": None},
+        "embeddings of another batch": {"prompt_embeds": torch.zeros(2, 6, 32)},
+        "no words": {"prompt_embeds": torch.zeros(1, 0, 32)},
+    },
 }
 
 
@@ -72,3 +133,15 @@ def test_what_only_our_linears_see_is_refused_in_their_words():
         call(latents=torch.zeros(1, 4, 8, 8, dtype=torch.float64))
     with pytest.raises(ValueError, match="the last dimension must be 32"):
         call(prompt=None, prompt_embeds=torch.zeros(1, 8, 31), guidance_scale=1.0)
+    _, call = accelerated(stable_diffusion_3)
+    with pytest.raises(RuntimeError, match=r"takes \[batch, 4, ...\]"):
+        call(latents=torch.zeros(1, 3, 8, 8))
+    _, call = accelerated(flux)
+    with pytest.raises(ValueError, match="in_features"):
+        call(latents=torch.zeros(1, 4, 15))
+
+
+def accelerated(make):
+    pipe, call = make()
+    accelerate_for_cpu(pipe, dtype="float32", threads=1)
+    return pipe, call

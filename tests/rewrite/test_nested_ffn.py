@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.models.attention import FeedForward
 from torch import Tensor, nn
 from torch.nn import functional
@@ -103,6 +104,36 @@ def test_hooks_inside_see_what_they_would() -> None:
     model["ff"].net[0].proj.register_forward_hook(lambda *args: seen.append(tuple(args[2].shape)))
     torch.testing.assert_close(model["ff"](x), expected, atol=1e-5, rtol=1e-5)
     assert seen == [(2, 37, 256)]
+
+
+@pytest.mark.parametrize("path", ["net.0.proj", "net.2", "net.1", ""])
+def test_hooks_of_diffusers_see_what_they_would(path: str) -> None:
+    """They replace the forward of a module."""
+
+    class Doubling(ModelHook):
+        def post_forward(self, module: nn.Module, output: Tensor) -> Tensor:
+            return 2 * output
+
+    def hook(model: nn.Module) -> HookRegistry:
+        module = model["ff"].get_submodule(path)  # type: ignore[index]
+        registry = HookRegistry.check_if_exists_or_initialize(module)
+        registry.register_hook(Doubling(), "doubling")
+        return registry
+
+    layer = FeedForward(48, inner_dim=128, activation_fn="geglu")
+    model, input = model_of(layer)
+    twin = copy.deepcopy(model)
+    hook(twin)
+    expected, plain = (one["ff"](input).detach() for one in (twin, model))  # type: ignore[index]
+    assert not torch.allclose(expected, plain, atol=1e-3)
+    accelerate_for_cpu(model, dtype="float32")
+    registry = hook(model)
+    torch.testing.assert_close(model["ff"](input), expected, atol=1e-5, rtol=1e-5)  # type: ignore[index]
+    registry.remove_hook("doubling")
+    torch.testing.assert_close(model["ff"](input), plain, atol=1e-5, rtol=1e-5)  # type: ignore[index]
+    hook(model)
+    restore(model)
+    torch.testing.assert_close(model["ff"](input).detach(), expected, atol=0, rtol=0)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

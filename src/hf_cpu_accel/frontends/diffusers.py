@@ -16,7 +16,7 @@ def roots(target: object) -> tuple[Root, ...] | None:
     A pipeline may use one model in two places; it counts once. Schedulers, tokenizers and image processors stay as they are.
     """
     if isinstance(target, ModelMixin):
-        return (Root(target, "diffusers", (target,)),)
+        return (_root(target),)
     pipelines = sys.modules.get("diffusers.pipelines.pipeline_utils")
     if pipelines is None or not isinstance(target, pipelines.DiffusionPipeline):
         return None
@@ -24,4 +24,8 @@ def roots(target: object) -> tuple[Root, ...] | None:
     for name, component in target.components.items():
         if isinstance(component, nn.Module):
             names.setdefault(component, name)
-    return tuple(Root(model, "diffusers", (model,), name) for model, name in names.items())
+    return tuple(_root(model, name) for model, name in names.items())
+
+
+def _root(model: nn.Module, name: str = "") -> Root:
+    return Root(model, "diffusers", (model,), name, adds_in_training=True)

@@ -18,12 +18,14 @@ class Root:
         host: the library that it comes from, `"transformers"`, `"diffusers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
         deciding: the modules whose `training` flags tell whether the model is in training mode.
         name: what the target calls it, if it has several models (`"unet"`); the paths of its modules begin with that.
+        adds_in_training: whether the host leaves what it puts into a model (adapters, processors) in training mode.
     """
 
     module: nn.Module
     host: str
     deciding: tuple[nn.Module, ...]
     name: str = ""
+    adds_in_training: bool = False
 
     @property
     def trains(self) -> bool:

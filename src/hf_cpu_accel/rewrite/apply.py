@@ -18,7 +18,9 @@ from hf_cpu_accel.rewrite.convolution_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
+from hf_cpu_accel.rewrite.hooks import forget_children
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
+from hf_cpu_accel.rewrite.modes import set_eval_mode
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
@@ -34,10 +36,11 @@ _ATTRIBUTE = "_hf_cpu_accel"
 
 @dataclass(frozen=True)
 class Acceleration:
-    """The state of an accelerated model."""
+    """The state of an accelerated model; `name` is what the target called it, if it had several."""
 
     plan: Plan
     journal: Journal
+    name: str = ""
 
     @property
     def config(self) -> CPUAccelConfig:
@@ -96,6 +99,7 @@ def apply(
         items = accelerate_message_passing(context)
         if not trains:
             freeze_parameters(journal, root)
+            set_eval_mode(journal, root)
             items.extend(_rewrite(context, rules))
             items.extend(fuse_convolution_blocks(context))
             items.extend(fuse_residual_blocks(context))
@@ -106,7 +110,7 @@ def apply(
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)
-        acceleration = Acceleration(plan.with_items(tuple(items)), journal)
+        acceleration = Acceleration(plan.with_items(tuple(items)), journal, name)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
         setattr(root, _ATTRIBUTE, acceleration)
@@ -128,6 +132,7 @@ def undo(root: nn.Module) -> None:
     if acceleration is not None:
         acceleration.journal.check()
         acceleration.journal.undo()
+        forget_children(root)  # hooks on modules of ours went to the originals
 
 
 def _rewrite(context: Context, rules: Sequence[Rule]) -> list[PlanItem]:

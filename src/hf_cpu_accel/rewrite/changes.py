@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hf_cpu_accel.rewrite.hooks import move_hooks
 from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
 
 
@@ -58,8 +59,10 @@ class SwappedModule:
 
     def undo(self) -> None:
         replacement = self.parent._modules[self.name]
-        if replacement is not None and replacement.training != self.original.training:
-            self.original.train(replacement.training)  # model.train() reached the replacement only
+        if replacement is not None:
+            if replacement.training != self.original.training:
+                self.original.train(replacement.training)  # model.train() reached the replacement only
+            move_hooks(replacement, self.original)
         self.parent._modules[self.name] = self.original
 
 

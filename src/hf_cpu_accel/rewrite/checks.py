@@ -9,19 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hf_cpu_accel.rewrite.modes import asks_for_mode
 
-def check_model(root: nn.Module, deciding: Iterable[nn.Module]) -> None:
+
+def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
     """Refuse a model that cannot be accelerated.
 
     Args:
         root: the model.
         deciding: the modules whose `training` flags count, with all below them.
+        adds_in_training: whether modules in training mode count only where they compute something else in it, if the model
+            itself is in eval mode.
 
     Raises:
         ValueError: training mode, parameters that are elsewhere than on the CPU, have no values or not finite ones.
     """
     for module in deciding:
-        _check_mode(module)
+        _check_mode(module, only_where_it_matters=adds_in_training and not module.training)
     for name, parameter in root.named_parameters():
         _check_initialised(name, parameter)
         _check_device(name, parameter)
@@ -48,9 +52,9 @@ def _paths(name: str, model: nn.Module) -> Iterator[str]:
         yield ".".join(filter(None, (name, path)))
 
 
-def _check_mode(module: nn.Module) -> None:
+def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
     for name, child in module.named_modules():
-        if child.training:
+        if child.training and (asks_for_mode(child) or not only_where_it_matters):
             where = f"its module {name!r}" if name else type(module).__name__
             raise ValueError(
                 f"target: {where} is in training mode, and acceleration is for inference: call model.eval() first"

@@ -15,8 +15,10 @@ from torch.nn.utils import parametrize
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.packing import QUANTISED
 from hf_cpu_accel.providers import switch
+from hf_cpu_accel.rewrite.adapter_layers import kept_for_adapters
 from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.epilogue import Fold, NormAfter
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.originals import OriginalsStore
 from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
 
@@ -43,6 +45,7 @@ class Context:
         handled: ids of the modules that a rule has taken care of.
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
+        kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
     """
 
     root: nn.Module
@@ -57,6 +60,7 @@ class Context:
     handled: set[int] = field(default_factory=set)
     freed: int = 0
     norms_after: dict[int, NormAfter] = field(default_factory=dict)
+    kept_for_adapters: dict[int, str] = field(default_factory=dict)
     measured: bool = False
     name: str = ""
 
@@ -91,6 +95,7 @@ class Context:
             owners,
             has_layers,
             listed,
+            kept_for_adapters=kept_for_adapters(root, name),
             measured=measured,
             name=name,
         )
@@ -125,14 +130,6 @@ class Context:
 
     def is_tied(self, weight: Tensor) -> bool:
         return len(self.owners[_address(weight)]) > 1
-
-    def is_fused_from_outside(self, module: nn.Module) -> bool:
-        """Whether an adapter lies around `module` that is fused into its weight without a call of the model.
-
-        That is how pipelines of diffusers treat models that have no `fuse_lora` of their own.
-        """
-        wrapped = any(name == "base_layer" for _, name in self.slots[id(module)])
-        return wrapped and bool(self.name) and not hasattr(self.root, "fuse_lora")
 
 
 def _in_plain_lists(root: nn.Module) -> set[int]:
@@ -170,7 +167,7 @@ def is_plain(module: nn.Module) -> bool:
     )
     if any(hooks) or parametrize.is_parametrized(module):
         return False
-    return "forward" not in vars(module) and module._compiled_call_impl is None
+    return own_forward(module) is None and module._compiled_call_impl is None
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
@@ -183,7 +180,7 @@ def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | Non
         return "it is the target itself, and has no parent to hang the packed layer in"
     if id(module) in context.listed:
         return "a plain list holds it besides its parent, where a packed layer would not be seen"
-    return None
+    return context.kept_for_adapters.get(id(module))
 
 
 def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
@@ -206,8 +203,6 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return f"only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
         return "no input features"
-    if context.is_fused_from_outside(linear):
-        return "the pipeline fuses an adapter into its weight"
     if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
         return "torch's own fused encoder layer reads its weights instead of calling it"
     owner = context.other_owner(linear.weight, f"{path}.weight")

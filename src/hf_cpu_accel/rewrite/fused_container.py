@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.hooks import carried_attributes
 from hf_cpu_accel.rewrite.mixed_class import Mixed, mixed_class
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
@@ -29,7 +30,7 @@ class FusedContainer(Mixed):
         self, original: nn.Module, packed: Mapping[str, PackedLinear], inputs: tuple[str, ...]
     ) -> None:
         super().__init__()
-        for name, value in vars(original).items():
+        for name, value in carried_attributes(original).items():
             if not name.startswith("_"):
                 setattr(self, name, value)
         for name, child in original.named_children():

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
 _CAPTURE = "transformers.utils.output_capturing"
 
 
@@ -18,6 +19,41 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 def has_foreign_hook(hooks: dict[int, Any]) -> bool:
     """Whether there is a hook besides those by which transformers collects the outputs that a caller asked for."""
     return any(getattr(hook, "__module__", None) != _CAPTURE for hook in hooks.values())
+
+
+def own_forward(module: nn.Module) -> Any:
+    """The forward that was set on `module` itself and is not its class's; None if there is none.
+
+    Hooks of diffusers that are taken off leave the class's behind as an attribute.
+    """
+    forward = vars(module).get("forward")
+    function, owner = (getattr(forward, name, None) for name in ("__func__", "__self__"))
+    return None if function is type(module).forward and owner is module else forward
+
+
+def carried_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of `module` that one in its place is to have: all but those that call `module` itself."""
+    return {
+        name: value for name, value in vars(module).items() if name not in ("forward", HOOKS_OF_DIFFUSERS)
+    }
+
+
+def move_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Hooks of diffusers that were put on `source` go to `target`, which comes in its place, in their order."""
+    registry = vars(source).pop(HOOKS_OF_DIFFUSERS, None)
+    hooks = dict(getattr(registry, "hooks", {}))
+    for name in reversed(hooks):
+        registry.remove_hook(name, recurse=False)
+    for name, hook in hooks.items():
+        type(registry).check_if_exists_or_initialize(target).register_hook(hook, name)
+
+
+def forget_children(root: nn.Module) -> None:
+    """Registries of diffusers remember which modules below them have hooks: let those in `root` look again."""
+    for module in root.modules():
+        forget = getattr(vars(module).get(HOOKS_OF_DIFFUSERS), "invalidate_child_registries_cache", None)
+        if forget is not None:
+            forget()
 
 
 def is_collecting(key: str) -> bool:

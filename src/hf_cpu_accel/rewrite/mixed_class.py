@@ -6,7 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
+from hf_cpu_accel.rewrite.hooks import (
+    carried_attributes,
+    forward_hooks,
+    has_foreign_hook,
+    is_collecting_inside,
+)
 
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -59,7 +64,7 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     """
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
-    made.__dict__.update(vars(layer))
+    made.__dict__.update(carried_attributes(layer))
     hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
     made.__dict__.update(_modules=dict(layer._modules), _hooks_inside=tuple(hooks), **attributes)
     return made

@@ -23,6 +23,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.activations import GRID, identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
@@ -53,16 +54,18 @@ class NestedFFN:
 class FusedNestedFFN(Mixed):
     """Mixed into the container's own class: [..., K] -> [..., N].
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside, for
-    further arguments, and while a graph is traced.
+    The children, hooks and attributes are those of the original, whose own forward it runs where hooks (of torch, or of diffusers,
+    which replace the forwards) look at what is inside, for further arguments, and while a graph is traced.
     """
 
     _ffn: NestedFFN
+    _inside: tuple[nn.Module, ...]
     _route: Route | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         input = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(input, Tensor) or self.is_watched or torch.compiler.is_compiling():
+        hooked = any("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
+        if not isinstance(input, Tensor) or hooked or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, input)
         route = self._route or self._bind()
@@ -98,7 +101,8 @@ def fuse_nested_ffns(context: Context) -> list[PlanItem]:
         ffn = _guess(layer)
         if ffn is None:
             continue
-        fused = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _route=None)
+        inside = tuple(module for module in layer.modules() if module is not layer)
+        fused = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
         (up,) = _packed(layer.get_submodule(ffn.up))
         input = probe(up.in_features, up.weight_dtype)
         if row_error(run_alone(fused, input), run_alone(layer, input)) <= _TOLERANCES[up.weight_dtype]:

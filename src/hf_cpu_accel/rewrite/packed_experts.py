@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.experts_form import ExpertsForm, Stack
+from hf_cpu_accel.rewrite.hooks import carried_attributes
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
 from hf_cpu_accel.rewrite.packed_module import changed_dtype, check_inference, loading_refused
@@ -128,7 +129,7 @@ def pack_experts(original: nn.Module, form: ExpertsForm, dtype: str, int4_group:
     }
     module = empty(PackedExperts, type(original))
     assert isinstance(module, PackedExperts)
-    module.__dict__.update(vars(original))
+    module.__dict__.update(carried_attributes(original))
     first = stacks[form.up.name]
     module.__dict__.update(
         _modules=dict(original._modules),

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from hf_cpu_accel import hardware
-from hf_cpu_accel.generate.override import Override
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.attention import LONG, torch_is_faster
-from hf_cpu_accel.rewrite.changes import add_attribute
 from hf_cpu_accel.rewrite.context import Context
+from hf_cpu_accel.rewrite.inner_forward import InnerForward, has_place, place
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement
 
@@ -59,9 +59,18 @@ class OurAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is functional.scaled_dot_product_attention:
+        if func is functional.scaled_dot_product_attention and not _others_are_asked():
             return dot_product_attention(*args, **(kwargs or {}), manner=self.manner)
         return func(*args, **(kwargs or {}))
+
+
+def _others_are_asked() -> bool:
+    """Whether modes of somebody else are on around ours, such as that of guidance which skips attention scores.
+
+    torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
+    """
+    modes: list[TorchFunctionMode] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return any(not isinstance(mode, OurAttention | DeviceContext) for mode in modes)
 
 
 def dot_product_attention(
@@ -116,24 +125,24 @@ def dot_product_attention(
     return output.to(query.dtype)
 
 
-class ProcessorForward(Override):
+class ProcessorForward(InnerForward):
     """The forward of an attention module, with our attention in place of torch's."""
-
-    name = "forward"
 
     def __init__(self, module: nn.Module, manner: Manner) -> None:
         super().__init__(module)
         self.manner = manner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # the compiled tier finds torch's own in the graph
+        if (
+            not self.is_on or torch.compiler.is_compiling()
+        ):  # the compiled tier finds torch's own in the graph
             return self.__wrapped__(*args, **kwargs)
         with OurAttention(self.manner):
             return self.__wrapped__(*args, **kwargs)
 
 
 class ProcessorAttentionRule:
-    """Swaps no module: `forward` becomes an attribute of the module, and goes away with `restore`."""
+    """Swaps no module: a forward of ours is called for the class's, see `inner_forward`, and goes away with `restore`."""
 
     name = "processor attention"
 
@@ -148,7 +157,7 @@ class ProcessorAttentionRule:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         narrow = context.dtype in _NARROW and hardware.native_bf16_is_fast()
         forward = ProcessorForward(match.module, Manner(narrow, context.measured))
-        add_attribute(context.journal, match.module, "forward", forward)
+        place(context.journal, match.module, forward)
         dtype = "bfloat16" if narrow else "float32"
         item = PlanItem(match.path, STRUCTURE, "attention", dtype, packed_bytes=0, reason=None)
         return Outcome((item,), ())
@@ -163,7 +172,7 @@ def _has_processor(module: nn.Module) -> bool:
 def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
     if context.skipped(path):
         return "skip_modules"
-    if "forward" in vars(module):
+    if not has_place(module):
         return "it has a forward of its own"
     processor: Any = module.processor
     code = getattr(type(processor).__call__, "__code__", None)
