@@ -1,11 +1,8 @@
 // conv2d: activation(convolution + bias + residual); convolutions: several of them in one call. Schemas, checks, calls.
-#include <algorithm>
 #include <vector>
 
-#include "convolution/patches.h"
+#include "convolution/driver.h"
 #include "gemm/arguments.h"
-#include "gemm/driver.h"
-#include "gemm/row_blocks.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -18,39 +15,6 @@ WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding
                       found.padding <= most && found.dilation <= most,
                   "hf_cpu_accel::", op, ": kernel_size, stride and dilation must be positive and padding not negative");
   return found;
-}
-
-// The GEMM of patches and weights. Each thread gathers the rows of a tile into memory of its own right before it packs them.
-void run_patches(Gemm g, const Patches& patches) {
-  const int64_t words = input_words(g), threads = team_size(multiply_adds(g)), tile_rows = kernels_of(g).tile_rows;
-  const RowBlocks blocks(g.m, words, threads);
-  const bool gathers = !patches.are_pixels();
-  const int64_t memories = blocks.memories(threads), rows = blocks.most_rows(), patch = gathers ? patches.bytes() : 0;
-  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(rows, words) + Workspace::size_of<int32_t>(rows)) +
-                      Workspace::size_of<char>(threads * tile_rows * patch));
-  std::vector<GemmMemory> memory;
-  std::vector<int32_t*> indexes;  // of the rows of a block: where in `gathered` they are while they are packed
-  for (int64_t i = 0; i < memories; ++i) {
-    memory.emplace_back(workspace, rows, words);
-    indexes.push_back(workspace.take<int32_t>(rows));
-  }
-  char* const gathered = workspace.take<char>(threads * tile_rows * patch);
-  if (gathers) g.input = {gathered, g.k, g.input.bf16};
-  run_team(threads, [&](Team& team) {
-    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t count) {
-      Gemm part = rows_of(g, row, count);
-      if (!gathers) return run_gemm(workers, part, memory[static_cast<size_t>(slot)]);
-      int32_t* const index = indexes[static_cast<size_t>(slot)];
-      part.input = g.input, part.input.index = index;
-      const int64_t mine = workers.slot() * tile_rows;
-      run_gemm(workers, part, memory[static_cast<size_t>(slot)], [&](int64_t first, int height) {
-        for (int64_t i = 0; i < height; ++i) {
-          index[first + i] = static_cast<int32_t>(mine + i);
-          patches.gather(row + first + i, gathered + (mine + i) * patch);
-        }
-      });
-    });
-  });
 }
 
 // How the window of a convolution moves, sides [height, width].

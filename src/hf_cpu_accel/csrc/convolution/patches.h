@@ -1,7 +1,8 @@
 // What each output pixel of a convolution is computed from, as one row: with that, a convolution is a GEMM.
 //
-// Images lie with their channels last, [batch, height, width, channels], so a patch is a few runs of adjacent memory: one per row of the
-// window where it is not dilated. A patch is gathered right before it is packed, by the thread that packs it, and never goes to memory.
+// Images lie with their channels last, [batch, height, width, channels], so a patch is a few runs of adjacent memory: the channels of
+// each pixel. Where these fill whole lines of packed input they are packed from where they lie (Dukhan 2019, The Indirect Convolution
+// Algorithm, arXiv:1907.02129). Else a patch is gathered right before it is packed, by the thread that packs it, and never goes to memory.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -30,23 +31,40 @@ struct Patches {
     return plain(rows) && plain(columns);
   }
 
-  int64_t bytes() const { return rows.size * columns.size * channel_bytes; }
+  int64_t pixels() const { return rows.size * columns.size; }
+  int64_t bytes() const { return pixels() * channel_bytes; }
+
+  // Where the pixels of the patch of output pixel number `output` start, in the order [window row, window column]; `zeros` for those
+  // beside the image.
+  void starts(int64_t output, const void* zeros, const void** to) const {
+    each_row(output, [&](const char* image_row, int64_t x) {
+      for (int64_t j = 0; j < columns.size; ++j, x += columns.dilation)
+        *to++ = image_row && x >= 0 && x < width ? image_row + x * pixel_bytes : zeros;
+    });
+  }
 
   // The patch of output pixel number `output`, in the order [window row, window column, channel].
   void gather(int64_t output, char* to) const {
+    each_row(output, [&](const char* image_row, int64_t x) {
+      if (image_row) gather_row(image_row, x, to);
+      else std::memset(to, 0, static_cast<size_t>(columns.size * channel_bytes));
+      to += columns.size * channel_bytes;
+    });
+  }
+
+ private:
+  // f(image row, first column) for each row of the window of an output pixel; null where the row is beside the image.
+  template <class F>
+  void each_row(int64_t output, const F& f) const {
     const int64_t x = output % out_width * columns.stride - columns.padding;
     const int64_t y = output / out_width % out_height * rows.stride - rows.padding;
     const char* const image = data + output / out_width / out_height * height * width * pixel_bytes;
     for (int64_t i = 0; i < rows.size; ++i) {
       const int64_t row = y + i * rows.dilation;
-      const bool inside = row >= 0 && row < height;
-      if (inside) gather_row(image + row * width * pixel_bytes, x, to);
-      else std::memset(to, 0, static_cast<size_t>(columns.size * channel_bytes));
-      to += columns.size * channel_bytes;
+      f(row >= 0 && row < height ? image + row * width * pixel_bytes : nullptr, x);
     }
   }
 
- private:
   void gather_row(const char* image_row, int64_t x, char* to) const {
     if (columns.dilation == 1 && pixel_bytes == channel_bytes) {
       const int64_t before = std::clamp(-x, int64_t{0}, columns.size), after = std::clamp(x + columns.size - width, int64_t{0}, columns.size - before);

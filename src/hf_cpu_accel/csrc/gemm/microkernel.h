@@ -100,7 +100,8 @@ struct TierGemm {
   }
 
   static constexpr hfca::GemmKernels kernels() {
-    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute};
+    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
+            Dot::Words::run_elements};
   }
 
  private:
