@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from test_linear import BOUND
+from test_linear import BOUND, SEVEN_BITS
 from torch import Tensor
 
 from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference, pack_conv2d
@@ -96,6 +96,8 @@ def check_convolution(seed: int) -> None:
         for case in CASES[10:13]:
             check(case, dtype, seed=seed)
             check_bfloat16_image(case, dtype)
+    for case in CASES[10:13]:
+        check_within_half_a_step(case)
         for _ in range(3):
             check(drawn(rng), dtype, seed=seed)
 
@@ -125,6 +127,47 @@ def drawn(rng: random.Random) -> Case:
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_against_float64(case: Case, dtype: str) -> None:
     check(case, dtype)
+
+
+def check_within_half_a_step(case: Case) -> None:
+    """int8 images against float64: each value is off by at most half a step of its image's range, and 1 % for float32."""
+    g = torch.Generator().manual_seed(0)
+    image, packed = (
+        10 ** torch.randn(case.batch, 1, 1, 1, generator=g) * case.image(g),
+        pack_conv2d(case.weight(g), "int8"),
+    )
+    values = (
+        unpack_linear(packed)
+        .double()
+        .view(case.out_channels, *case.kernel_size, case.channels)
+        .permute(0, 3, 1, 2)
+    )
+    low, high = image.amin((1, 2, 3)).clamp(max=0), image.amax((1, 2, 3)).clamp(min=0)
+    step = (high - low).view(-1, 1, 1, 1).double() / (125 if SEVEN_BITS else 253)
+    limit = F.conv2d(torch.ones_like(image, dtype=torch.float64), values.abs(), **case.window) * 0.505 * step
+    off = (case.run(image, packed) - F.conv2d(image.double(), values, **case.window)).abs()
+    assert (off <= limit).all(), f"{case}: {(off / limit).max():.3f} of the limit"
+
+
+@pytest.mark.parametrize("case", CASES[10:], ids=range(len(CASES[10:])))
+def test_images_in_8_bits(case: Case) -> None:
+    check_within_half_a_step(case)
+
+
+def test_one_image_does_not_change_another() -> None:
+    case = Case(channels=64)
+    image, packed = case.image(), pack_conv2d(case.weight(), "int8")
+    alone = case.run(image[1:], packed)
+    image[0] *= 1000
+    assert torch.equal(case.run(image, packed)[1:], alone)
+    image[0, 3, 4, 4] = torch.nan
+    got = case.run(image, packed)
+    assert got[0].isnan().all()
+    assert torch.equal(got[1:], alone)
+    image[0] = torch.inf
+    assert case.run(image, packed)[0].isnan().all()
+    image[0] = 0.0
+    assert (case.run(image, packed)[0] == 0).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

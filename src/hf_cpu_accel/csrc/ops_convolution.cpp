@@ -44,7 +44,7 @@ Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& windo
     g.residual = as_rows(*residual, keep_residual), g.activates_sum = true;
   }
   g.write_to({output.mutable_data_ptr(), g.n, is_bf16(output)});
-  if (output.numel() > 0) run_patches(g, patches);
+  if (output.numel() > 0) run_patches(g, patches, input.size(0));
   return output;
 }
 
@@ -56,7 +56,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
-  const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op));
+  const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op),
+                         window.rows.size * window.columns.size);
   return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type());
 }
 
@@ -97,7 +98,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
                         side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
     const auto scale = part(step.scale), bias = part(step.bias);
     const Gemm g = gemm_of(op, 0, step.out_channels, window.rows.size * window.columns.size * source.size(3), *weight, scale, bias,
-                           static_cast<Activation>(step.activation));
+                           static_cast<Activation>(step.activation), window.rows.size * window.columns.size);
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
     images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype));
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs

@@ -5,6 +5,7 @@
 
 #include "../gemm/driver.h"
 #include "../gemm/row_blocks.h"
+#include "byte_images.h"
 #include "patches.h"
 
 namespace hfca {
@@ -25,7 +26,9 @@ class PatchRows {
   void take(Workspace& workspace, int64_t threads) {
     starts_ = workspace.take<const void*>(threads * tile_rows_ * runs_.count);
     memory_ = workspace.take<char>(memory_of_patches(threads));
-    if (in_place_) std::memset(memory_, 0, static_cast<size_t>(patches_.channel_bytes));
+    if (!in_place_ || patches_.zeros) return;
+    std::memset(memory_, 0, static_cast<size_t>(patches_.channel_bytes));
+    patches_.zeros = memory_;
   }
 
   // Those of a thread, which `set` changes.
@@ -35,16 +38,19 @@ class PatchRows {
     return runs;
   }
 
-  // Patches [first, first + rows).
-  void set(int thread, int64_t first, int rows) const {
+  // Patches [first, first + rows). each(i, image of patch i)
+  template <class Each>
+  void set(int thread, int64_t first, int rows, const Each& each) const {
     const void** const starts = starts_ + thread * tile_rows_ * runs_.count;
-    for (int i = 0; i < rows; ++i) {
+    Patches::Place place = patches_.place_of(first);
+    for (int i = 0; i < rows; ++i, patches_.advance(place)) {
+      each(i, place.image);
       if (in_place_) {
-        patches_.starts(first + i, memory_, starts + i * runs_.count);
+        patches_.starts(place, starts + i * runs_.count);
         continue;
       }
       char* const gathered = memory_ + (thread * tile_rows_ + i) * patches_.bytes();
-      patches_.gather(first + i, gathered);
+      patches_.gather(place, gathered);
       starts[i] = gathered;
     }
   }
@@ -53,7 +59,7 @@ class PatchRows {
   // The gathered ones, or the zeros beside the image.
   int64_t memory_of_patches(int64_t threads) const { return in_place_ ? patches_.channel_bytes : threads * tile_rows_ * patches_.bytes(); }
 
-  const Patches& patches_;
+  Patches patches_;
   int64_t tile_rows_;
   Runs runs_;
   bool in_place_;
@@ -61,22 +67,34 @@ class PatchRows {
   char* memory_ = nullptr;
 };
 
-inline void run_patches(const Gemm& g, const Patches& patches) {
+// images: of g's input, so many of patches.height x patches.width.
+inline void run_patches(const Gemm& g, const Patches& patches, int64_t images) {
+  const bool quantised = g.kind == WeightKind::int8_image, plain = !quantised && patches.are_pixels();
   const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
   const RowBlocks blocks(g.m, words, threads);
   const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
-  const bool plain = patches.are_pixels();
-  PatchRows patch_rows(g, patches);
+  ByteImages byte_images(g.input, images, patches.height * patches.width, g.k / patches.pixels(), threads);
+  Workspace byte_memory(quantised ? byte_images.bytes() : 0);
+  if (quantised) byte_images.take(byte_memory);
+  PatchRows patch_rows(g, quantised ? byte_images.patches(patches) : patches);
   Workspace workspace(static_cast<size_t>(memories) * GemmMemory::size_of(rows_at_once, words) + (plain ? 0 : patch_rows.bytes(threads)));
   std::vector<GemmMemory> memory;
   for (int64_t i = 0; i < memories; ++i) memory.emplace_back(workspace, rows_at_once, words);
   if (!plain) patch_rows.take(workspace, threads);
   run_team(threads, [&](Team& team) {
+    if (quantised) byte_images.make(team);
     blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
+      const GemmMemory& mine = memory[static_cast<size_t>(slot)];
       Gemm part = rows_of(g, row, rows);
-      if (plain) return run_gemm(workers, part, memory[static_cast<size_t>(slot)]);
+      if (plain) return run_gemm(workers, part, mine);
       part.runs = patch_rows.of(workers.slot());
-      run_gemm(workers, part, memory[static_cast<size_t>(slot)], [&](int64_t first, int height) { patch_rows.set(workers.slot(), row + first, height); });
+      run_gemm(workers, part, mine, [&](int64_t first, int height) {
+        patch_rows.set(workers.slot(), row + first, height, [&](int i, int64_t image) {
+          if (!quantised) return;
+          const ByteSteps& steps = byte_images.steps(image);
+          mine.scale[first + i] = steps.scale, mine.zero[first + i] = steps.zero;
+        });
+      });
     });
   });
 }

@@ -20,9 +20,10 @@ namespace hfca {
 
 constexpr int panel_columns = 32;
 
-// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h.
-enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4 };
-constexpr int weight_kinds = 5;
+// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input is bytes already
+// (convolution/bytes.h), in runs.
+enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5 };
+constexpr int weight_kinds = 6;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };
 constexpr int activations = 7;
 
@@ -92,6 +93,11 @@ struct Gemm {
     outputs[0] = output;
     output_begin[1] = n;
   }
+};
+
+// How numbers become bytes: byte = round(x * inverse) + zero; x is about scale * (byte - zero).
+struct ByteSteps {
+  float scale, inverse, zero;
 };
 
 // Weights that will be needed soon: `step` bytes of them are asked for per word of k, to L2. A whole row of a panel (128 bytes) means that

@@ -103,6 +103,10 @@ struct TierGemm {
     return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
             Dot::Words::run_elements};
   }
+  // The same of rows that are words already.
+  static constexpr hfca::GemmKernels kernels_of_words() {
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_lines, &compute, nullptr, nullptr, packed_words * 4};
+  }
 
  private:
   // to = a + b, or a where there is no b.

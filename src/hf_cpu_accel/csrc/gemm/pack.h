@@ -115,10 +115,47 @@ struct Bf16Words {
   }
 };
 
-// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range from its least to its largest value,
-// which always holds 0:
-//   byte = round(x / scale) + zero,   scale = (max - min) / steps,   zero = 1 + round(-min / scale)
+// The range of values and 0.
+struct Range {
+  Simd::Float low = Simd::zero(), high = Simd::zero();
+
+  HFCA_INLINE void add(Simd::Float x) {
+    low = Simd::lowest(low, x);
+    high = Simd::highest(high, x);
+  }
+  // NaN if there is one in one of the two.
+  float largest() const { return Simd::reduce_highest(high); }
+  float least() const {
+    const float x = Simd::reduce_lowest(low);
+    return x > 0.0f ? 0.0f : x;
+  }
+  // max|x|; NaN if there is one.
+  float magnitude() const {
+    const float below = -least(), above = largest();
+    return below <= above ? above : above <= below ? below : not_a_number;
+  }
+};
+
+// What numbers in [low, high], which holds 0, are quantised with:
+//   byte = round(x * inverse) + zero,   scale = (high - low) / steps,   inverse = 1 / scale,   zero = 1 + round(-low / scale)
 // Rounding stays within [0, steps + 2], so that no byte needs clamping.
+inline hfca::ByteSteps byte_steps(float low, float high, int steps) {
+  const float scale = high / steps - low / steps;  // the difference first might overflow
+  const bool finite = scale <= largest_float;
+  // Numbers too small for 1 / scale to exist count as zero: what they add is below 1e-30.
+  const float inverse = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
+  const float zero = 1.0f - first_of(Simd::round(Simd::set1(finite ? low * inverse : 0.0f)));
+  return {!finite ? not_a_number : inverse > 0.0f ? scale : 0.0f, inverse, zero};  // NaN: all that is computed from them
+}
+
+// values[0, 4 * width) in bytes.
+HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[4], const hfca::ByteSteps& with) {
+  Simd::Float bytes[4];
+  unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(with.inverse), Simd::set1(with.zero)); });
+  Simd::store_bytes(to, bytes);
+}
+
+// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values.
 template <int steps>
 struct ByteWords {
   static constexpr int64_t run_elements = 0;  // the rotation mixes what lies side by side in a row
@@ -128,43 +165,17 @@ struct ByteWords {
     uint32_t* out = g.words + row * g.input_words;
     each_row(g, row, rows, [&](int i, const auto* x) {
       convert(x, g.k, [&](const Range& range) HFCA_INLINE {
-        const float low = range.least(), high = range.largest(), scale = high / steps - low / steps;  // the difference first might overflow
-        const bool finite = scale <= largest_float;
-        // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
-        const float inverse = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
-        const float zero = 1.0f - first_of(Simd::round(Simd::set1(finite ? low * inverse : 0.0f)));
-        g.input_scale[row + i] = !finite ? not_a_number : inverse > 0.0f ? scale : 0.0f;  // NaN: the whole output row
-        g.input_zero[row + i] = zero;
+        const hfca::ByteSteps with = byte_steps(range.least(), range.largest(), steps);
+        g.input_scale[row + i] = with.scale;
+        g.input_zero[row + i] = with.zero;
         return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
-          Simd::Float bytes[4];
-          unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(inverse), Simd::set1(zero)); });
-          Simd::store_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), bytes);
+          store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), values, with);
         };
       });
     });
   }
 
  protected:
-  struct Range {  // of values and 0
-    Simd::Float low = Simd::zero(), high = Simd::zero();
-
-    HFCA_INLINE void add(Simd::Float x) {
-      low = Simd::lowest(low, x);
-      high = Simd::highest(high, x);
-    }
-    // NaN if there is one in one of the two.
-    float largest() const { return Simd::reduce_highest(high); }
-    float least() const {
-      const float x = Simd::reduce_lowest(low);
-      return x > 0.0f ? 0.0f : x;
-    }
-    // max|x|; NaN if there is one.
-    float magnitude() const {
-      const float below = -least(), above = largest();
-      return below <= above ? above : above <= below ? below : not_a_number;
-    }
-  };
-
   // prepare(range of the row) gives store(w, values), which is called with the rotated values of the words from w on, and so through the
   // row x[0, k), filled up with zeros to whole cache lines of words.
   template <class T, class Prepare>
@@ -213,5 +224,14 @@ struct ByteWords {
     range = seen;
   }
 };
+
+// Rows of bytes, which lie in runs of whole lines.
+inline void pack_lines(const Gemm& g, int64_t row, int rows) {
+  uint32_t* to = g.words + row * g.input_words;
+  constexpr int64_t line = packed_words * sizeof(uint32_t);
+  for (int64_t j = 0; j < g.runs.count; ++j)
+    for (int64_t at = 0; at < g.runs.length; at += line)
+      for (int i = 0; i < rows; ++i, to += packed_words) std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
+}
 
 }  // namespace HFCA_TIER
