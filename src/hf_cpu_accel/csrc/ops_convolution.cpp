@@ -1,4 +1,5 @@
 // conv2d: activation(convolution + bias + residual); convolutions: several of them in one call. Schemas, checks, calls.
+#include <memory>
 #include <vector>
 
 #include "convolution/driver.h"
@@ -22,8 +23,10 @@ struct Window {
   WindowSide rows, columns;
 };
 
-// activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features.
-Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, const Tensor* residual, ScalarType dtype) {
+// activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features. bytes:
+// of the input; null before they are made.
+Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, const Tensor* residual, ScalarType dtype,
+                std::unique_ptr<ByteImages>& bytes) {
   check_floating(input, op, "input");
   Patches patches;
   patches.height = input.size(1), patches.width = input.size(2);
@@ -44,7 +47,11 @@ Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& windo
     g.residual = as_rows(*residual, keep_residual), g.activates_sum = true;
   }
   g.write_to({output.mutable_data_ptr(), g.n, is_bf16(output)});
-  if (output.numel() > 0) run_patches(g, patches, input.size(0));
+  if (output.numel() == 0) return output;
+  const bool quantised = g.kind == WeightKind::int8_image, made = bytes != nullptr;
+  if (quantised && !made)
+    bytes = std::make_unique<ByteImages>(g.input, input.size(0), patches.height * patches.width, channels, team_size(multiply_adds(g)));
+  run_patches(g, patches, quantised ? bytes.get() : nullptr, made);
   return output;
 }
 
@@ -58,7 +65,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
   const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op),
                          window.rows.size * window.columns.size);
-  return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type());
+  std::unique_ptr<ByteImages> bytes;
+  return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type(), bytes);
 }
 
 // One row of the layout of `convolutions`, as ops/convolutions.py writes it.
@@ -79,6 +87,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
   };
   std::vector<Tensor> images{input};  // and then the output of each step
   images.reserve(count + 1);
+  std::vector<std::unique_ptr<ByteImages>> bytes(count + 1);  // of those that were read in 8 bits
   std::vector<size_t> last_reader(count + 1, count);
   const auto steps = reinterpret_cast<const Step*>(layout.data());
   const auto image = [&](int64_t place) -> const Tensor& {
@@ -100,9 +109,12 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     const Gemm g = gemm_of(op, 0, step.out_channels, window.rows.size * window.columns.size * source.size(3), *weight, scale, bias,
                            static_cast<Activation>(step.activation), window.rows.size * window.columns.size);
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
-    images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype));
-    for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
-      if (place > 0 && last_reader[static_cast<size_t>(place)] == i) images[static_cast<size_t>(place)] = input;
+    images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype, bytes[static_cast<size_t>(step.source)]));
+    for (const int64_t place : {step.source, step.residual}) {  // read for the last time: its memory is for the next outputs
+      if (place < 0 || last_reader[static_cast<size_t>(place)] != i) continue;
+      bytes[static_cast<size_t>(place)].reset();
+      if (place > 0) images[static_cast<size_t>(place)] = input;
+    }
   }
   return images.back();
 }

@@ -14,17 +14,16 @@ class ByteImages {
  public:
   // pixels: of all images, `images` of height x width of them.
   ByteImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads)
-      : pixels_(pixels), images_(images), pixels_of_image_(pixels_of_image), channels_(channels), pieces_(threads) {}
-
-  size_t bytes() const {
-    return Workspace::size_of<uint8_t>((images_ * pixels_of_image_ + images_) * channels_) + Workspace::size_of<float>(2 * images_ * pieces_) +
-           Workspace::size_of<ByteSteps>(images_);
-  }
-  void take(Workspace& workspace) {
-    bytes_ = workspace.take<uint8_t>((images_ * pixels_of_image_ + images_) * channels_);
-    ranges_ = workspace.take<float>(2 * images_ * pieces_);
-    steps_ = workspace.take<ByteSteps>(images_);
-  }
+      : pixels_(pixels),
+        images_(images),
+        pixels_of_image_(pixels_of_image),
+        channels_(channels),
+        pieces_(threads),
+        memory_(Workspace::size_of<uint8_t>((images * pixels_of_image + images) * channels) + Workspace::size_of<float>(2 * images * threads) +
+                Workspace::size_of<ByteSteps>(images)),
+        bytes_(memory_.take<uint8_t>((images * pixels_of_image + images) * channels)),
+        ranges_(memory_.take<float>(2 * images * threads)),
+        steps_(memory_.take<ByteSteps>(images)) {}
 
   // The patches of these images instead of those that they are made of.
   Patches patches(Patches of) const {
@@ -73,9 +72,10 @@ class ByteImages {
 
   Matrix pixels_;
   int64_t images_, pixels_of_image_, channels_, pieces_;
-  uint8_t* bytes_ = nullptr;
-  float* ranges_ = nullptr;
-  ByteSteps* steps_ = nullptr;
+  Workspace memory_;
+  uint8_t* bytes_;
+  float* ranges_;
+  ByteSteps* steps_;
 };
 
 }  // namespace hfca

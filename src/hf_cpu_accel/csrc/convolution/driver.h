@@ -67,22 +67,19 @@ class PatchRows {
   char* memory_ = nullptr;
 };
 
-// images: of g's input, so many of patches.height x patches.width.
-inline void run_patches(const Gemm& g, const Patches& patches, int64_t images) {
-  const bool quantised = g.kind == WeightKind::int8_image, plain = !quantised && patches.are_pixels();
+// bytes: of g's input, null where its weight wants none. They are made first if they are not `made` already.
+inline void run_patches(const Gemm& g, const Patches& patches, const ByteImages* bytes, bool made) {
+  const bool plain = !bytes && patches.are_pixels();
   const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
   const RowBlocks blocks(g.m, words, threads);
   const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
-  ByteImages byte_images(g.input, images, patches.height * patches.width, g.k / patches.pixels(), threads);
-  Workspace byte_memory(quantised ? byte_images.bytes() : 0);
-  if (quantised) byte_images.take(byte_memory);
-  PatchRows patch_rows(g, quantised ? byte_images.patches(patches) : patches);
+  PatchRows patch_rows(g, bytes ? bytes->patches(patches) : patches);
   Workspace workspace(static_cast<size_t>(memories) * GemmMemory::size_of(rows_at_once, words) + (plain ? 0 : patch_rows.bytes(threads)));
   std::vector<GemmMemory> memory;
   for (int64_t i = 0; i < memories; ++i) memory.emplace_back(workspace, rows_at_once, words);
   if (!plain) patch_rows.take(workspace, threads);
   run_team(threads, [&](Team& team) {
-    if (quantised) byte_images.make(team);
+    if (bytes && !made) bytes->make(team);
     blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
       const GemmMemory& mine = memory[static_cast<size_t>(slot)];
       Gemm part = rows_of(g, row, rows);
@@ -90,8 +87,8 @@ inline void run_patches(const Gemm& g, const Patches& patches, int64_t images) {
       part.runs = patch_rows.of(workers.slot());
       run_gemm(workers, part, mine, [&](int64_t first, int height) {
         patch_rows.set(workers.slot(), row + first, height, [&](int i, int64_t image) {
-          if (!quantised) return;
-          const ByteSteps& steps = byte_images.steps(image);
+          if (!bytes) return;
+          const ByteSteps& steps = bytes->steps(image);
           mine.scale[first + i] = steps.scale, mine.zero[first + i] = steps.zero;
         });
       });
