@@ -10,6 +10,11 @@ Weights that are chosen for their size have one dimension less, by which the ker
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see int4.py; activations in 8 bits
 
+and int8 weights of convolutions one more, the pixels of the window: they meet images that are quantised as a whole, since windows
+share pixels, and are not rotated:
+
+    int8         data[panel, pixel of the window, channel word, feature in panel, value in word]
+
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
 another. Padding is zero.
 """
@@ -30,6 +35,8 @@ from .runtime.memory import want_huge_pages
 PANEL_FEATURES = 32
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")
 QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
+# Of images in 8 bits: those of a pixel fill whole lines of packed input.
+IMAGE_CHANNELS = 64
 _ROTATED_VALUES = 1 << 18  # 1 MB of float32 at a time
 
 
@@ -40,10 +47,10 @@ class PackedWeight:
     Attributes:
         data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
             [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
-            32 + 16 group].
+            32 + 16 group]; "int8" of `pack_windows`: int8 [ceil(out_features/32), pixels, channels/4, 32, 4].
         scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
-            weight.
+            weight, except those of `pack_windows`.
         in_features, out_features: K and N of the original weight.
         dtype: one of DTYPES.
     """
@@ -101,6 +108,22 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         data.copy_(_panels(weight.to(kind), shape[-1]))
         scale = None
     return PackedWeight(data, scale, in_features, out_features, dtype)
+
+
+def pack_windows(weight: Tensor) -> PackedWeight:
+    """Pack a convolution's weight [N, pixels of the window, C] as int8 for images that are quantised whole.
+
+    Raises:
+        ValueError: if C is not a multiple of IMAGE_CHANNELS.
+    """
+    out_features, pixels, channels = weight.shape
+    if channels % IMAGE_CHANNELS:
+        raise ValueError(f"weight of {channels} channels: must be a multiple of {IMAGE_CHANNELS}")
+    values, scale = quantize_per_feature(weight.detach().flatten(1).float())
+    panels = _panels(values, 4)
+    data = allocate((len(panels), pixels, channels // 4, PANEL_FEATURES, 4), torch.int8)
+    data.copy_(panels.view(data.shape))
+    return PackedWeight(data, scale, pixels * channels, out_features, "int8")
 
 
 def shapes_of(
@@ -166,6 +189,7 @@ def dtype_of(data: Tensor) -> str:
         (torch.float32, 4): "float32",
         (torch.bfloat16, 4): "bfloat16",
         (torch.int8, 4): "int8",
+        (torch.int8, 5): "int8",
         (torch.int8, 3): "int8-weight",
         (torch.uint8, 3): "int4",
     }
@@ -217,7 +241,15 @@ def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
 def unpack_linear(packed: PackedWeight) -> Tensor:
     """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
     values = unpack_values(packed).float()
-    return values if packed.scale is None else rotate(values * packed.scale[0, :, None])
+    if packed.scale is None:
+        return values
+    scaled = values * packed.scale[0, :, None]
+    return scaled if is_of_windows(packed.data) else rotate(scaled)
+
+
+def is_of_windows(data: Tensor) -> bool:
+    """Whether that is the data of a weight of `pack_windows`."""
+    return data.dim() == 5
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
@@ -226,6 +258,7 @@ def unpack_values(packed: PackedWeight) -> Tensor:
         values = int4.unpack(packed.data)
     else:
         data = packed.data.unflatten(2, (PANEL_FEATURES, 4)) if packed.dtype == "int8-weight" else packed.data
+        data = data.flatten(1, 2) if is_of_windows(data) else data
         panels, words, features, per_word = data.shape
         values = data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
     return values[: packed.out_features, : packed.in_features].contiguous()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from test_linear import BOUND
+from test_linear import BOUND, SEVEN_BITS
 from torch import Tensor
 
 from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference, pack_conv2d
@@ -61,6 +61,13 @@ CASES = [
     Case(kernel_size=(5, 5), padding=(6, 6), height=2, width=1),
     Case(batch=1, channels=48, height=40, width=40, out_channels=33),  # blocks of rows for each thread
     Case(channels=1000, height=2, width=3, out_channels=24),  # k in parts
+    # The channels of a pixel fill whole lines of packed input.
+    Case(channels=64),
+    Case(channels=128, kernel_size=(1, 1), padding=(0, 0), stride=(2, 2)),
+    Case(channels=64, kernel_size=(3, 2), dilation=(2, 3), padding=(4, 3), stride=(1, 2)),
+    Case(channels=64, kernel_size=(5, 5), padding=(6, 6), height=2, width=1),
+    Case(batch=1, channels=64, height=40, width=40, out_channels=33),
+    Case(channels=512, height=3, width=3, out_channels=24),
 ]
 
 
@@ -86,6 +93,11 @@ def check_convolution(seed: int) -> None:
     rng = random.Random(seed)
     for dtype in BOUND:
         check(rng.choice(CASES[:3]), dtype, activation="silu", residual=True, seed=seed)
+        for case in CASES[10:13]:
+            check(case, dtype, seed=seed)
+            check_bfloat16_image(case, dtype)
+    for case in CASES[10:13]:
+        check_within_half_a_step(case)
         for _ in range(3):
             check(drawn(rng), dtype, seed=seed)
 
@@ -94,7 +106,7 @@ def drawn(rng: random.Random) -> Case:
     pair = lambda low, high: (rng.randint(low, high), rng.randint(low, high))  # noqa: E731
     case = Case(
         batch=rng.randint(1, 3),
-        channels=rng.randint(1, 40),
+        channels=rng.choice((rng.randint(1, 40), 32, 64)),
         height=rng.randint(1, 20),
         width=rng.randint(1, 20),
         out_channels=rng.randint(1, 70),
@@ -115,6 +127,47 @@ def drawn(rng: random.Random) -> Case:
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_against_float64(case: Case, dtype: str) -> None:
     check(case, dtype)
+
+
+def check_within_half_a_step(case: Case) -> None:
+    """int8 images against float64: each value is off by at most half a step of its image's range, and 1 % for float32."""
+    g = torch.Generator().manual_seed(0)
+    image, packed = (
+        10 ** torch.randn(case.batch, 1, 1, 1, generator=g) * case.image(g),
+        pack_conv2d(case.weight(g), "int8"),
+    )
+    values = (
+        unpack_linear(packed)
+        .double()
+        .view(case.out_channels, *case.kernel_size, case.channels)
+        .permute(0, 3, 1, 2)
+    )
+    low, high = image.amin((1, 2, 3)).clamp(max=0), image.amax((1, 2, 3)).clamp(min=0)
+    step = (high - low).view(-1, 1, 1, 1).double() / (125 if SEVEN_BITS else 253)
+    limit = F.conv2d(torch.ones_like(image, dtype=torch.float64), values.abs(), **case.window) * 0.505 * step
+    off = (case.run(image, packed) - F.conv2d(image.double(), values, **case.window)).abs()
+    assert (off <= limit).all(), f"{case}: {(off / limit).max():.3f} of the limit"
+
+
+@pytest.mark.parametrize("case", CASES[10:], ids=range(len(CASES[10:])))
+def test_images_in_8_bits(case: Case) -> None:
+    check_within_half_a_step(case)
+
+
+def test_one_image_does_not_change_another() -> None:
+    case = Case(channels=64)
+    image, packed = case.image(), pack_conv2d(case.weight(), "int8")
+    alone = case.run(image[1:], packed)
+    image[0] *= 1000
+    assert torch.equal(case.run(image, packed)[1:], alone)
+    image[0, 3, 4, 4] = torch.nan
+    got = case.run(image, packed)
+    assert got[0].isnan().all()
+    assert torch.equal(got[1:], alone)
+    image[0] = torch.inf
+    assert case.run(image, packed)[0].isnan().all()
+    image[0] = 0.0
+    assert (case.run(image, packed)[0] == 0).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -141,15 +194,17 @@ def test_reference(dtype: str) -> None:
         assert (got - reference).abs().max() <= BOUND[dtype] * reference.abs().max().clamp_min(1.0)
 
 
+@pytest.mark.parametrize("channels", [24, 64])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_layouts_and_threads_change_nothing(dtype: str) -> None:
-    case = Case(channels=24, height=30, width=31)
+def test_layouts_and_threads_change_nothing(dtype: str, channels: int) -> None:
+    case = Case(channels=channels, height=30, width=31)
     image, packed = case.image(), pack_conv2d(case.weight(), dtype)
     expected = case.run(image, packed)
-    wide = torch.randn(2, 40, 30, 31).contiguous(memory_format=torch.channels_last)
-    wide[:, 8:32] = image
+    wide = torch.randn(2, channels + 16, 30, 31).contiguous(memory_format=torch.channels_last)
+    part = wide[:, 8 : 8 + channels]
+    part.copy_(image)
     flipped = image.transpose(2, 3).contiguous().transpose(2, 3)
-    for layout in (image.contiguous(memory_format=torch.channels_last), wide[:, 8:32], flipped):
+    for layout in (image.contiguous(memory_format=torch.channels_last), part, flipped):
         assert torch.equal(case.run(layout, packed), expected)
     threads = torch.get_num_threads()
     try:
@@ -160,13 +215,20 @@ def test_layouts_and_threads_change_nothing(dtype: str) -> None:
         torch.set_num_threads(threads)
 
 
-def test_bfloat16_images_stay_so() -> None:
-    case = Case()
-    image, weight = case.image().bfloat16(), case.weight().bfloat16()
-    got = case.run(image, pack_conv2d(weight, "bfloat16"))
+def check_bfloat16_image(case: Case, dtype: str = "bfloat16") -> None:
+    image, packed = case.image().bfloat16(), pack_conv2d(case.weight(), dtype)
+    got = case.run(image, packed)
     assert got.dtype is torch.bfloat16
-    truth = F.conv2d(image.double(), weight.double(), **case.window)
-    assert (got - truth).abs().max() <= BOUND["bfloat16"] * truth.abs().max()
+    values = unpack_linear(packed).double().view(case.out_channels, *case.kernel_size, case.channels)
+    truth = F.conv2d(image.double(), values.permute(0, 3, 1, 2), **case.window)
+    rounding = 2**-8  # of the output
+    assert (got - truth).abs().max() <= (BOUND[dtype] + rounding) * truth.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_bfloat16_images_stay_so(dtype: str) -> None:
+    for case in (CASES[0], CASES[1], *CASES[10:]):
+        check_bfloat16_image(case, dtype)
 
 
 def test_empty_batches() -> None:
@@ -174,8 +236,9 @@ def test_empty_batches() -> None:
     assert case.run(case.image(), pack_conv2d(case.weight(), "float32")).shape == (0, 40, 9, 7)
 
 
-def test_nan_stays_where_windows_see_it() -> None:
-    case = Case()
+@pytest.mark.parametrize("channels", [16, 64])
+def test_nan_stays_where_windows_see_it(channels: int) -> None:
+    case = Case(channels=channels)
     image, packed = case.image(), pack_conv2d(case.weight(), "float32")
     image[0, 3, 4, 4] = torch.nan
     seen = case.run(image, packed).isnan()

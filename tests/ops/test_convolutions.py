@@ -48,7 +48,7 @@ def chain(
             activation=activation,
         )
 
-    inner, out = rng.choice(((16, 48), (24, 70), (32, 64)))
+    inner, out = (64, 128) if channels % 64 == 0 else rng.choice(((16, 48), (24, 70), (32, 64)))
     return [
         step(0, None, (inner, channels), 1),
         step(1, None, (inner, inner), 3, stride=stride, dilation=rng.choice((1, 2))),
@@ -69,12 +69,12 @@ def truth(image: Tensor, steps: list[ConvolutionStep]) -> Tensor:
     return images[-1]
 
 
-def check(dtype: str, seed: int, *, narrow: bool, **options: object) -> None:
+def check(dtype: str, seed: int, *, narrow: bool, channels: int = 32, **options: object) -> None:
     """One chain on an image of random size; raises AssertionError."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    steps = chain(dtype, rng, **options)  # type: ignore[arg-type]
-    image = torch.randn(rng.randint(1, 3), 32, rng.randint(1, 20), rng.randint(1, 20))
+    steps = chain(dtype, rng, channels=channels, **options)  # type: ignore[arg-type]
+    image = torch.randn(rng.randint(1, 3), channels, rng.randint(1, 20), rng.randint(1, 20))
     image = image.contiguous(memory_format=rng.choice((torch.channels_last, torch.contiguous_format)))
     bound, expected = bind(steps, narrow=narrow), truth(image, steps)
     seven_bits = dtype == "int8" and extension.status().tier in ("avx2", "avx512")
@@ -90,7 +90,8 @@ def check(dtype: str, seed: int, *, narrow: bool, **options: object) -> None:
 def check_convolutions(seed: int) -> None:
     """What test_tiers.py runs on every tier."""
     for dtype in BOUND:
-        check(dtype, seed, narrow=dtype != "float32")
+        for channels in (32, 64):
+            check(dtype, seed, narrow=dtype != "float32", channels=channels)
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -101,17 +102,26 @@ def test_against_float64(dtype: str, stride: int) -> None:
         check(dtype, seed, narrow=False, stride=stride)
 
 
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_channels_that_fill_lines(dtype: str, stride: int) -> None:
+    """In int8 each image is quantised once, also where two convolutions read it."""
+    for seed in range(6):
+        check(dtype, seed, narrow=dtype != "float32", stride=stride, channels=64)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str) -> None:
     check("float32", 1, narrow=False, activation=activation)
 
 
+@pytest.mark.parametrize("channels", [32, 64])
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool) -> None:
-    bound = bind(chain(dtype, random.Random(0)), narrow=narrow)
-    rows = torch.randn(2, 9, 7, 32).to(input_dtype)
+def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool, channels: int) -> None:
+    bound = bind(chain(dtype, random.Random(0), channels=channels), narrow=narrow)
+    rows = torch.randn(2, 9, 7, channels).to(input_dtype)
     expected = _reference(rows, bound.parts, bound.layout, narrow)
     got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
     assert got.dtype is expected.dtype is input_dtype

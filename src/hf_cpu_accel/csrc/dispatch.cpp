@@ -76,8 +76,10 @@ Dispatch choose() {
   const Kernels& kernels = tier.kernels();
   Dispatch d{tier.name,
              false,
-             {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8, kernels.gemm_int8_weight, kernels.gemm_int4},
+             {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8, kernels.gemm_int8_weight, kernels.gemm_int4,
+              kernels.gemm_int8_image},
              kernels.gemm_int4_unpacked,
+             kernels.images,
              kernels.attention,
              kernels.norm,
              kernels.group_norm,

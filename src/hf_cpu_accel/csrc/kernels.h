@@ -1,6 +1,7 @@
 // The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
 #pragma once
 #include "attention/attention.h"
+#include "convolution/bytes.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"
 #include "encoder/token_rows.h"
@@ -16,7 +17,8 @@
 namespace hfca {
 
 struct Kernels {
-  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked;
+  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked, gemm_int8_image;
+  ImageKernels images;
   AttentionKernels attention;
   NormKernels norm;
   GroupNormKernels group_norm;

@@ -1,11 +1,9 @@
 // conv2d: activation(convolution + bias + residual); convolutions: several of them in one call. Schemas, checks, calls.
-#include <algorithm>
+#include <memory>
 #include <vector>
 
-#include "convolution/patches.h"
+#include "convolution/driver.h"
 #include "gemm/arguments.h"
-#include "gemm/driver.h"
-#include "gemm/row_blocks.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -20,46 +18,15 @@ WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding
   return found;
 }
 
-// The GEMM of patches and weights. Each thread gathers the rows of a tile into memory of its own right before it packs them.
-void run_patches(Gemm g, const Patches& patches) {
-  const int64_t words = input_words(g), threads = team_size(multiply_adds(g)), tile_rows = kernels_of(g).tile_rows;
-  const RowBlocks blocks(g.m, words, threads);
-  const bool gathers = !patches.are_pixels();
-  const int64_t memories = blocks.memories(threads), rows = blocks.most_rows(), patch = gathers ? patches.bytes() : 0;
-  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(rows, words) + Workspace::size_of<int32_t>(rows)) +
-                      Workspace::size_of<char>(threads * tile_rows * patch));
-  std::vector<GemmMemory> memory;
-  std::vector<int32_t*> indexes;  // of the rows of a block: where in `gathered` they are while they are packed
-  for (int64_t i = 0; i < memories; ++i) {
-    memory.emplace_back(workspace, rows, words);
-    indexes.push_back(workspace.take<int32_t>(rows));
-  }
-  char* const gathered = workspace.take<char>(threads * tile_rows * patch);
-  if (gathers) g.input = {gathered, g.k, g.input.bf16};
-  run_team(threads, [&](Team& team) {
-    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t count) {
-      Gemm part = rows_of(g, row, count);
-      if (!gathers) return run_gemm(workers, part, memory[static_cast<size_t>(slot)]);
-      int32_t* const index = indexes[static_cast<size_t>(slot)];
-      part.input = g.input, part.input.index = index;
-      const int64_t mine = workers.slot() * tile_rows;
-      run_gemm(workers, part, memory[static_cast<size_t>(slot)], [&](int64_t first, int height) {
-        for (int64_t i = 0; i < height; ++i) {
-          index[first + i] = static_cast<int32_t>(mine + i);
-          patches.gather(row + first + i, gathered + (mine + i) * patch);
-        }
-      });
-    });
-  });
-}
-
 // How the window of a convolution moves, sides [height, width].
 struct Window {
   WindowSide rows, columns;
 };
 
-// activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features.
-Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, const Tensor* residual, ScalarType dtype) {
+// activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features. bytes:
+// of the input; null before they are made.
+Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, const Tensor* residual, ScalarType dtype,
+                std::unique_ptr<ByteImages>& bytes) {
   check_floating(input, op, "input");
   Patches patches;
   patches.height = input.size(1), patches.width = input.size(2);
@@ -80,7 +47,11 @@ Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& windo
     g.residual = as_rows(*residual, keep_residual), g.activates_sum = true;
   }
   g.write_to({output.mutable_data_ptr(), g.n, is_bf16(output)});
-  if (output.numel() > 0) run_patches(g, patches);
+  if (output.numel() == 0) return output;
+  const bool quantised = g.kind == WeightKind::int8_image, made = bytes != nullptr;
+  if (quantised && !made)
+    bytes = std::make_unique<ByteImages>(g.input, input.size(0), patches.height * patches.width, channels, team_size(multiply_adds(g)));
+  run_patches(g, patches, quantised ? bytes.get() : nullptr, made);
   return output;
 }
 
@@ -92,8 +63,10 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
-  const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op));
-  return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type());
+  const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op),
+                         window.rows.size * window.columns.size);
+  std::unique_ptr<ByteImages> bytes;
+  return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type(), bytes);
 }
 
 // One row of the layout of `convolutions`, as ops/convolutions.py writes it.
@@ -114,6 +87,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
   };
   std::vector<Tensor> images{input};  // and then the output of each step
   images.reserve(count + 1);
+  std::vector<std::unique_ptr<ByteImages>> bytes(count + 1);  // of those that were read in 8 bits
   std::vector<size_t> last_reader(count + 1, count);
   const auto steps = reinterpret_cast<const Step*>(layout.data());
   const auto image = [&](int64_t place) -> const Tensor& {
@@ -133,11 +107,14 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
                         side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
     const auto scale = part(step.scale), bias = part(step.bias);
     const Gemm g = gemm_of(op, 0, step.out_channels, window.rows.size * window.columns.size * source.size(3), *weight, scale, bias,
-                           static_cast<Activation>(step.activation));
+                           static_cast<Activation>(step.activation), window.rows.size * window.columns.size);
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
-    images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype));
-    for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
-      if (place > 0 && last_reader[static_cast<size_t>(place)] == i) images[static_cast<size_t>(place)] = input;
+    images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype, bytes[static_cast<size_t>(step.source)]));
+    for (const int64_t place : {step.source, step.residual}) {  // read for the last time: its memory is for the next outputs
+      if (place < 0 || last_reader[static_cast<size_t>(place)] != i) continue;
+      bytes[static_cast<size_t>(place)].reset();
+      if (place > 0) images[static_cast<size_t>(place)] = input;
+    }
   }
   return images.back();
 }

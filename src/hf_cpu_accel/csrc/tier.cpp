@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "attention/flash.h"
+#include "convolution/image_bytes.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
 #include "encoder/token_row_steps.h"
@@ -35,6 +36,8 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::Int8WeightGemm::kernels(),
       HFCA_TIER::Int4Gemm::kernels(),
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
+      HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
+      HFCA_TIER::image_kernels(),
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
       HFCA_TIER::group_norm_kernels(),

@@ -2,7 +2,8 @@
 
 Images have their channels last: the op takes and gives [batch, height, width, channels], which is what torch calls channels_last of
 [batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
-packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch.
+packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch. In
+int8, images of 64, 128, ... channels are quantised as a whole instead: each pixel once, and not once for each window that sees it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import PackedWeight, pack_linear
+from ..packing import IMAGE_CHANNELS, PackedWeight, is_of_windows, pack_linear, pack_windows, unpack_linear
 from .linear import ACTIVATIONS, check_activation, linear_reference
 from .registry import declare
 
@@ -31,7 +32,10 @@ def pack_conv2d(weight: Tensor, dtype: str) -> PackedWeight:
     """
     if weight.dim() != 4:
         raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
-    return pack_linear(weight.permute(0, 2, 3, 1).flatten(1), dtype)
+    windows = weight.permute(0, 2, 3, 1).flatten(1, 2)
+    if dtype == "int8" and weight.shape[1] % IMAGE_CHANNELS == 0 and weight.numel():
+        return pack_windows(windows)
+    return pack_linear(windows.flatten(1), dtype)
 
 
 def conv2d(
@@ -105,6 +109,11 @@ def conv2d_reference(
     """The op in plain torch: patches side by side, then `linear_reference`."""
     batch, height, width, channels = input.shape
     images = input.permute(0, 3, 1, 2).float()
+    if is_of_windows(weight):
+        images = _quantized(images)
+        features = kernel_size[0] * kernel_size[1] * channels
+        values = unpack_linear(PackedWeight(weight, scale, features, out_channels, "int8"))
+        weight, scale = pack_linear(values, "float32").data, None
     window = {"dilation": tuple(dilation), "padding": tuple(padding), "stride": tuple(stride)}
     patches = F.unfold(images, tuple(kernel_size), **window)
     rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
@@ -112,6 +121,15 @@ def conv2d_reference(
     sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)
     output = output.view(batch, *(out_size(*side) for side in sides), out_channels)
     return ACTIVATIONS[activation](output if residual is None else output + residual.float()).to(input.dtype)
+
+
+def _quantized(images: Tensor) -> Tensor:
+    """Float32 [B, C, H, W] rounded to 8 bits over the range of each image, as values again."""
+    if images.numel() == 0:
+        return images
+    low = images.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
+    step = (images.amax(dim=(1, 2, 3), keepdim=True).clamp(min=0) - low) / 253
+    return torch.where(step > 0, torch.round(images / torch.where(step > 0, step, 1.0)) * step, images)
 
 
 def _fake(input: Tensor, *arguments: Any) -> Tensor:

@@ -44,6 +44,10 @@ inline void store_lanes(const hfca::Matrix& x, int64_t at, Simd::Float value, in
   else x.bf16 ? Simd::store_bf16_n(halves, value, n) : Simd::store_n(floats, value, n);
 }
 
+// What joins a tile besides bias and activation. Integer sums, which take longest to finish and shortest to multiply, have loops of their
+// own for the usual cases.
+enum Around { nothing, residual, any };  // residual: before the activation
+
 // sums: [rows][panel_columns] float32 of one panel, `columns` of them valid; overwritten where the results go to a TileStore. quantised: int8 weights and input. full: all columns are.
 template <hfca::Activation act, bool quantised, bool full, bool coarse>
 inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
@@ -53,11 +57,6 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
   while (column >= g.output_begin[part + 1]) ++part;
   const hfca::Matrix output = g.store.call ? hfca::Matrix{sums, hfca::panel_columns} : g.outputs[part], residual = g.residual;
   const bool multiplied = g.gated && part == 1;
-  const Simd::Float highest = Simd::set1(g.limit), lowest = Simd::set1(-g.limit), added = Simd::set1(g.limit > 0.0f ? 1.0f : 0.0f);
-  const auto limited = [&](Simd::Float x) HFCA_INLINE {
-    if (g.limit > 0.0f) x = multiplied ? Simd::max(lowest, Simd::min(highest, x)) : Simd::min(highest, x);
-    return x;
-  };
   const auto lanes = [&](int v) HFCA_INLINE {
     const int left = columns - v * Simd::width;
     return full || left > Simd::width ? Simd::width : left > 0 ? left : 0;
@@ -72,32 +71,45 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
     }
   });
   const int64_t first = g.store.call ? -row * output.stride : column - g.output_begin[part];  // the tile begins at this row
-  for (int i = 0; i < rows; ++i) {
-    Simd::Float x[vectors];
-    if constexpr (quantised) {
-      const Simd::Float zero = Simd::set1(g.input_zero[row + i]), step = Simd::set1(g.input_scale[row + i]);
-      // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
-      unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
-        x[v] = limited(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
-      });
-    } else {
-      unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        x[v] = limited(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
-      });
-    }
-    const auto add_residual = [&]() HFCA_INLINE {
-      const int64_t at = residual.offset(row + i) + column;
-      unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
+  const float *const zeros = g.input_zero + row, *const steps = g.input_scale + row;
+  const auto finish_rows = [&](auto around) HFCA_INLINE {
+    constexpr bool adds = around == Around::residual, any = around == Around::any;
+    const Simd::Float highest = Simd::set1(g.limit), lowest = Simd::set1(-g.limit), added = Simd::set1(g.limit > 0.0f ? 1.0f : 0.0f);
+    const auto limited = [&](Simd::Float x) HFCA_INLINE {
+      if (any && g.limit > 0.0f) x = multiplied ? Simd::max(lowest, Simd::min(highest, x)) : Simd::min(highest, x);
+      return x;
     };
-    if (residual.data && g.activates_sum) add_residual();
-    unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = activate<act, coarse>(x[v]); });
-    if (residual.data && !g.activates_sum) add_residual();
-    const int64_t at = output.offset(row + i) + first;
-    if (multiplied)
-      unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
-    unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
-  }
+    for (int i = 0; i < rows; ++i) {
+      Simd::Float x[vectors];
+      if constexpr (quantised) {
+        const Simd::Float zero = Simd::set1(zeros[i]), step = Simd::set1(steps[i]);
+        // The weight's scale first: the sum times the input's scale may leave float32 where the product of all does not.
+        unroll<0, vectors>([&](auto v) HFCA_INLINE {
+          const Simd::Float above = Simd::fnma(zero, sum[v], Simd::load(sums + i * hfca::panel_columns + v * Simd::width));
+          x[v] = limited(Simd::fma(Simd::mul(above, scale[v]), step, offset[v]));
+        });
+      } else {
+        unroll<0, vectors>([&](auto v) HFCA_INLINE {
+          x[v] = limited(Simd::add(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), offset[v]));
+        });
+      }
+      const auto add_residual = [&]() HFCA_INLINE {
+        const int64_t at = residual.offset(row + i) + column;
+        unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::add(x[v], load_lanes<full>(residual, at + v * Simd::width, lanes(v))); });
+      };
+      if (adds || (any && residual.data && g.activates_sum)) add_residual();
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = activate<act, coarse>(x[v]); });
+      if (any && residual.data && !g.activates_sum) add_residual();
+      const int64_t at = output.offset(row + i) + first;
+      if (any && multiplied)
+        unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
+      unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
+    }
+  };
+  const bool usual = quantised && full && g.limit == 0.0f && !multiplied;
+  if (usual && !residual.data) finish_rows(Index<Around::nothing>{});
+  else if (usual && g.activates_sum) finish_rows(Index<Around::residual>{});
+  else finish_rows(Index<Around::any>{});
   if (g.store.call) g.store.call(g.store.context, sums, g.first_row + row, rows, column, columns);
 }
 

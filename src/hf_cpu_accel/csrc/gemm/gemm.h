@@ -20,9 +20,10 @@ namespace hfca {
 
 constexpr int panel_columns = 32;
 
-// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h.
-enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4 };
-constexpr int weight_kinds = 5;
+// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input is bytes already
+// (convolution/bytes.h), in runs.
+enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5 };
+constexpr int weight_kinds = 6;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };
 constexpr int activations = 7;
 
@@ -43,6 +44,13 @@ struct Matrix {
   int64_t offset(int64_t row) const { return (index ? index[row] : row) * stride; }
 };
 
+// Rows of the tile that is packed next which lie in memory in pieces: row i of the tile is `length` elements from each of
+// starts[i * count, (i + 1) * count).
+struct Runs {
+  const void* const* starts = nullptr;
+  int64_t count = 0, length = 0;
+};
+
 constexpr int max_outputs = 16;
 
 // Takes float32 tiles of results in place of output matrices: code that the compiler generated for what follows. Rows of a tile are
@@ -56,6 +64,7 @@ struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   WeightKind kind = WeightKind::float32;
   Matrix input, residual;  // residual.data may be null
+  Runs runs;               // of `input`, where starts is not null: its dtype is all that is read of it then
   // The output features may go to several matrices (query, key and value): number i takes those from output_begin[i] to
   // output_begin[i + 1]. All but the last boundary are multiples of panel_columns.
   Matrix outputs[max_outputs];
@@ -84,6 +93,11 @@ struct Gemm {
     outputs[0] = output;
     output_begin[1] = n;
   }
+};
+
+// How numbers become bytes: byte = round(x * inverse) + zero; x is about scale * (byte - zero).
+struct ByteSteps {
+  float scale, inverse, zero;
 };
 
 // Weights that will be needed soon: `step` bytes of them are asked for per word of k, to L2. A whole row of a panel (128 bytes) means that
@@ -116,6 +130,7 @@ struct GemmKernels {
   // What `weight` must point to where it is not the panel itself: the panel unpacked, so many bytes of it. Null elsewhere.
   int64_t (*unpacked_bytes)(const Gemm&) = nullptr;
   void (*unpack)(const Gemm&, const void* panel, void* unpacked) = nullptr;
+  int64_t run_elements = 0;  // rows may lie in several runs, each of a multiple of so many elements; 0: in one only
 };
 
 }  // namespace hfca

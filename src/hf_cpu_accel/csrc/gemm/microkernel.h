@@ -100,7 +100,12 @@ struct TierGemm {
   }
 
   static constexpr hfca::GemmKernels kernels() {
-    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute};
+    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
+            Dot::Words::run_elements};
+  }
+  // The same of rows that are words already.
+  static constexpr hfca::GemmKernels kernels_of_words() {
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_lines, &compute, nullptr, nullptr, packed_words * 4};
   }
 
  private:

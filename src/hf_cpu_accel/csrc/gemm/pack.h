@@ -1,6 +1,8 @@
 // Input packing: rows of float32/bfloat16 to words, [k_words / 16][rows][16]. The multiplication broadcasts word by word from all rows of
 // a tile: in this layout at fixed distances from each other, and yet a row is written by whole cache lines, without a transposition.
 #pragma once
+#include <cstring>
+
 #include "../simd/simd.h"
 #include "../simd/unroll.h"
 #include "gemm.h"
@@ -31,13 +33,31 @@ constexpr int packed_words = 16;  // of a row, side by side
 
 constexpr int64_t padded_words(int64_t words) { return (words + packed_words - 1) / packed_words * packed_words; }
 
-// f(i, row i of the tile) with rows of their type.
+// f(x) with x of the type of the input's elements.
+template <class F>
+inline void typed(const Gemm& g, const void* x, const F& f) {
+  g.input.bf16 ? f(static_cast<const uint16_t*>(x)) : f(static_cast<const float*>(x));
+}
+
+// f(i, first element, x, n): row i of the tile has the elements x[0, n) from its first one on.
+template <class F>
+inline void each_run(const Gemm& g, int64_t row, int rows, const F& f) {
+  const hfca::Runs& runs = g.runs;
+  for (int i = 0; i < rows; ++i) {
+    if (!runs.starts) {
+      const int64_t at = g.input.offset(row + i) * (g.input.bf16 ? 2 : 4);
+      typed(g, static_cast<const char*>(g.input.data) + at, [&](const auto* x) { f(i, int64_t{0}, x, g.k); });
+      continue;
+    }
+    for (int64_t j = 0; j < runs.count; ++j)
+      typed(g, runs.starts[i * runs.count + j], [&](const auto* x) { f(i, j * runs.length, x, runs.length); });
+  }
+}
+
+// f(i, row i of the tile) where each is one run.
 template <class F>
 inline void each_row(const Gemm& g, int64_t row, int rows, const F& f) {
-  for (int i = 0; i < rows; ++i) {
-    const int64_t at = g.input.offset(row + i);
-    g.input.bf16 ? f(i, static_cast<const uint16_t*>(g.input.data) + at) : f(i, static_cast<const float*>(g.input.data) + at);
-  }
+  each_run(g, row, rows, [&](int i, int64_t, const auto* x, int64_t) { f(i, x); });
 }
 
 // Where word w of row i of a packed tile lies.
@@ -57,11 +77,14 @@ template <int multiple>
 struct FloatWords {
   static constexpr int64_t count(int64_t k) { return (k + multiple - 1) / multiple * multiple; }
 
+  static constexpr int64_t run_elements = packed_words;
+
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
-    each_row(g, row, rows, [&](int i, const auto* x) {
-      for (int64_t w = 0; w < g.input_words; w += Simd::width)
-        Simd::store(reinterpret_cast<float*>(packed_word(out, rows, i, w)), load_padded(x, w, g.k));
+    each_run(g, row, rows, [&](int i, int64_t first, const auto* x, int64_t k) {
+      const int64_t words = padded_words(count(k));
+      for (int64_t w = 0; w < words; w += Simd::width)
+        Simd::store(reinterpret_cast<float*>(packed_word(out, rows, i, first + w)), load_padded(x, w, k));
     });
   }
 };
@@ -70,64 +93,89 @@ struct FloatWords {
 struct Bf16Words {
   static constexpr int64_t count(int64_t k) { return (k + 1) / 2; }
 
+  static constexpr int64_t run_elements = 2 * packed_words;
+
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
-    each_row(g, row, rows, [&](int i, const auto* x) {
-      for (int64_t w = 0; w < g.input_words; w += Simd::width / 2)
-        Simd::store_bf16(reinterpret_cast<uint16_t*>(packed_word(out, rows, i, w)), load_padded(x, 2 * w, g.k));
+    each_run(g, row, rows, [&](int i, int64_t first, const auto* x, int64_t k) {
+      uint32_t* const to = packed_word(out, rows, i, first / 2);
+      const int64_t words = padded_words(count(k)), whole = copied(x, k, to, rows * packed_words);
+      for (int64_t w = whole; w < words; w += Simd::width / 2)
+        Simd::store_bf16(reinterpret_cast<uint16_t*>(packed_word(to, rows, 0, w)), load_padded(x, 2 * w, k));
     });
+  }
+
+ private:
+  // How many words of x[0, k) were there already and are copied to lines that far apart.
+  static int64_t copied(const float*, int64_t, uint32_t*, int64_t) { return 0; }
+  static int64_t copied(const uint16_t* x, int64_t k, uint32_t* to, int64_t apart) {
+    const int64_t lines = k / run_elements;
+    for (int64_t line = 0; line < lines; ++line) std::memcpy(to + line * apart, x + line * run_elements, packed_words * sizeof(uint32_t));
+    return lines * packed_words;
   }
 };
 
-// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range from its least to its largest value,
-// which always holds 0:
-//   byte = round(x / scale) + zero,   scale = (max - min) / steps,   zero = 1 + round(-min / scale)
+// The range of values and 0.
+struct Range {
+  Simd::Float low = Simd::zero(), high = Simd::zero();
+
+  HFCA_INLINE void add(Simd::Float x) {
+    low = Simd::lowest(low, x);
+    high = Simd::highest(high, x);
+  }
+  // NaN if there is one in one of the two.
+  float largest() const { return Simd::reduce_highest(high); }
+  float least() const {
+    const float x = Simd::reduce_lowest(low);
+    return x > 0.0f ? 0.0f : x;
+  }
+  // max|x|; NaN if there is one.
+  float magnitude() const {
+    const float below = -least(), above = largest();
+    return below <= above ? above : above <= below ? below : not_a_number;
+  }
+};
+
+// What numbers in [low, high], which holds 0, are quantised with:
+//   byte = round(x * inverse) + zero,   scale = (high - low) / steps,   inverse = 1 / scale,   zero = 1 + round(-low / scale)
 // Rounding stays within [0, steps + 2], so that no byte needs clamping.
+inline hfca::ByteSteps byte_steps(float low, float high, int steps) {
+  const float scale = high / steps - low / steps;  // the difference first might overflow
+  const bool finite = scale <= largest_float;
+  // Numbers too small for 1 / scale to exist count as zero: what they add is below 1e-30.
+  const float inverse = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
+  const float zero = 1.0f - first_of(Simd::round(Simd::set1(finite ? low * inverse : 0.0f)));
+  return {!finite ? not_a_number : inverse > 0.0f ? scale : 0.0f, inverse, zero};  // NaN: all that is computed from them
+}
+
+// values[0, 4 * width) in bytes.
+HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[4], const hfca::ByteSteps& with) {
+  Simd::Float bytes[4];
+  unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(with.inverse), Simd::set1(with.zero)); });
+  Simd::store_bytes(to, bytes);
+}
+
+// Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values.
 template <int steps>
 struct ByteWords {
+  static constexpr int64_t run_elements = 0;  // the rotation mixes what lies side by side in a row
   static int64_t count(int64_t k) { return (k + 3) / 4; }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     each_row(g, row, rows, [&](int i, const auto* x) {
       convert(x, g.k, [&](const Range& range) HFCA_INLINE {
-        const float low = range.least(), high = range.largest(), scale = high / steps - low / steps;  // the difference first might overflow
-        const bool finite = scale <= largest_float;
-        // Rows too small for 1 / scale to exist count as zero: what they add is below 1e-30.
-        const float inverse = finite && scale > 1e-33f ? 1.0f / scale : 0.0f;
-        const float zero = 1.0f - first_of(Simd::round(Simd::set1(finite ? low * inverse : 0.0f)));
-        g.input_scale[row + i] = !finite ? not_a_number : inverse > 0.0f ? scale : 0.0f;  // NaN: the whole output row
-        g.input_zero[row + i] = zero;
+        const hfca::ByteSteps with = byte_steps(range.least(), range.largest(), steps);
+        g.input_scale[row + i] = with.scale;
+        g.input_zero[row + i] = with.zero;
         return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
-          Simd::Float bytes[4];
-          unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(inverse), Simd::set1(zero)); });
-          Simd::store_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), bytes);
+          store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), values, with);
         };
       });
     });
   }
 
  protected:
-  struct Range {  // of values and 0
-    Simd::Float low = Simd::zero(), high = Simd::zero();
-
-    HFCA_INLINE void add(Simd::Float x) {
-      low = Simd::lowest(low, x);
-      high = Simd::highest(high, x);
-    }
-    // NaN if there is one in one of the two.
-    float largest() const { return Simd::reduce_highest(high); }
-    float least() const {
-      const float x = Simd::reduce_lowest(low);
-      return x > 0.0f ? 0.0f : x;
-    }
-    // max|x|; NaN if there is one.
-    float magnitude() const {
-      const float below = -least(), above = largest();
-      return below <= above ? above : above <= below ? below : not_a_number;
-    }
-  };
-
   // prepare(range of the row) gives store(w, values), which is called with the rotated values of the words from w on, and so through the
   // row x[0, k), filled up with zeros to whole cache lines of words.
   template <class T, class Prepare>
@@ -176,5 +224,14 @@ struct ByteWords {
     range = seen;
   }
 };
+
+// Rows of bytes, which lie in runs of whole lines.
+inline void pack_lines(const Gemm& g, int64_t row, int rows) {
+  uint32_t* to = g.words + row * g.input_words;
+  constexpr int64_t line = packed_words * sizeof(uint32_t);
+  for (int64_t j = 0; j < g.runs.count; ++j)
+    for (int64_t at = 0; at < g.runs.length; at += line)
+      for (int i = 0; i < rows; ++i, to += packed_words) std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
+}
 
 }  // namespace HFCA_TIER

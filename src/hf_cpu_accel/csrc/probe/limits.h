@@ -48,6 +48,7 @@ inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16Widen>(iterations, 1);
 #endif
     case hfca::WeightKind::int8:
+    case hfca::WeightKind::int8_image:
     case hfca::WeightKind::int8_weight:
     case hfca::WeightKind::int4: return run_multiply_adds<DotInt8>(iterations, 4);
   }
