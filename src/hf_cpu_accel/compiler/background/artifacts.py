@@ -24,9 +24,9 @@ from torch import nn
 from hf_cpu_accel import extension, hardware
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.calls import Key
+from hf_cpu_accel.compiler.background.compiled import Compiled
 from hf_cpu_accel.compiler.background.reads import structure
 from hf_cpu_accel.compiler.background.sources import unchanged
-from hf_cpu_accel.compiler.background.trace import Compiled
 from hf_cpu_accel.compiler.fingerprint import fingerprint
 from hf_cpu_accel.runtime.home import home_folder
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, follow
 from hf_cpu_accel.compiler.background.reads import digest, is_settings
-from hf_cpu_accel.compiler.background.trace import LIBRARY, Compiled, follow
 from hf_cpu_accel.compiler.bind import Bound
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
 

@@ -6,10 +6,8 @@ and compiled by AOTInductor. Parameters, buffers and packed weights are inputs o
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.fx import Node
 
 from hf_cpu_accel.compiler import lowerings, report, torch_private
 from hf_cpu_accel.compiler.background.calls import flatten, rebuilt
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place, Step
 from hf_cpu_accel.compiler.background.reads import Read, digest, recorded
 from hf_cpu_accel.compiler.background.sources import executed, stamps
 from hf_cpu_accel.compiler.bind import Request
@@ -28,54 +27,9 @@ from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
 
-LIBRARY = "block.pt2"
-
 
 class NotCompiled(Exception):
     """The block stays as it is; the message says why."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an input of the graph comes from.
-
-    Attributes:
-        kind: "input" (a tensor of the call), "state" (a parameter, buffer or other tensor that the block holds) or "constant".
-        path: the number of the tensor; the steps that lead from the block to what it holds; the tensor itself.
-    """
-
-    kind: str
-    path: Any
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What belongs to a library.
-
-    Attributes:
-        places: of the inputs of the graph before it was rewritten.
-        kept, requests: as `bind.Bound` takes them.
-        sizes: of each tensor of the call, numbers and names of symbols.
-        ranges: {symbol: (least, greatest)}; None where there is no greatest.
-        guards: Python expressions of `L`, the arguments, that must be true.
-        outputs: what the call returns, in a row: numbers of the library's outputs, or ("constant", value).
-        spec: the nesting of that row, as pytree writes it.
-        reads: the attributes that the library has the values of.
-        sources: {file: hash} of what ran while it was traced.
-        graph: counts of ops and rewrites.
-    """
-
-    places: tuple[Place, ...]
-    kept: tuple[int, ...]
-    requests: tuple[Request, ...]
-    sizes: tuple[tuple[int | str, ...], ...]
-    ranges: dict[str, tuple[int, int | None]]
-    guards: tuple[str, ...]
-    outputs: tuple[Any, ...]
-    spec: str
-    reads: tuple[Read, ...]
-    sources: dict[str, str]
-    graph: GraphReport
 
 
 class _Call(nn.Module):
@@ -179,7 +133,6 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-Step = tuple[str, Any]
 _NO_HOLDERS = (type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
@@ -204,14 +157,6 @@ def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
         elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
             queue.extend((part, (*path, ("attribute", name))) for name, part in vars(value).items())
     return found
-
-
-def follow(block: nn.Module, path: tuple[Step, ...]) -> Any:
-    """What the steps lead to."""
-    value: Any = block
-    for kind, name in path:
-        value = vars(value)[name] if kind == "attribute" else operator.getitem(value, name)
-    return value
 
 
 def _sizes(
