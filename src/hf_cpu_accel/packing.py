@@ -121,8 +121,9 @@ def pack_windows(weight: Tensor) -> PackedWeight:
         raise ValueError(f"weight of {channels} channels: must be a multiple of {IMAGE_CHANNELS}")
     values, scale = quantize_per_feature(weight.detach().flatten(1).float())
     panels = _panels(values, 4)
-    data = allocate((len(panels), pixels, channels // 4, PANEL_FEATURES, 4), torch.int8)
-    data.copy_(panels.view(data.shape))
+    (shape, kind), _ = shapes_of_windows(out_features, pixels, channels)
+    data = allocate(shape, kind)
+    data.copy_(panels.view(shape))
     return PackedWeight(data, scale, pixels * channels, out_features, "int8")
 
 
@@ -145,6 +146,14 @@ def shapes_of(
         "int4": ((panels, -(-in_features // int4_group), PANEL_FEATURES + 16 * int4_group), torch.uint8),
     }
     return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
+
+
+def shapes_of_windows(
+    out_features: int, pixels: int, channels: int
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """The same for `pack_windows`."""
+    ((panels, _, *word), kind), scale = shapes_of(out_features, pixels * channels, "int8")
+    return [((panels, pixels, channels // 4, *word), kind), scale]
 
 
 def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:

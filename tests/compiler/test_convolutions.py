@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.compiler.recipes import PackedConvolution
+from hf_cpu_accel.packing import DTYPES
 from hf_cpu_accel.providers import convolution as providers
 
 from .conftest import Calls, only_graph
@@ -88,6 +90,17 @@ def test_narrow_weights_stay_close(dtype: str, compiled: Callable[..., Any]) -> 
         1e-5 if dtype == "int8-weight" else 0.05
     )  # a convolution has no kernel for that: it stays float32
     assert only_graph().rewrites["convolution"] == 2
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(64, 40, 3), nn.Conv2d(128, 64, 1), nn.Conv1d(64, 48, 3)], ids=str
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_shapes_that_a_graph_is_made_for_are_those_of_the_weight(layer: nn.Module, dtype: str) -> None:
+    """Integer weights of 64 channels and more are for images that are quantised as a whole, and lie in another order."""
+    recipe, weight = PackedConvolution(dtype), layer.weight.detach()
+    made = recipe.make(weight)
+    assert recipe.shapes(weight) == [(tuple(tensor.shape), tensor.dtype) for tensor in made]
 
 
 def test_views_of_an_image_hold_in_its_new_layout(found: Any) -> None:

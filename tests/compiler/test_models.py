@@ -207,6 +207,17 @@ def test_code_without_python_between_kernels_agrees() -> None:
     assert only_graph().left is None
 
 
+def test_generated_code_around_convolutions_agrees() -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Softsign(), nn.Conv2d(64, 64, 1)).eval()
+    fast = torch.compile(model, backend=hf_cpu_accel, dynamic=True, options={"dtype": "int8"})
+    for batch, side in ((2, 9), (3, 12)):
+        image = torch.randn(batch, 64, side, 8)
+        with torch.no_grad():
+            got, expected = fast(image), model(image)
+        assert 0 < (got - expected).norm() < 0.03 * expected.norm()
+    assert only_graph().ours == {"hf_cpu_accel.conv2d.default": 2}
+
+
 @pytest.mark.usefixtures("no_codegen")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_narrow_weights_stay_close(dtype: str, compiled: Callable[..., Any]) -> None:

@@ -7,7 +7,6 @@ with other weights.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_cpu_accel.ops.convolution import pack_conv2d
+from hf_cpu_accel.ops.convolution import pack_conv2d, packed_shapes
 from hf_cpu_accel.packing import concat, pack_linear, shapes_of
 
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
@@ -87,8 +86,7 @@ class PackedConvolution:
     dtype: str
 
     def shapes(self, *sources: Tensor) -> Shapes:
-        out_channels, *patch = sources[0].shape
-        return shapes_of(int(out_channels), math.prod(int(size) for size in patch), self.dtype)
+        return packed_shapes([int(size) for size in sources[0].shape], self.dtype)
 
     def make(self, *sources: Tensor) -> list[Tensor]:
         weight = sources[0] if sources[0].dim() == 4 else sources[0].unsqueeze(2)

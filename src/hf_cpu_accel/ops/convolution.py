@@ -8,6 +8,7 @@ int8, images of 64, 128, ... channels are quantised as a whole instead: each pix
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import IMAGE_CHANNELS, PackedWeight, is_of_windows, pack_linear, pack_windows, unpack_linear
+from ..packing import (
+    IMAGE_CHANNELS,
+    PackedWeight,
+    is_of_windows,
+    pack_linear,
+    pack_windows,
+    shapes_of,
+    shapes_of_windows,
+    unpack_linear,
+)
 from .linear import ACTIVATIONS, check_activation, linear_reference
 from .registry import declare
 
@@ -33,9 +43,21 @@ def pack_conv2d(weight: Tensor, dtype: str) -> PackedWeight:
     if weight.dim() != 4:
         raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
     windows = weight.permute(0, 2, 3, 1).flatten(1, 2)
-    if dtype == "int8" and weight.shape[1] % IMAGE_CHANNELS == 0 and weight.numel():
+    if _quantises_images(weight.shape, dtype):
         return pack_windows(windows)
     return pack_linear(windows.flatten(1), dtype)
+
+
+def packed_shapes(shape: Sequence[int], dtype: str) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of the `data`, and of the `scale` if there is one, that `pack_conv2d` makes of a weight of that shape."""
+    out_channels, channels, *sides = shape
+    if _quantises_images(shape, dtype):
+        return shapes_of_windows(out_channels, math.prod(sides), channels)
+    return shapes_of(out_channels, math.prod(sides) * channels, dtype)
+
+
+def _quantises_images(shape: Sequence[int], dtype: str) -> bool:
+    return dtype == "int8" and shape[1] % IMAGE_CHANNELS == 0 and math.prod(shape) > 0
 
 
 def conv2d(
