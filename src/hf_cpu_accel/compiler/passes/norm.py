@@ -10,18 +10,27 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, axis, is_call, is_tensor, value
+from hf_cpu_accel.compiler.passes.reading import (
+    CONVERSIONS,
+    FLOATING,
+    args_of,
+    argument,
+    axis,
+    is_call,
+    is_tensor,
+    unconverted,
+    value,
+)
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
-_CONVERSIONS = (aten.to.dtype, aten._to_copy.default, aten.type_as.default)
 
 
 def apply(rewriter: Rewriter) -> int:
     count = 0
     for node in rewriter.calls(aten.layer_norm.default):
         count += _layer_norm(rewriter, node)
-    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *_CONVERSIONS):
+    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *CONVERSIONS):
         count += _rms_norm(rewriter, node)
     return count
 
@@ -72,13 +81,13 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
     for weight, normed in (args_of(node), args_of(node)[::-1]):
         if not _is_weight(rewriter, weight) or not is_tensor(normed):
             continue
-        product = _unconverted(normed)
+        product = unconverted(normed)
         if not is_call(product, aten.mul.Tensor):
             continue
         for x, factor in (args_of(product), args_of(product)[::-1]):
             eps = _factor_of(rewriter, factor, x)
             if eps is not None:
-                return _unconverted(x), weight, eps
+                return unconverted(x), weight, eps
     return None
 
 
@@ -107,10 +116,3 @@ def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:
     if not is_square and not (is_call(square, aten.square.default) and args_of(square)[0] is x):
         return None
     return rewriter.number(args_of(total)[1])
-
-
-def _unconverted(node: Node) -> Node:
-    """What `node` is a conversion of to another floating dtype, or `node`."""
-    if is_call(node, *_CONVERSIONS) and value(args_of(node)[0]).is_floating_point():
-        return args_of(node)[0]
-    return node

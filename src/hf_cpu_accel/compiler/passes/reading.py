@@ -13,6 +13,11 @@ from hf_cpu_accel.compiler import torch_private
 
 VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 FLOATING = (torch.float32, torch.bfloat16)
+CONVERSIONS = (
+    torch.ops.aten.to.dtype,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.type_as.default,
+)
 
 
 def is_call(value: object, *targets: Any) -> TypeGuard[Node]:
@@ -34,6 +39,13 @@ def value(node: Node) -> Tensor:
 
 def is_tensor(node: object) -> TypeGuard[Node]:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+def unconverted(node: Node) -> Node:
+    """What `node` is a conversion of to another floating dtype, or `node`."""
+    if is_call(node, *CONVERSIONS) and value(args_of(node)[0]).is_floating_point():
+        return args_of(node)[0]
+    return node
 
 
 def only_user(node: Node) -> Node | None:

@@ -6,12 +6,14 @@ generated code copies the halves, and computes cosine and sine of the angles ane
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import (
+    CONVERSIONS,
     FLOATING,
     VIEWS,
     args_of,
@@ -22,12 +24,12 @@ from hf_cpu_accel.compiler.passes.reading import (
     is_tensor,
     same_size,
     same_sizes,
+    unconverted,
     value,
 )
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
-_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
 
 
 def apply(rewriter: Rewriter) -> int:
@@ -44,7 +46,7 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
             for half, sin in (args_of(turned), args_of(turned)[::-1]):
                 interleaved = _turned(heads, half)
                 if interleaved is not None:
-                    return _replace(rewriter, node, _unconverted(heads), cos, sin, interleaved)
+                    return _replace(rewriter, node, unconverted(heads), cos, sin, interleaved)
     return False
 
 
@@ -55,7 +57,7 @@ def _replace(rewriter: Rewriter, node: Node, heads: Node, cos: Node, sin: Node, 
     if (
         value(node).dtype is not value(heads).dtype
         and len(node.users) == 1
-        and is_call(following, *_CONVERSIONS)
+        and is_call(following, *CONVERSIONS)
     ):
         result = following  # computed in float32, and rounded at the end
     if value(heads).dtype not in FLOATING or value(result).dtype is not value(heads).dtype:
@@ -91,7 +93,7 @@ def _turned(heads: object, half: object) -> bool | None:
     """Whether pairs are neighbours, if `half` is `heads` with the features of each pair exchanged and one of them negative."""
     if not is_tensor(heads) or not is_tensor(half):
         return None
-    x, turned = _unconverted(heads), _unconverted(half)
+    x, turned = unconverted(heads), unconverted(half)
     if is_call(turned, aten.cat.default) and _last(turned, args_of(turned)[0]):
         parts = args_of(turned)[0]
         return False if len(parts) == 2 and _are_halves(parts, x) else None
@@ -109,13 +111,13 @@ def _last(node: Node, like: list[Node]) -> bool:
 
 
 def _are_halves(parts: list[Node], x: Node) -> bool:
-    high, low = _negated(parts[0]), _unconverted(parts[1])
+    high, low = _negated(parts[0]), unconverted(parts[1])
     size = value(x).shape[-1]
     return high is not None and _is_slice(high, x, size // 2, size, 1) and _is_slice(low, x, 0, size // 2, 1)
 
 
 def _are_neighbours(parts: list[Node], x: Node) -> bool:
-    odd, even = _negated(parts[0]), _unconverted(parts[1])
+    odd, even = _negated(parts[0]), unconverted(parts[1])
     if odd is None:
         return False
     size = value(x).shape[-1]
@@ -131,7 +133,7 @@ def _is_slice(node: Node, x: Node, start: int, end: int, step: int) -> bool:
     source, dim, first, last, stride = (
         argument(node, name) for name in ("self", "dim", "start", "end", "step")
     )
-    if _unconverted(source) is not x or axis(dim, value(x).dim()) != value(x).dim() - 1:
+    if unconverted(source) is not x or axis(dim, value(x).dim()) != value(x).dim() - 1:
         return False
     last = end if last is None else last
     return (
@@ -143,8 +145,6 @@ def _is_slice(node: Node, x: Node, start: int, end: int, step: int) -> bool:
 
 def _is_column(node: Node, x: Node, index: int) -> bool:
     """Whether it is x.unflatten(-1, (-1, 2))[..., index], by `unbind` or by `select`."""
-    import operator
-
     if is_call(node, operator.getitem):
         source, place = args_of(node)
         dim: Any = argument(source, "dim") if is_call(source, aten.unbind.int) else None
@@ -156,7 +156,7 @@ def _is_column(node: Node, x: Node, index: int) -> bool:
     if (
         not is_call(pairs, *VIEWS, aten.unflatten.int)
         or place != index
-        or _unconverted(args_of(pairs)[0]) is not x
+        or unconverted(args_of(pairs)[0]) is not x
     ):
         return False
     dims = value(pairs).dim()
@@ -164,12 +164,5 @@ def _is_column(node: Node, x: Node, index: int) -> bool:
 
 
 def _negated(node: Node) -> Node | None:
-    node = _unconverted(node)
-    return _unconverted(args_of(node)[0]) if is_call(node, aten.neg.default) else None
-
-
-def _unconverted(node: Node) -> Node:
-    """What `node` is a conversion of to another floating dtype, or `node`."""
-    if is_call(node, *_CONVERSIONS) and value(args_of(node)[0]).is_floating_point():
-        return args_of(node)[0]
-    return node
+    node = unconverted(node)
+    return unconverted(args_of(node)[0]) if is_call(node, aten.neg.default) else None
