@@ -87,9 +87,9 @@ bench-linear: kernels
 bench-attention: kernels
 	$(BIN)/python -m benchmarks.attention
 
-# What becomes of the pipeline of each task, from the plans of explain().
+# What becomes of the pipeline of each task, from the plans of explain(); not of what is faster on this machine.
 docs-tasks: kernels
-	$(BIN)/python -m tests.tasks.table
+	HF_CPU_ACCEL_PROVIDERS=own $(BIN)/python -m tests.tasks.table
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation
