@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.recipes import PackedConvolution
+from hf_cpu_accel.compiler.rewriter import Rewriter
 from hf_cpu_accel.packing import DTYPES
 from hf_cpu_accel.providers import convolution as providers
 
@@ -148,6 +150,21 @@ def _written(m: Any, x: Tensor) -> Tensor:
 def _read_twice(m: Any, x: Tensor) -> Tensor:
     y = m.layer(x)
     return torch.relu(y) + y
+
+
+def test_parts_of_an_image_are_known_to_lie_as_it_does(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later passes ask how values lie in memory; these were captured when the image had its channels first."""
+    seen = []
+    refresh = Rewriter.refresh
+    monkeypatch.setattr(Rewriter, "refresh", lambda self: seen.append(self) or refresh(self))
+
+    def function(m: Any, x: Tensor) -> Tensor:
+        first, second = m.layer(x).chunk(2, dim=1)
+        return first * second
+
+    assert found(Calls(function, layer=nn.Conv2d(16, 32, 3)), torch.randn(2, 16, 6, 7)) == {"conv2d": 1}
+    parts = list(seen[0].calls(operator.getitem))
+    assert [part.meta["val"].stride(1) for part in parts] == [1, 1]
 
 
 def test_a_view_that_is_written_to_stays_one(found: Any) -> None:

@@ -130,7 +130,7 @@ class Rewriter:
         """Compute all fake tensors anew, after a pass that changed the layout of values which others read."""
         with torch_private.tracing(self._mode):
             for node in self.graph.nodes:
-                if node.op == "call_function" and isinstance(node.meta["val"], Tensor):
+                if node.op == "call_function" and isinstance(node.meta["val"], Tensor | tuple | list):
                     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
                     node.meta["val"] = node.target(*args, **kwargs)
 

@@ -114,8 +114,6 @@ def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> boo
         or not same_sizes(before.shape, added.shape)
     ):
         return False
-    if before.dim() != 4:
-        return False
     arguments[_RESIDUAL] = rewriter.call(node, aten.permute.default, residual, _TO_ROWS)
     _put(rewriter, node, arguments)
     return True
@@ -128,7 +126,7 @@ def _activate(rewriter: Rewriter, node: Node) -> bool:
         return False
     image, name, users = found
     convolution = _convolution(rewriter, image)
-    if convolution is None or len(image.users) != users or value(image).dim() != 4:
+    if convolution is None or len(image.users) != users:
         return False
     arguments = list(args_of(convolution))
     if arguments[_ACTIVATION] != "none":

@@ -11,12 +11,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, is_tensor, value
+from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, unconverted, value
 from hf_cpu_accel.compiler.recipes import Computed
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 _PRODUCTS = (aten.linear.default, aten.conv2d.default, aten.conv1d.default)
-_CONVERSIONS = (aten.to.dtype, aten._to_copy.default)
 # The key of `Node.meta` by which this pass tells others in which dtype a weight is to be packed.
 PACKED_AS = "packed_as"
 
@@ -46,8 +45,7 @@ def _is_widened(rewriter: Rewriter, weight: object) -> bool:
 def _not_rounded(node: Node) -> Node | None:
     """What `node` is, rounded and widened again; None if it is not that."""
     dtype = value(node).dtype
-    while is_tensor(node) and node.target in _CONVERSIONS:
-        node = args_of(node)[0]
+    node = unconverted(node)
     if not _is_called(node, "dequantize_per_t"):
         return None
     rounded = args_of(node)[0]
@@ -59,6 +57,4 @@ def _not_rounded(node: Node) -> Node | None:
 
 def _is_called(node: object, name: str) -> bool:
     target: Any = node.target if isinstance(node, Node) else None
-    return getattr(target, "namespace", "") == "quantized_decomposed" and target._schema.name.split("::")[
-        1
-    ].startswith(name)
+    return str(target).startswith(f"quantized_decomposed.{name}")
