@@ -10,9 +10,7 @@ from hf_cpu_accel.packing import (
     concat,
     dtype_of,
     pack_linear,
-    pack_windows,
     unpack_linear,
-    unpack_values,
 )
 from hf_cpu_accel.rotation import rotate_back
 
@@ -98,18 +96,6 @@ def test_relative_error_of_a_normal_matrix(dtype: str, group: int, bound: float)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_tensor_tells_its_dtype(dtype: str) -> None:
     assert dtype_of(pack_linear(torch.randn(40, 50), dtype).data) == dtype
-
-
-def test_weights_of_windows() -> None:
-    weight = torch.randn(40, 9, 64)
-    packed = pack_windows(weight)
-    assert (packed.data.shape, packed.dtype, dtype_of(packed.data)) == ((2, 9, 16, 32, 4), "int8", "int8")
-    assert packed.scale is not None
-    difference = (unpack_linear(packed) - weight.flatten(1)).abs()
-    assert (difference <= 0.5001 * packed.scale[0, :, None]).all()
-    assert torch.equal(unpack_values(packed).sum(1, dtype=torch.float32), packed.scale[1])
-    with pytest.raises(ValueError, match="weight of 48 channels: must be a multiple of 64"):
-        pack_windows(torch.randn(32, 9, 48))
 
 
 def test_bad_arguments_are_named() -> None:

@@ -10,10 +10,7 @@ Weights that are chosen for their size have one dimension less, by which the ker
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see int4.py; activations in 8 bits
 
-and int8 weights of convolutions one more, the pixels of the window: they meet images that are quantised as a whole, since windows
-share pixels, and are not rotated:
-
-    int8         data[panel, pixel of the window, channel word, feature in panel, value in word]
+and weights of convolutions may have one more (image_packing.py).
 
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
 another. Padding is zero.
@@ -35,9 +32,7 @@ from .runtime.memory import want_huge_pages
 PANEL_FEATURES = 32
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")
 QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
-# Of images in 8 bits: those of a pixel fill whole lines of packed input.
-IMAGE_CHANNELS = 64
-_ROTATED_VALUES = 1 << 18  # 1 MB of float32 at a time
+CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,10 @@ class PackedWeight:
     Attributes:
         data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
             [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
-            32 + 16 group]; "int8" of `pack_windows`: int8 [ceil(out_features/32), pixels, channels/4, 32, 4].
+            32 + 16 group]. Weights of convolutions: also as in image_packing.py.
         scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
-            weight, except those of `pack_windows`.
+            weight, except where images are quantised as a whole.
         in_features, out_features: K and N of the original weight.
         dtype: one of DTYPES.
     """
@@ -105,26 +100,9 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         data, scale = _pack_rotated(weight, dtype, int4_group)
     else:
         data = allocate(shape, kind)
-        data.copy_(_panels(weight.to(kind), shape[-1]))
+        data.copy_(panels_of(weight.to(kind), shape[-1]))
         scale = None
     return PackedWeight(data, scale, in_features, out_features, dtype)
-
-
-def pack_windows(weight: Tensor) -> PackedWeight:
-    """Pack a convolution's weight [N, pixels of the window, C] as int8 for images that are quantised whole.
-
-    Raises:
-        ValueError: if C is not a multiple of IMAGE_CHANNELS.
-    """
-    out_features, pixels, channels = weight.shape
-    if channels % IMAGE_CHANNELS:
-        raise ValueError(f"weight of {channels} channels: must be a multiple of {IMAGE_CHANNELS}")
-    values, scale = quantize_per_feature(weight.detach().flatten(1).float())
-    panels = _panels(values, 4)
-    (shape, kind), _ = shapes_of_windows(out_features, pixels, channels)
-    data = allocate(shape, kind)
-    data.copy_(panels.view(shape))
-    return PackedWeight(data, scale, pixels * channels, out_features, "int8")
 
 
 def shapes_of(
@@ -146,14 +124,6 @@ def shapes_of(
         "int4": ((panels, -(-in_features // int4_group), PANEL_FEATURES + 16 * int4_group), torch.uint8),
     }
     return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
-
-
-def shapes_of_windows(
-    out_features: int, pixels: int, channels: int
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """The same for `pack_windows`."""
-    ((panels, _, *word), kind), scale = shapes_of(out_features, pixels * channels, "int8")
-    return [((panels, pixels, channels // 4, *word), kind), scale]
 
 
 def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
@@ -199,6 +169,9 @@ def dtype_of(data: Tensor) -> str:
         (torch.bfloat16, 4): "bfloat16",
         (torch.int8, 4): "int8",
         (torch.int8, 5): "int8",
+        (torch.float32, 6): "float32",
+        (torch.bfloat16, 6): "bfloat16",
+        (torch.int8, 6): "int8",
         (torch.int8, 3): "int8-weight",
         (torch.uint8, 3): "int4",
     }
@@ -215,20 +188,20 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
     (shape, kind), (scale_shape, _) = shapes_of(out_features, in_features, dtype, int4_group=group)
     data, scale = allocate(shape, kind), torch.empty(scale_shape)
     panels = shape[0]
-    step = max(1, _ROTATED_VALUES // max(1, in_features) // PANEL_FEATURES)
+    step = max(1, CHUNK_VALUES // max(1, in_features) // PANEL_FEATURES)
     for panel in range(0, panels, step):
         rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
         rotated = rotate_back(weight[rows].float())
         if dtype == "int4":
-            packed, scale[:, rows] = _int4_panels(rotated, group)
+            packed, scale[:, rows] = _int4panels_of(rotated, group)
         else:
             values, scale[:, rows] = quantize_per_feature(rotated)
-            packed = _panels(values, 4)
+            packed = panels_of(values, 4)
         data[panel : panel + step] = packed.reshape(data[panel : panel + step].shape)
     return data, scale
 
 
-def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _int4panels_of(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
     from .ops.quantize import quantize_int4  # here, since the ops' references need this file
 
@@ -252,13 +225,7 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
     values = unpack_values(packed).float()
     if packed.scale is None:
         return values
-    scaled = values * packed.scale[0, :, None]
-    return scaled if is_of_windows(packed.data) else rotate(scaled)
-
-
-def is_of_windows(data: Tensor) -> bool:
-    """Whether that is the data of a weight of `pack_windows`."""
-    return data.dim() == 5
+    return rotate(values * packed.scale[0, :, None])
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
@@ -267,7 +234,6 @@ def unpack_values(packed: PackedWeight) -> Tensor:
         values = int4.unpack(packed.data)
     else:
         data = packed.data.unflatten(2, (PANEL_FEATURES, 4)) if packed.dtype == "int8-weight" else packed.data
-        data = data.flatten(1, 2) if is_of_windows(data) else data
         panels, words, features, per_word = data.shape
         values = data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
     return values[: packed.out_features, : packed.in_features].contiguous()
@@ -295,7 +261,7 @@ def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
     )
 
 
-def _panels(values: Tensor, per_word: int) -> Tensor:
+def panels_of(values: Tensor, per_word: int) -> Tensor:
     """[N, K] in the order [panels, words, 32, per_word], padded with zeros."""
     out_features, in_features = values.shape
     if out_features % PANEL_FEATURES or in_features % per_word:

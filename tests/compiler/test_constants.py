@@ -110,10 +110,10 @@ def test_what_would_take_far_more_memory_stays(
 def test_recipes_are_composed() -> None:
     """A folded and packed convolution: the folded weight is made on the way and forgotten."""
     fold = Part(FoldedNorm(1e-5, (False, False, False)), (0,))
-    recipe = Composed(PackedConvolution("float32"), ((fold, 3),))
+    recipe = Composed(PackedConvolution("float32", tiled=False), ((fold, 3),))
     kernel, mean, variance = torch.randn(32, 16, 3, 3), torch.randn(32), torch.rand(32) + 0.5
     (packed,) = recipe.make(kernel, mean, variance)
-    (expected,) = PackedConvolution("float32").make(*fold.make(kernel, mean, variance))
+    (expected,) = PackedConvolution("float32", tiled=False).make(*fold.make(kernel, mean, variance))
     assert torch.equal(packed, expected)
     assert recipe.shapes(kernel, mean, variance) == [(tuple(packed.shape), packed.dtype)]
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from test_linear import BOUND, SEVEN_BITS
 from torch import Tensor
 
-from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference, pack_conv2d
+from hf_cpu_accel.image_packing import pack_conv2d, unpack_conv2d
+from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import PackedWeight, unpack_linear
+from hf_cpu_accel.packing import PackedWeight
 
 Pair = tuple[int, int]
 
@@ -76,8 +77,8 @@ def check(case: Case, dtype: str, activation: str = "none", residual: bool = Fal
     g = torch.Generator().manual_seed(seed)
     image, weight, bias = case.image(g), case.weight(g), torch.randn(case.out_channels, generator=g)
     packed = pack_conv2d(weight, dtype)
-    values = unpack_linear(packed).double().view(case.out_channels, *case.kernel_size, case.channels)
-    truth = F.conv2d(image.double(), values.permute(0, 3, 1, 2), bias.double(), **case.window)
+    values = unpack_conv2d(packed, case.kernel_size).double()
+    truth = F.conv2d(image.double(), values, bias.double(), **case.window)
     extra = torch.randn(truth.shape, generator=g) if residual else None
     truth = ACTIVATIONS[activation](truth if extra is None else truth + extra)
     got = case.run(image, packed, bias, activation=activation, residual=extra)
@@ -136,12 +137,7 @@ def check_within_half_a_step(case: Case) -> None:
         10 ** torch.randn(case.batch, 1, 1, 1, generator=g) * case.image(g),
         pack_conv2d(case.weight(g), "int8"),
     )
-    values = (
-        unpack_linear(packed)
-        .double()
-        .view(case.out_channels, *case.kernel_size, case.channels)
-        .permute(0, 3, 1, 2)
-    )
+    values = unpack_conv2d(packed, case.kernel_size).double()
     low, high = image.amin((1, 2, 3)).clamp(max=0), image.amax((1, 2, 3)).clamp(min=0)
     step = (high - low).view(-1, 1, 1, 1).double() / (125 if SEVEN_BITS else 253)
     limit = F.conv2d(torch.ones_like(image, dtype=torch.float64), values.abs(), **case.window) * 0.505 * step
@@ -219,8 +215,8 @@ def check_bfloat16_image(case: Case, dtype: str = "bfloat16") -> None:
     image, packed = case.image().bfloat16(), pack_conv2d(case.weight(), dtype)
     got = case.run(image, packed)
     assert got.dtype is torch.bfloat16
-    values = unpack_linear(packed).double().view(case.out_channels, *case.kernel_size, case.channels)
-    truth = F.conv2d(image.double(), values.permute(0, 3, 1, 2), **case.window)
+    values = unpack_conv2d(packed, case.kernel_size).double()
+    truth = F.conv2d(image.double(), values, **case.window)
     rounding = 2**-8  # of the output
     assert (got - truth).abs().max() <= (BOUND[dtype] + rounding) * truth.abs().max()
 

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.convolution import pack_conv2d
+from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles, unpack_conv2d
 from hf_cpu_accel.ops.convolutions import BoundConvolutions, ConvolutionStep, _reference, bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import unpack_linear
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
 # more than what the kernels read; integers add a step of their input for every convolution.
@@ -35,9 +34,10 @@ def chain(
         out, inputs = sizes
         weight = torch.randn(out, inputs, size, size) / (inputs * size * size) ** 0.5
         moves = {name: (value, value) for name, value in window.items()}
+        turns = {name: moves.get(name, (1, 1)) for name in ("stride", "dilation")}
         padding = (size // 2 * moves.get("dilation", (1, 1))[0],) * 2
         return ConvolutionStep(
-            weight=pack_conv2d(weight, dtype),
+            weight=pack_conv2d(weight, dtype, tiled=takes_tiles(weight.shape, dtype, **turns)),
             bias=0.1 * torch.randn(out) if rng.random() < 0.8 else None,
             source=source,
             residual=residual,
@@ -60,8 +60,7 @@ def chain(
 def truth(image: Tensor, steps: list[ConvolutionStep]) -> Tensor:
     images = [image.double()]
     for step in steps:
-        channels = images[step.source].shape[1]
-        weight = unpack_linear(step.weight).double().view(-1, *step.kernel_size, channels).permute(0, 3, 1, 2)
+        weight = unpack_conv2d(step.weight, step.kernel_size).double()
         bias = None if step.bias is None else step.bias.double()
         output = F.conv2d(images[step.source], weight, bias, step.stride, step.padding, step.dilation)
         output = output if step.residual is None else output + images[step.residual]

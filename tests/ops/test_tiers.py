@@ -16,6 +16,7 @@ CHECKS = {
     "test_linear": "check_linear",
     "test_convolution": "check_convolution",
     "test_convolutions": "check_convolutions",
+    "test_tile_convolution": "check_tile_convolution",
     "test_attention": "check_attention",
     "test_norm": "check_norm",
     "test_group_norm": "check_group_norm",

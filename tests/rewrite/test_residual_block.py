@@ -253,5 +253,7 @@ def test_too_small_an_image_is_refused_as_ever() -> None:
 @pytest.mark.parametrize(("ours", "serves"), [(1.0, True), (1.1, False), (1.3, False)])
 def test_who_serves_is_a_question_of_time(monkeypatch: pytest.MonkeyPatch, ours: float, serves: bool) -> None:
     monkeypatch.setattr(providers, "_measured", lambda *args: {"own": ours, "oneDNN": 1.0})
-    assert providers.own_is_faster("float32", torch.float32, many=False, joined=False) is serves
-    assert providers.own_is_faster("float32", torch.float32, many=False, joined=True) is (ours < 1.15)
+    assert providers.own_is_faster("float32", torch.float32, tiled=False, many=False, joined=False) is serves
+    assert providers.own_is_faster("float32", torch.float32, tiled=False, many=False, joined=True) is (
+        ours < 1.15
+    )

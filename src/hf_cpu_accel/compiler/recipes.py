@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_cpu_accel.ops.convolution import pack_conv2d, packed_shapes
+from hf_cpu_accel.image_packing import pack_conv2d, packed_shapes
 from hf_cpu_accel.packing import concat, pack_linear, shapes_of
 
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
@@ -77,20 +77,21 @@ class JoinedBiases:
 
 @dataclass(frozen=True)
 class PackedConvolution:
-    """The weight of a convolution of images, or of sequences as images of one row, as `ops.convolution.pack_conv2d` gives it.
+    """The weight of a convolution of images, or of sequences as images of one row, as `image_packing.pack_conv2d` gives it.
 
     Attributes:
-        dtype: one of `packing.DTYPES`.
+        dtype, tiled: see there.
     """
 
     dtype: str
+    tiled: bool
 
     def shapes(self, *sources: Tensor) -> Shapes:
-        return packed_shapes([int(size) for size in sources[0].shape], self.dtype)
+        return packed_shapes([int(size) for size in sources[0].shape], self.dtype, tiled=self.tiled)
 
     def make(self, *sources: Tensor) -> list[Tensor]:
         weight = sources[0] if sources[0].dim() == 4 else sources[0].unsqueeze(2)
-        packed = pack_conv2d(weight, self.dtype)
+        packed = pack_conv2d(weight, self.dtype, tiled=self.tiled)
         return [packed.data] if packed.scale is None else [packed.data, packed.scale]
 
 

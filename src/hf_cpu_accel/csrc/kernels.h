@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/attention.h"
 #include "convolution/bytes.h"
+#include "convolution/winograd.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"
 #include "encoder/token_rows.h"
@@ -19,6 +20,7 @@ namespace hfca {
 struct Kernels {
   GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked, gemm_int8_image;
   ImageKernels images;
+  FinishTiles finish_tiles;
   AttentionKernels attention;
   NormKernels norm;
   GroupNormKernels group_norm;

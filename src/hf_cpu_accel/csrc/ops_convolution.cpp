@@ -1,9 +1,11 @@
 // conv2d: activation(convolution + bias + residual); convolutions: several of them in one call. Schemas, checks, calls.
+#include <limits>
 #include <memory>
 #include <vector>
 
+#include "convolution/arguments.h"
 #include "convolution/driver.h"
-#include "gemm/arguments.h"
+#include "convolution/winograd_driver.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -18,14 +20,9 @@ WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding
   return found;
 }
 
-// How the window of a convolution moves, sides [height, width].
-struct Window {
-  WindowSide rows, columns;
-};
-
 // activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features. bytes:
 // of the input; null before they are made.
-Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, const Tensor* residual, ScalarType dtype,
+Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, bool tiled, const Tensor* residual, ScalarType dtype,
                 std::unique_ptr<ByteImages>& bytes) {
   check_floating(input, op, "input");
   Patches patches;
@@ -48,6 +45,11 @@ Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& windo
   }
   g.write_to({output.mutable_data_ptr(), g.n, is_bf16(output)});
   if (output.numel() == 0) return output;
+  if (tiled) {
+    STD_TORCH_CHECK(g.m <= std::numeric_limits<int32_t>::max(), "hf_cpu_accel::", op, ": an output of ", g.m, " pixels is too large for a weight for tiles");
+    run_tiles(g, patches, input.size(0));
+    return output;
+  }
   const bool quantised = g.kind == WeightKind::int8_image, made = bytes != nullptr;
   if (quantised && !made)
     bytes = std::make_unique<ByteImages>(g.input, input.size(0), patches.height * patches.width, channels, team_size(multiply_adds(g)));
@@ -63,10 +65,9 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
-  const Gemm g = gemm_of(op, 0, out_channels, window.rows.size * window.columns.size * input.size(3), weight, scale, bias, activation_of(activation, op),
-                         window.rows.size * window.columns.size);
+  const Gemm g = gemm_of_convolution(op, out_channels, input.size(3), window, weight, scale, bias, activation_of(activation, op));
   std::unique_ptr<ByteImages> bytes;
-  return convolve(op, input, g, window, residual ? &*residual : nullptr, input.scalar_type(), bytes);
+  return convolve(op, input, g, window, is_of_tiles(weight), residual ? &*residual : nullptr, input.scalar_type(), bytes);
 }
 
 // One row of the layout of `convolutions`, as ops/convolutions.py writes it.
@@ -106,10 +107,9 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     const Window window{side_of(op, step.size[0], step.stride[0], step.padding[0], step.dilation[0]),
                         side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
     const auto scale = part(step.scale), bias = part(step.bias);
-    const Gemm g = gemm_of(op, 0, step.out_channels, window.rows.size * window.columns.size * source.size(3), *weight, scale, bias,
-                           static_cast<Activation>(step.activation), window.rows.size * window.columns.size);
+    const Gemm g = gemm_of_convolution(op, step.out_channels, source.size(3), window, *weight, scale, bias, static_cast<Activation>(step.activation));
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
-    images.push_back(convolve(op, source, g, window, step.residual < 0 ? nullptr : &image(step.residual), dtype, bytes[static_cast<size_t>(step.source)]));
+    images.push_back(convolve(op, source, g, window, is_of_tiles(*weight), step.residual < 0 ? nullptr : &image(step.residual), dtype, bytes[static_cast<size_t>(step.source)]));
     for (const int64_t place : {step.source, step.residual}) {  // read for the last time: its memory is for the next outputs
       if (place < 0 || last_reader[static_cast<size_t>(place)] != i) continue;
       bytes[static_cast<size_t>(place)].reset();

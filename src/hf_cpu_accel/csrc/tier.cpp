@@ -38,6 +38,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
       HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
       HFCA_TIER::image_kernels(),
+      &HFCA_TIER::finish_tiles,
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),
       HFCA_TIER::group_norm_kernels(),

@@ -4,11 +4,11 @@ Images have their channels last: the op takes and gives [batch, height, width, c
 [batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
 packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch. In
 int8, images of 64, 128, ... channels are quantised as a whole instead: each pixel once, and not once for each window that sees it.
+In floating point, 3 x 3 windows may be computed by tiles of the image, with less than half of the multiplications (winograd.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,48 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import (
-    IMAGE_CHANNELS,
-    PackedWeight,
-    is_of_windows,
-    pack_linear,
-    pack_windows,
-    shapes_of,
-    shapes_of_windows,
-    unpack_linear,
-)
-from .linear import ACTIVATIONS, check_activation, linear_reference
+from .. import winograd
+from ..image_packing import is_of_tiles, is_of_windows, transformed_weight, unpack_conv2d
+from ..packing import PackedWeight, dtype_of, pack_linear
+from .linear import ACTIVATIONS, check_activation, linear_reference, quantize_rows
 from .registry import declare
-
-
-def pack_conv2d(weight: Tensor, dtype: str) -> PackedWeight:
-    """Pack the weight of a convolution.
-
-    Args:
-        weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
-        dtype: one of `packing.DTYPES`.
-
-    Raises:
-        ValueError: for another dtype, or a weight of another shape.
-    """
-    if weight.dim() != 4:
-        raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
-    windows = weight.permute(0, 2, 3, 1).flatten(1, 2)
-    if _quantises_images(weight.shape, dtype):
-        return pack_windows(windows)
-    return pack_linear(windows.flatten(1), dtype)
-
-
-def packed_shapes(shape: Sequence[int], dtype: str) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of the `data`, and of the `scale` if there is one, that `pack_conv2d` makes of a weight of that shape."""
-    out_channels, channels, *sides = shape
-    if _quantises_images(shape, dtype):
-        return shapes_of_windows(out_channels, math.prod(sides), channels)
-    return shapes_of(out_channels, math.prod(sides) * channels, dtype)
-
-
-def _quantises_images(shape: Sequence[int], dtype: str) -> bool:
-    return dtype == "int8" and shape[1] % IMAGE_CHANNELS == 0 and math.prod(shape) > 0
 
 
 def conv2d(
@@ -128,21 +91,46 @@ def conv2d_reference(
     dilation: list[int],
     activation: str,
 ) -> Tensor:
-    """The op in plain torch: patches side by side, then `linear_reference`."""
-    batch, height, width, channels = input.shape
+    """The op in plain torch: by tiles, or patches side by side and then `linear_reference`."""
     images = input.permute(0, 3, 1, 2).float()
+    if is_of_tiles(weight):
+        packed = PackedWeight(weight, scale, 9 * input.shape[-1], out_channels, dtype_of(weight))
+        rows, columns = padding
+        rounded = quantize_rows if scale is not None else lambda rows: rows
+        output = winograd.convolve(images, transformed_weight(packed), (rows, columns), rounded)
+        output = output.permute(0, 2, 3, 1)
+        output = output if bias is None else output + bias.float()
+    else:
+        output = _by_patches(
+            images, weight, scale, bias, out_channels, kernel_size, stride, padding, dilation
+        )
+    return ACTIVATIONS[activation](output if residual is None else output + residual.float()).to(input.dtype)
+
+
+def _by_patches(
+    images: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out_channels: int,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    """[B, C, H, W] float32 -> [B, H', W', out_channels]."""
+    batch, channels, height, width = images.shape
     if is_of_windows(weight):
         images = _quantized(images)
         features = kernel_size[0] * kernel_size[1] * channels
-        values = unpack_linear(PackedWeight(weight, scale, features, out_channels, "int8"))
-        weight, scale = pack_linear(values, "float32").data, None
+        values = unpack_conv2d(PackedWeight(weight, scale, features, out_channels, "int8"), kernel_size)
+        weight, scale = pack_linear(values.permute(0, 2, 3, 1).flatten(1), "float32").data, None
     window = {"dilation": tuple(dilation), "padding": tuple(padding), "stride": tuple(stride)}
     patches = F.unfold(images, tuple(kernel_size), **window)
     rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
     output = linear_reference(rows, weight, scale, bias, None, out_channels, "none")
     sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)
-    output = output.view(batch, *(out_size(*side) for side in sides), out_channels)
-    return ACTIVATIONS[activation](output if residual is None else output + residual.float()).to(input.dtype)
+    return output.view(batch, *(out_size(*side) for side in sides), out_channels)
 
 
 def _quantized(images: Tensor) -> Tensor:

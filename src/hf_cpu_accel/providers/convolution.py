@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_cpu_accel import hardware
-from hf_cpu_accel.ops.convolution import conv2d, pack_conv2d
+from hf_cpu_accel.image_packing import pack_conv2d
+from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.providers.race import MARGIN, OWN, race
 
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
@@ -114,21 +115,24 @@ def compute_dtype(dtype: str) -> torch.dtype:
     return torch.bfloat16 if narrow else torch.float32
 
 
-def own_is_faster(dtype: str, library: torch.dtype, *, many: bool, joined: bool) -> bool:
+def own_is_faster(dtype: str, library: torch.dtype, *, tiled: bool, many: bool, joined: bool) -> bool:
     """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
 
     Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, half a second.
 
     Args:
+        tiled: ours is computed by tiles of the image.
         joined: it is one of several between which nothing else happens. One call for all of them gains what oneDNN may be ahead.
     """
-    seconds = _measured(dtype, library, many, torch.get_num_threads())
+    seconds = _measured(dtype, library, tiled, many, torch.get_num_threads())
     ahead = _JOINED_GAIN if joined else MARGIN
     return seconds is None or (1 - ahead) * seconds[OWN] <= seconds[_LIBRARY]
 
 
 @cache
-def _measured(dtype: str, library: torch.dtype, many: bool, threads: int) -> dict[str, float] | None:
+def _measured(
+    dtype: str, library: torch.dtype, tiled: bool, many: bool, threads: int
+) -> dict[str, float] | None:
     """Seconds of one convolution by both, or None where there is only ours."""
     if not works(library):
         return None
@@ -138,7 +142,7 @@ def _measured(dtype: str, library: torch.dtype, many: bool, threads: int) -> dic
     weight = torch.randn(channels, channels, 3, 3, generator=generator)
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
     with torch.no_grad():
-        ours, theirs = pack_conv2d(weight, dtype), prepack(weight.to(library), geometry)
+        ours, theirs = pack_conv2d(weight, dtype, tiled=tiled), prepack(weight.to(library), geometry)
         contestants = {
             OWN: lambda: conv2d(image, ours, kernel_size=(3, 3), padding=(1, 1)),
             _LIBRARY: lambda: convolve(image.to(library), theirs, None, geometry).to(image.dtype),

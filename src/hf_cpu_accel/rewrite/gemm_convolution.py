@@ -1,7 +1,8 @@
-"""2-d convolutions by our own GEMM, on patches that are gathered while they are packed.
+"""2-d convolutions by our own GEMM, on tiles of the image, or on patches that are gathered while they are packed.
 
 In int8 all of them: two to four times as fast as any with floating point weights. In floating point those for which it was measured
-to be as fast as oneDNN's, which differs from CPU to CPU, and between convolutions of many pixels and those of a thousand channels.
+to be as fast as oneDNN's. By tiles (winograd.py) that is nearly every CPU; otherwise it differs from CPU to CPU, and between
+convolutions of many pixels and those of a thousand channels.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import hardware
-from hf_cpu_accel.ops.convolution import conv2d, pack_conv2d
-from hf_cpu_accel.packing import QUANTISED, unpack_linear
+from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles, unpack_conv2d
+from hf_cpu_accel.ops.convolution import conv2d
+from hf_cpu_accel.packing import QUANTISED
 from hf_cpu_accel.providers.convolution import compute_dtype, own_is_faster
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
@@ -33,16 +35,18 @@ class GemmConvolution(PackedConvolution):
     """A convolution by our GEMM.
 
     Attributes:
-        packed: the weight, as `ops.convolution.pack_conv2d` gives it; in floating point the norm's gain is in it, if there is one.
+        packed: the weight, as `image_packing.pack_conv2d` gives it; in floating point the norm's gain is in it, if there is one.
     """
 
     def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
         super().__init__(original, fold)
         weight = original.weight.detach()
         scaled = dtype in QUANTISED  # each channel has a scale of its own, which takes the norm's gain
-        self.is_exact = fold is None or scaled
-        self._lost = None if self.is_exact else fold.lost(weight)  # type: ignore[union-attr]
-        self.packed = pack_conv2d(weight if fold is None or scaled else fold.weight(weight), dtype)
+        folded = None if scaled else fold
+        tiled = _takes_tiles(original, dtype)
+        self.is_exact = folded is None and not tiled
+        self._lost = None if folded is None else folded.lost(weight)
+        self.packed = pack_conv2d(weight if folded is None else folded.weight(weight), dtype, tiled=tiled)
         self._normalised = self._with_norm()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
@@ -63,7 +67,7 @@ class GemmConvolution(PackedConvolution):
     def own_weight(self, *, normalised: bool) -> OwnWeight | None:
         if normalised:
             return self._normalised
-        return (self.packed, self.bias) if self.is_exact else None
+        return (self.packed, self.bias) if self._lost is None else None
 
     def _with_norm(self) -> OwnWeight | None:
         if self.fold is None:
@@ -87,8 +91,7 @@ class GemmConvolution(PackedConvolution):
 
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
-        rows = unpack_linear(self.packed).view(self.out_channels, *self.kernel_size, self.in_channels)
-        weight = rows.permute(0, 3, 1, 2)
+        weight = unpack_conv2d(self.packed, self.kernel_size)
         if self._lost is not None:
             assert self.fold is not None
             weight = self.fold.unfolded(weight, self._lost)
@@ -122,14 +125,19 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
         return None  # those of pixels are linears
     if _cuts_patches(module):
         return context.dtype
-    many = module.weight.numel() >= MANY_WEIGHTS
+    many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, context.dtype)
+    joined = context.fold_after(module) is not None
     if context.measured:
-        joined = context.fold_after(module) is not None
         library = compute_dtype(context.dtype)
-        return context.dtype if own_is_faster(context.dtype, library, many=many, joined=joined) else None
+        faster = own_is_faster(context.dtype, library, tiled=tiled, many=many, joined=joined)
+        return context.dtype if faster else None
     # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
     gains = context.dtype == "float32" or not hardware.native_bf16_is_fast()
-    return context.dtype if many and gains and context.fold_after(module) is None else None
+    return context.dtype if tiled or (many and gains and not joined) else None
+
+
+def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:
+    return takes_tiles(module.weight.shape, dtype, module.stride, module.dilation)
 
 
 def _cuts_patches(module: nn.Conv2d) -> bool:

@@ -20,7 +20,7 @@ from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Epilogue, Fold
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, Unwritten
 
-# What `ops.convolution.pack_conv2d` gives, and the bias.
+# What `image_packing.pack_conv2d` gives, and the bias.
 OwnWeight = tuple[PackedWeight, Tensor | None]
 
 _ATEN = torch.ops.aten

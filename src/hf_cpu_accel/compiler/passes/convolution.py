@@ -22,6 +22,7 @@ from hf_cpu_accel.compiler.passes.reading import (
 )
 from hf_cpu_accel.compiler.recipes import PackedConvolution
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.image_packing import takes_tiles
 from hf_cpu_accel.providers import convolution as providers
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES
 from hf_cpu_accel.rewrite.gemm_convolution import MANY_WEIGHTS, MIN_CHANNELS
@@ -62,10 +63,11 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
         return False
     if image.dim() != kernel.dim() or min(kernel.shape[:2]) < MIN_CHANNELS:
         return False
-    dtype = _dtype(rewriter, node, kernel, stride)
+    dtype = _dtype(rewriter, node, kernel, stride, dilation)
     if dtype is None:
         return False
-    data, *scale = rewriter.derived(PackedConvolution(dtype), [weight])
+    tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
+    data, *scale = rewriter.derived(PackedConvolution(dtype, tiled), [weight])
     window = [list(kernel.shape[2:]), stride, padding, dilation]
     if image.dim() == 3:  # over time: an image of one row
         input = rewriter.call(node, aten.unsqueeze.default, input, 2)
@@ -80,7 +82,9 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _dtype(rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[int]) -> str | None:
+def _dtype(
+    rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[int], dilation: list[int]
+) -> str | None:
     """As what to pack the weight; None where the library's convolution is faster.
 
     It keeps no weight in its own layout here, which would be no plain tensor; that it has to reorder the weight in every call is
@@ -95,7 +99,10 @@ def _dtype(rewriter: Rewriter, node: Node, kernel: torch.Tensor, stride: list[in
     if all(side == 1 for side in sides) or sides == list(stride):
         return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
     many = kernel.numel() >= MANY_WEIGHTS
-    faster = providers.own_is_faster(dtype, providers.compute_dtype(dtype), many=many, joined=True)
+    tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
+    faster = providers.own_is_faster(
+        dtype, providers.compute_dtype(dtype), tiled=tiled, many=many, joined=True
+    )
     return dtype if faster else None
 
 

@@ -3,6 +3,7 @@
 // Why this shape: on a 512-bit tier 14 rows x 2 vectors are 28 accumulators; with 2 weight vectors and 1 broadcast that is 31 of 32
 // registers, 28 multiplies per 16 loads. The weights stream from L2 (128 bytes per 28 multiplies), the packed input likewise.
 #pragma once
+#include "../convolution/winograd_tiles.h"
 #include "../simd/unroll.h"
 #include "dot.h"
 #include "epilogue.h"
@@ -78,12 +79,13 @@ struct TierGemm {
 
   template <int rows>
   static void tile(const Gemm& g, int64_t row, int64_t panel, const uint32_t* weight, hfca::Ahead ahead, const hfca::Part& part) {
-    alignas(64) float sums[rows * hfca::panel_columns];
+    alignas(64) float tile_sums[rows * hfca::panel_columns];
+    float* const sums = part.last || part.begin > 0 ? tile_sums : part.sums;
     const int64_t column = panel * hfca::panel_columns, left = g.n - column;
     const int64_t end = part.last ? weight_words(g) : part.end / Dot::substeps;
     multiply<Dot, rows>(g.words + row * g.input_words + part.begin * rows, weight, end - part.begin / Dot::substeps, sums, ahead);
-    if (part.begin > 0) add(sums, part.sums, rows, sums);
-    if (!part.last) return add(sums, nullptr, rows, part.sums);
+    if (part.begin > 0) add(sums, part.sums, rows, part.last ? sums : part.sums);
+    if (!part.last) return;
     finish<quantised>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
 
@@ -101,18 +103,16 @@ struct TierGemm {
 
   static constexpr hfca::GemmKernels kernels() {
     return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
-            Dot::Words::run_elements};
+            &pack_tiles<typename Dot::Words, quantised>, Dot::Words::run_elements};
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_lines, &compute, nullptr, nullptr, packed_words * 4};
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_lines, &compute, nullptr, nullptr, nullptr, packed_words * 4};
   }
 
  private:
-  // to = a + b, or a where there is no b.
   static void add(const float* a, const float* b, int rows, float* to) {
-    for (int i = 0; i < rows * hfca::panel_columns; i += Simd::width)
-      Simd::store(to + i, b ? Simd::add(Simd::load(a + i), Simd::load(b + i)) : Simd::load(a + i));
+    for (int i = 0; i < rows * hfca::panel_columns; i += Simd::width) Simd::store(to + i, Simd::add(Simd::load(a + i), Simd::load(b + i)));
   }
 };
 

@@ -79,6 +79,11 @@ struct FloatWords {
 
   static constexpr int64_t run_elements = packed_words;
 
+  // Channels [c, c + width) of row i, where those of a row are whole lines.
+  static void store_channels(uint32_t* tile, int rows, int i, int64_t c, Simd::Float x) {
+    Simd::store(reinterpret_cast<float*>(packed_word(tile, rows, i, c)), x);
+  }
+
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     each_run(g, row, rows, [&](int i, int64_t first, const auto* x, int64_t k) {
@@ -94,6 +99,11 @@ struct Bf16Words {
   static constexpr int64_t count(int64_t k) { return (k + 1) / 2; }
 
   static constexpr int64_t run_elements = 2 * packed_words;
+
+  // Channels [c, c + width) of row i, where those of a row are whole lines.
+  static void store_channels(uint32_t* tile, int rows, int i, int64_t c, Simd::Float x) {
+    Simd::store_bf16(reinterpret_cast<uint16_t*>(packed_word(tile, rows, i, c / 2)), x);
+  }
 
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
@@ -164,15 +174,23 @@ struct ByteWords {
   static void pack(const Gemm& g, int64_t row, int rows) {
     uint32_t* out = g.words + row * g.input_words;
     each_row(g, row, rows, [&](int i, const auto* x) {
-      convert(x, g.k, [&](const Range& range) HFCA_INLINE {
-        const hfca::ByteSteps with = byte_steps(range.least(), range.largest(), steps);
-        g.input_scale[row + i] = with.scale;
-        g.input_zero[row + i] = with.zero;
-        return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
-          store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, w)), values, with);
-        };
-      });
+      const hfca::ByteSteps with = pack_row(x, g.k, out, rows, i);
+      g.input_scale[row + i] = with.scale;
+      g.input_zero[row + i] = with.zero;
     });
+  }
+
+  // x[0, k) as row i of a tile.
+  template <class T>
+  static hfca::ByteSteps pack_row(const T* x, int64_t k, uint32_t* tile, int rows, int i) {
+    hfca::ByteSteps with;
+    convert(x, k, [&](const Range& range) HFCA_INLINE {
+      with = byte_steps(range.least(), range.largest(), steps);
+      return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
+        store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(tile, rows, i, w)), values, with);
+      };
+    });
+    return with;
   }
 
  protected:
