@@ -98,7 +98,7 @@ def conv2d_reference(
         rows, columns = padding
         rounded = quantize_rows if scale is not None else lambda rows: rows
         output = winograd.convolve(images, transformed_weight(packed), (rows, columns), rounded)
-        output = output.permute(0, 2, 3, 1)
+        output = output.permute(0, 2, 3, 1).contiguous()
         output = output if bias is None else output + bias.float()
     else:
         output = _by_patches(
