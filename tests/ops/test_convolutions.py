@@ -114,19 +114,58 @@ def test_activations(activation: str) -> None:
     check("float32", 1, narrow=False, activation=activation)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("channels", [32, 64])
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool, channels: int) -> None:
+def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool, channels: int, batch: int) -> None:
     bound = bind(chain(dtype, random.Random(0), channels=channels), narrow=narrow)
-    rows = torch.randn(2, 9, 7, channels).to(input_dtype)
+    rows = torch.randn(batch, 9, 7, channels).to(input_dtype)
     expected = _reference(rows, bound.parts, bound.layout, narrow)
     got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
     assert got.dtype is expected.dtype is input_dtype
     rounding = 0.0 if input_dtype is torch.float32 and not narrow else 2e-2
     tolerance = ALIKE[dtype] + rounding
     assert (got.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_the_range_of_an_image_is_that_of_all_its_parts(activation: str) -> None:
+    """One image is made by threads that see its range as they go; values on both sides of zero, the last panel cut off."""
+    torch.manual_seed(0)
+    image = torch.randn(1, 64, 40, 40)
+    weights = torch.randn(192, 64, 1, 1) / 8, torch.randn(40, 192, 1, 1) / 14, torch.randn(70, 192, 3, 3) / 41
+    window = {"stride": (1, 1), "dilation": (1, 1), "residual": None}
+    steps = [
+        ConvolutionStep(
+            pack_conv2d(weight, "int8"),
+            None,
+            source,
+            kernel_size=weight.shape[2:],
+            padding=(weight.shape[2] // 2,) * 2,
+            activation=activation,
+            **window,
+        )
+        for weight, source in zip(weights, (0, 1, 1), strict=True)
+    ]
+    bound, expected = bind(steps, narrow=False), truth(image, steps)
+    outputs = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        outputs.append(convolutions(image, bound))
+    assert torch.equal(*outputs)
+    assert (outputs[0] - expected).abs().max() <= BOUND["int8"] * 2 * expected.abs().max()
+
+
+def test_nan_spoils_the_image_that_it_is_in() -> None:
+    bound = bind(chain("int8", random.Random(0), channels=64), narrow=True)
+    for batch in (1, 2):
+        image = torch.randn(batch, 64, 9, 9)
+        image[0, 3, 4, 4] = torch.nan
+        output = convolutions(image, bound)
+        assert output[0].isnan().all()
+        assert not output[1:].isnan().any()
 
 
 def test_the_last_step_is_not_rounded() -> None:

@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "convolution/arguments.h"
-#include "convolution/driver.h"
-#include "convolution/winograd_driver.h"
+#include "convolution/chain.h"
 #include "tensors.h"
 
 namespace hfca {
@@ -20,41 +19,43 @@ WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding
   return found;
 }
 
-// activation(convolution + bias + residual) of g, whose weight side is filled in but for the numbers of rows and input features. bytes:
-// of the input; null before they are made.
-Tensor convolve(const char* op, const Tensor& input, Gemm g, const Window& window, bool tiled, const Tensor* residual, ScalarType dtype,
-                std::unique_ptr<ByteImages>& bytes) {
-  check_floating(input, op, "input");
+// The patches of a convolution of images, but for where these are.
+Patches patches_of(const char* op, const Images& images, const Window& window) {
   Patches patches;
-  patches.height = input.size(1), patches.width = input.size(2);
+  patches.height = images.height, patches.width = images.width;
   patches.rows = window.rows, patches.columns = window.columns;
   patches.out_height = patches.rows.outputs(patches.height), patches.out_width = patches.columns.outputs(patches.width);
   STD_TORCH_CHECK(patches.out_height > 0 && patches.out_width > 0, "hf_cpu_accel::", op, ": the window is larger than the padded input of ",
                   patches.height, " x ", patches.width);
-  g.m = input.size(0) * patches.out_height * patches.out_width;
-  const int64_t channels = input.size(3), element = static_cast<int64_t>(input.element_size());
-  Tensor output = empty_of({input.size(0), patches.out_height, patches.out_width, g.n}, dtype, dtype == ScalarType::Float ? 4 : 2);
-  Tensor keep_input = input, keep_residual = input;
-  g.input = as_rows(input, keep_input);
-  patches.data = static_cast<const char*>(g.input.data);
-  patches.pixel_bytes = g.input.stride * element, patches.channel_bytes = channels * element;
+  return patches;
+}
+
+Images images_of(const char* op, const char* name, const Tensor& tensor, Tensor& keep) {
+  check_floating(tensor, op, name);
+  return {as_rows(tensor, keep), tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)};
+}
+
+Tensor empty_images(const Images& images, ScalarType dtype) {
+  return empty_of({images.count, images.height, images.width, images.channels}, dtype, dtype == ScalarType::Float ? 4 : 2);
+}
+
+// What g makes of `input`, without the memory.
+Images output_of(const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype) {
+  return {{nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n};
+}
+
+// g with its rows, what is added and where they go.
+Gemm with_images(const char* op, Gemm g, const Images& output, const Images* residual, bool tiled) {
+  g.m = output.count * output.height * output.width;
+  STD_TORCH_CHECK(!tiled || g.m <= std::numeric_limits<int32_t>::max(), "hf_cpu_accel::", op, ": an output of ", g.m,
+                  " pixels is too large for a weight for tiles");
   if (residual) {
-    check_floating(*residual, op, "residual");
-    STD_TORCH_CHECK(sizes_of(*residual) == sizes_of(output), "hf_cpu_accel::", op, ": residual must have the output's shape");
-    g.residual = as_rows(*residual, keep_residual), g.activates_sum = true;
+    const auto shape = [](const Images& of) { return std::vector<int64_t>{of.count, of.height, of.width, of.channels}; };
+    STD_TORCH_CHECK(shape(*residual) == shape(output), "hf_cpu_accel::", op, ": residual must have the output's shape");
+    g.residual = residual->pixels, g.activates_sum = true;
   }
-  g.write_to({output.mutable_data_ptr(), g.n, is_bf16(output)});
-  if (output.numel() == 0) return output;
-  if (tiled) {
-    STD_TORCH_CHECK(g.m <= std::numeric_limits<int32_t>::max(), "hf_cpu_accel::", op, ": an output of ", g.m, " pixels is too large for a weight for tiles");
-    run_tiles(g, patches, input.size(0));
-    return output;
-  }
-  const bool quantised = g.kind == WeightKind::int8_image, made = bytes != nullptr;
-  if (quantised && !made)
-    bytes = std::make_unique<ByteImages>(g.input, input.size(0), patches.height * patches.width, channels, team_size(multiply_adds(g)));
-  run_patches(g, patches, quantised ? bytes.get() : nullptr, made);
-  return output;
+  g.write_to(output.pixels);
+  return g;
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
@@ -66,8 +67,22 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
   const Gemm g = gemm_of_convolution(op, out_channels, input.size(3), window, weight, scale, bias, activation_of(activation, op));
-  std::unique_ptr<ByteImages> bytes;
-  return convolve(op, input, g, window, is_of_tiles(weight), residual ? &*residual : nullptr, input.scalar_type(), bytes);
+  const bool tiled = is_of_tiles(weight);
+  Tensor keep_input = input, keep_residual = input;
+  const Images images = images_of(op, "input", input, keep_input);
+  const Patches patches = patches_of(op, images, window);
+  Images output = output_of(images, patches, g, input.scalar_type());
+  Tensor made = empty_images(output, input.scalar_type());
+  output.pixels.data = made.mutable_data_ptr();
+  std::optional<Images> added;
+  if (residual) added = images_of(op, "residual", *residual, keep_residual);
+  const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, tiled);
+  if (made.numel() == 0) return made;
+  ConvolutionChain chain(team_size(multiply_adds(whole) * (tiled ? 4 : 1)));
+  const size_t source = chain.add(images, {true, patches.shares_pixels()}, false);
+  chain.convolve(whole, patches, tiled, source, chain.add(output, {}, true));
+  chain.run();
+  return made;
 }
 
 // One row of the layout of `convolutions`, as ops/convolutions.py writes it.
@@ -86,37 +101,52 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     STD_TORCH_CHECK(place >= -1 && place < static_cast<int64_t>(parts.size()), "hf_cpu_accel::", op, ": there is no part ", place);
     return place < 0 ? std::nullopt : std::optional<Tensor>(parts[static_cast<size_t>(place)]);
   };
-  std::vector<Tensor> images{input};  // and then the output of each step
-  images.reserve(count + 1);
-  std::vector<std::unique_ptr<ByteImages>> bytes(count + 1);  // of those that were read in 8 bits
-  std::vector<size_t> last_reader(count + 1, count);
   const auto steps = reinterpret_cast<const Step*>(layout.data());
-  const auto image = [&](int64_t place) -> const Tensor& {
-    STD_TORCH_CHECK(place >= 0 && place < static_cast<int64_t>(images.size()), "hf_cpu_accel::", op, ": there is no image ", place);
-    return images[static_cast<size_t>(place)];
-  };
-  for (size_t i = 0; i < count; ++i)
+  // How each image is read: 0 is the input, i + 1 the output of step i.
+  std::vector<size_t> last_reader(count + 1, count);
+  std::vector<Wanted> wanted(count + 1);
+  for (size_t i = 0; i < count; ++i) {
     for (const int64_t place : {steps[i].source, steps[i].residual})
       if (place >= 0 && place <= static_cast<int64_t>(i)) last_reader[static_cast<size_t>(place)] = i;
+    const auto weight = part(steps[i].weight);
+    STD_TORCH_CHECK(weight, "hf_cpu_accel::", op, ": a step needs a weight");
+    STD_TORCH_CHECK(steps[i].source >= 0 && steps[i].source <= static_cast<int64_t>(i) && steps[i].residual <= static_cast<int64_t>(i), "hf_cpu_accel::", op,
+                    ": step ", static_cast<int64_t>(i), " reads images that are not made before it");
+    if (kind_of(*weight, op) != WeightKind::int8_image) continue;
+    Wanted& of = wanted[static_cast<size_t>(steps[i].source)];
+    of.steps = true, of.bytes |= steps[i].size[0] * steps[i].size[1] > 1;
+  }
+  Tensor keep_input = input;
+  std::vector<Images> images{images_of(op, "input", input, keep_input)};
+  ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
+  chain.add(images[0], wanted[0], false);
+  ImageMemory memory;
+  std::optional<Tensor> last;
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
     STD_TORCH_CHECK(step.activation >= 0 && step.activation < activations, "hf_cpu_accel::", op, ": unknown activation ", step.activation);
-    const auto weight = part(step.weight);
-    STD_TORCH_CHECK(weight, "hf_cpu_accel::", op, ": a step needs a weight");
-    const Tensor& source = image(step.source);
+    const Tensor weight = *part(step.weight);
+    const auto scale = part(step.scale), bias = part(step.bias);
+    const Images& source = images[static_cast<size_t>(step.source)];
     const Window window{side_of(op, step.size[0], step.stride[0], step.padding[0], step.dilation[0]),
                         side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
-    const auto scale = part(step.scale), bias = part(step.bias);
-    const Gemm g = gemm_of_convolution(op, step.out_channels, source.size(3), window, *weight, scale, bias, static_cast<Activation>(step.activation));
+    const bool tiled = is_of_tiles(weight);
+    const Gemm g = gemm_of_convolution(op, step.out_channels, source.channels, window, weight, scale, bias, static_cast<Activation>(step.activation));
+    const Patches patches = patches_of(op, source, window);
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
-    images.push_back(convolve(op, source, g, window, is_of_tiles(*weight), step.residual < 0 ? nullptr : &image(step.residual), dtype, bytes[static_cast<size_t>(step.source)]));
-    for (const int64_t place : {step.source, step.residual}) {  // read for the last time: its memory is for the next outputs
-      if (place < 0 || last_reader[static_cast<size_t>(place)] != i) continue;
-      bytes[static_cast<size_t>(place)].reset();
-      if (place > 0) images[static_cast<size_t>(place)] = input;
-    }
+    Images output = output_of(source, patches, g, dtype);
+    if (i + 1 == count) last = empty_images(output, dtype);
+    output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
+    const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
+    const Gemm whole = with_images(op, g, output, residual, tiled);
+    const size_t number = chain.add(output, wanted[i + 1], true);
+    if (whole.m > 0) chain.convolve(whole, patches, tiled, static_cast<size_t>(step.source), number);
+    for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
+      if (place > 0 && last_reader[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
+    images.push_back(output);
   }
-  return images.back();
+  if (last->numel() > 0) chain.run();
+  return *last;
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ class Workspace {
     return p;
   }
 
+  // All of it may be taken again.
+  void rewind() { used_ = 0; }
+
   // What take(count) needs: whole cache lines.
   template <class T>
   static size_t size_of(int64_t count) {

@@ -1,5 +1,5 @@
-// The input of a convolution in int8: each image quantised once, over the range of all its values. Patches then are bytes that lie in the
-// image, where pixels would otherwise be quantised once for each window that sees them.
+// The input of a convolution in int8: each image quantised over the range of all its values. Where windows share pixels, each image is turned
+// into bytes once, and patches then are bytes that lie in it; where they do not, pixels become bytes as they are packed.
 #pragma once
 #include <algorithm>
 
@@ -12,18 +12,27 @@ namespace hfca {
 
 class ByteImages {
  public:
-  // pixels: of all images, `images` of height x width of them.
-  ByteImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads)
+  // pixels: of all images, `images` of `pixels_of_image`. in_bytes: some convolution wants the bytes. seen: the range of the only image, which
+  // others have seen while they made it, for `threads` threads (Gemm::range); null where nobody has.
+  ByteImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads, bool in_bytes, const float* seen)
       : pixels_(pixels),
         images_(images),
         pixels_of_image_(pixels_of_image),
         channels_(channels),
         pieces_(threads),
-        memory_(Workspace::size_of<uint8_t>((images * pixels_of_image + images) * channels) + Workspace::size_of<float>(2 * images * threads) +
-                Workspace::size_of<ByteSteps>(images)),
-        bytes_(memory_.take<uint8_t>((images * pixels_of_image + images) * channels)),
-        ranges_(memory_.take<float>(2 * images * threads)),
-        steps_(memory_.take<ByteSteps>(images)) {}
+        byte_count_(in_bytes ? (images * pixels_of_image + images) * channels : 0),
+        seen_(seen) {}
+
+  size_t memory() const {
+    return Workspace::size_of<uint8_t>(byte_count_) + Workspace::size_of<float>(2 * images_ * pieces_) + Workspace::size_of<ByteSteps>(images_);
+  }
+  void take(Workspace& from) {
+    bytes_ = from.take<uint8_t>(byte_count_);
+    ranges_ = from.take<float>(2 * images_ * pieces_);
+    steps_ = from.take<ByteSteps>(images_);
+  }
+
+  int64_t pixels_of_image() const { return pixels_of_image_; }
 
   // The patches of these images instead of those that they are made of.
   Patches patches(Patches of) const {
@@ -33,21 +42,22 @@ class ByteImages {
     return of;
   }
 
+  // Everything that convolutions want of them, once.
   void make(const Team& team) const {
-    const ImageKernels& kernels = dispatch().images;
-    each_piece(team, [&](int64_t image, int64_t piece, int64_t begin, int64_t end) {
-      kernels.range(pixels_, channels_, begin, end, ranges_ + 2 * (image * pieces_ + piece));
-    });
+    if (!seen_)
+      each_piece(team, [&](int64_t image, int64_t piece, int64_t begin, int64_t end) {
+        dispatch().images.range(pixels_, channels_, begin, end, ranges_ + 2 * (image * pieces_ + piece));
+      });
     each_piece(team, [&](int64_t image, int64_t piece, int64_t begin, int64_t end) {
       const ByteSteps steps = steps_of(image);
-      kernels.quantise(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
-      if (piece > 0) return;
-      steps_[image] = steps;
-      std::fill_n(bytes_ + (images_ * pixels_of_image_ + image) * channels_, channels_, static_cast<uint8_t>(steps.zero));
+      if (piece == 0) steps_[image] = steps;
+      if (byte_count_ == 0) return;
+      dispatch().images.quantise(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
+      if (piece == 0) std::fill_n(bytes_ + (images_ * pixels_of_image_ + image) * channels_, channels_, static_cast<uint8_t>(steps.zero));
     });
   }
 
-  const ByteSteps& steps(int64_t image) const { return steps_[image]; }
+  const ByteSteps* steps() const { return steps_; }
 
  private:
   template <class F>
@@ -62,20 +72,26 @@ class ByteImages {
 
   ByteSteps steps_of(int64_t image) const {
     float low = 0.0f, high = 0.0f;
+    const auto add = [&](float least, float largest) {
+      if (least < low || least != least) low = least;
+      if (largest > high || largest != largest) high = largest;
+      return low == low && high == high;  // NaN stays
+    };
     for (int64_t piece = 0; piece < pieces_; ++piece) {
-      const float* const range = ranges_ + 2 * (image * pieces_ + piece);
-      if (range[0] != range[0] || range[1] != range[1]) return dispatch().images.steps(range[0], range[1]);
-      low = std::min(low, range[0]), high = std::max(high, range[1]);
+      const float* const range = seen_ ? seen_ + piece * range_numbers : ranges_ + 2 * (image * pieces_ + piece);
+      const int64_t lanes = seen_ ? range_numbers / 2 : 1;
+      for (int64_t lane = 0; lane < lanes; ++lane)
+        if (!add(range[lane], range[lanes + lane])) return dispatch().images.steps(low, high);
     }
     return dispatch().images.steps(low, high);
   }
 
   Matrix pixels_;
-  int64_t images_, pixels_of_image_, channels_, pieces_;
-  Workspace memory_;
-  uint8_t* bytes_;
-  float* ranges_;
-  ByteSteps* steps_;
+  int64_t images_, pixels_of_image_, channels_, pieces_, byte_count_;
+  const float* seen_;
+  uint8_t* bytes_ = nullptr;
+  float* ranges_ = nullptr;
+  ByteSteps* steps_ = nullptr;
 };
 
 }  // namespace hfca

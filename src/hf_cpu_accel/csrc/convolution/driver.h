@@ -1,6 +1,5 @@
 // The GEMM of patches and weights, spread over the threads.
 #pragma once
-#include <cstring>
 #include <vector>
 
 #include "../gemm/driver.h"
@@ -21,14 +20,11 @@ class PatchRows {
   }
 
   size_t bytes(int64_t threads) const {
-    return Workspace::size_of<const void*>(threads * tile_rows_ * runs_.count) + Workspace::size_of<char>(memory_of_patches(threads));
+    return Workspace::size_of<const void*>(threads * tile_rows_ * runs_.count) + Workspace::size_of<char>(gathered_bytes(threads));
   }
   void take(Workspace& workspace, int64_t threads) {
     starts_ = workspace.take<const void*>(threads * tile_rows_ * runs_.count);
-    memory_ = workspace.take<char>(memory_of_patches(threads));
-    if (!in_place_ || patches_.zeros) return;
-    std::memset(memory_, 0, static_cast<size_t>(patches_.channel_bytes));
-    patches_.zeros = memory_;
+    memory_ = workspace.take<char>(gathered_bytes(threads));
   }
 
   // Those of a thread, which `set` changes.
@@ -56,8 +52,7 @@ class PatchRows {
   }
 
  private:
-  // The gathered ones, or the zeros beside the image.
-  int64_t memory_of_patches(int64_t threads) const { return in_place_ ? patches_.channel_bytes : threads * tile_rows_ * patches_.bytes(); }
+  int64_t gathered_bytes(int64_t threads) const { return in_place_ ? 0 : threads * tile_rows_ * patches_.bytes(); }
 
   Patches patches_;
   int64_t tile_rows_;
@@ -67,33 +62,57 @@ class PatchRows {
   char* memory_ = nullptr;
 };
 
-// bytes: of g's input, null where its weight wants none. They are made first if they are not `made` already.
-inline void run_patches(const Gemm& g, const Patches& patches, const ByteImages* bytes, bool made) {
-  const bool plain = !bytes && patches.are_pixels();
-  const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
-  const RowBlocks blocks(g.m, words, threads);
-  const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
-  PatchRows patch_rows(g, bytes ? bytes->patches(patches) : patches);
-  Workspace workspace(static_cast<size_t>(memories) * GemmMemory::size_of(rows_at_once, words) + (plain ? 0 : patch_rows.bytes(threads)));
-  std::vector<GemmMemory> memory;
-  for (int64_t i = 0; i < memories; ++i) memory.emplace_back(workspace, rows_at_once, words);
-  if (!plain) patch_rows.take(workspace, threads);
-  run_team(threads, [&](Team& team) {
-    if (bytes && !made) bytes->make(team);
-    blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
-      const GemmMemory& mine = memory[static_cast<size_t>(slot)];
+// One convolution. `patches` have their zeros.
+class PatchConvolution {
+ public:
+  // images: of g's input, in bytes or about to be, null where its weight wants no bytes.
+  PatchConvolution(const Gemm& g, const Patches& patches, const ByteImages* images, int64_t threads)
+      : g_(g),
+        images_(images),
+        threads_(threads),
+        words_(input_words(g)),
+        image_rows_(patches.out_height * patches.out_width),
+        blocks_(g.m, words_, threads),
+        plain_(patches.are_pixels()),
+        quantises_(images && !patches.shares_pixels()),
+        rows_(g, images && !quantises_ ? images->patches(patches) : patches) {}
+
+  size_t bytes() const {
+    return static_cast<size_t>(blocks_.memories(threads_)) * GemmMemory::size_of(blocks_.most_rows(), words_) + (plain_ ? 0 : rows_.bytes(threads_));
+  }
+
+  void take(Workspace& from) {
+    for (int64_t i = 0; i < blocks_.memories(threads_); ++i) memory_.emplace_back(from, blocks_.most_rows(), words_);
+    if (!plain_) rows_.take(from, threads_);
+  }
+
+  void run(const Team& team) const {
+    Gemm g = g_;  // see run_gemm
+    if (quantises_) g.image_steps = images_->steps(), g.image_rows = image_rows_;
+    if (g.range) g.range += team.slot() * range_numbers;
+    blocks_.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
+      const GemmMemory& mine = memory_[static_cast<size_t>(slot)];
       Gemm part = rows_of(g, row, rows);
-      if (plain) return run_gemm(workers, part, mine);
-      part.runs = patch_rows.of(workers.slot());
+      if (plain_) return run_gemm(workers, part, mine);
+      part.runs = rows_.of(workers.slot());
       run_gemm(workers, part, mine, [&](int64_t first, int height) {
-        patch_rows.set(workers.slot(), row + first, height, [&](int i, int64_t image) {
-          if (!bytes) return;
-          const ByteSteps& steps = bytes->steps(image);
+        rows_.set(workers.slot(), row + first, height, [&](int i, int64_t image) {
+          if (!images_ || quantises_) return;
+          const ByteSteps& steps = images_->steps()[image];
           mine.scale[first + i] = steps.scale, mine.zero[first + i] = steps.zero;
         });
       });
     });
-  });
-}
+  }
+
+ private:
+  Gemm g_;
+  const ByteImages* images_;
+  int64_t threads_, words_, image_rows_;
+  RowBlocks blocks_;
+  bool plain_, quantises_;  // quantises: pixels become bytes as they are packed
+  PatchRows rows_;
+  std::vector<GemmMemory> memory_;
+};
 
 }  // namespace hfca

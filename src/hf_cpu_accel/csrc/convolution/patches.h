@@ -33,6 +33,9 @@ struct Patches {
     return plain(rows) && plain(columns);
   }
 
+  // Whether a pixel may be in more than one window.
+  bool shares_pixels() const { return pixels() > 1; }
+
   int64_t pixels() const { return rows.size * columns.size; }
   int64_t bytes() const { return pixels() * channel_bytes; }
 

@@ -1,7 +1,6 @@
 // Winograd's convolution, spread over the threads.
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "../gemm/driver.h"
@@ -49,14 +48,14 @@ class ImageTiles {
 // One convolution: the tiles in blocks, and for each block all of what becomes of it.
 class TileConvolution {
  public:
-  // g: k channels to n; its weight has the positions of each panel side by side.
-  TileConvolution(const Gemm& g, const Patches& patches, int64_t images)
+  // g: k channels to n; its weight has the positions of each panel side by side. `patches` have their zeros.
+  TileConvolution(const Gemm& g, const Patches& patches, int64_t threads)
       : g_(g),
         kernels_(kernels_of(g)),
-        tiles_(patches, images),
+        tiles_(patches, g.m / (patches.out_height * patches.out_width)),
         out_width_(patches.out_width),
-        channel_bytes_(patches.channel_bytes),
-        threads_(team_size(multiply_adds(g) * 4)) {
+        zeros_(patches.zeros),
+        threads_(threads) {
     g_.input_words = input_words(g);
     // A block's packed input and sums stay in L2 while the panels pass by; but every block reads all weights.
     constexpr int64_t least_tiles = 84, least_apart = 24;
@@ -69,13 +68,12 @@ class TileConvolution {
     steps_ = g.weight_scale ? tile_positions * most_tiles_ : 0, scratch_ = g.weight_scale ? tile_positions * g.k : 0;
   }
 
-  int64_t threads() const { return threads_; }
-
   size_t bytes() const {
     const size_t block = Workspace::size_of<uint32_t>(tile_positions * packed_apart_) + Workspace::size_of<OutputTile>(most_tiles_) +
                          2 * Workspace::size_of<float>(steps_);
-    const size_t thread = Workspace::size_of<float>(tile_positions * sums_apart_) + Workspace::size_of<const void*>(starts()) + Workspace::size_of<float>(scratch_);
-    return static_cast<size_t>(memories()) * block + static_cast<size_t>(threads_) * thread + Workspace::size_of<char>(channel_bytes_);
+    const size_t thread = Workspace::size_of<float>(tile_positions * sums_apart_) + Workspace::size_of<const void*>(starts()) +
+                          Workspace::size_of<float>(scratch_);
+    return static_cast<size_t>(memories()) * block + static_cast<size_t>(threads_) * thread;
   }
 
   void take(Workspace& from) {
@@ -84,9 +82,6 @@ class TileConvolution {
                                 from.take<float>(steps_)});
     for (int64_t i = 0; i < threads_; ++i)
       thread_memory_.push_back({from.take<float>(tile_positions * sums_apart_), from.take<const void*>(starts()), from.take<float>(scratch_)});
-    char* const zeros = from.take<char>(channel_bytes_);
-    std::memset(zeros, 0, static_cast<size_t>(channel_bytes_));
-    zeros_ = zeros;
   }
 
   void run(const Team& team) const {
@@ -119,6 +114,7 @@ class TileConvolution {
     const BlockMemory& block = blocks_memory_[static_cast<size_t>(memory)];
     const ThreadMemory& mine = thread_memory_[static_cast<size_t>(team.slot())];
     Gemm g = g_;  // see run_gemm
+    if (g.range) g.range += team.slot() * range_numbers;
     g.m = count, g.words = block.words, g.input_scale = block.scale, g.input_zero = block.zero;
     const GemmGrid grid(g, kernels_);
     team.each(grid.tiles, [&](int64_t begin, int64_t end) {
@@ -154,18 +150,12 @@ class TileConvolution {
   Gemm g_;
   GemmKernels kernels_;
   ImageTiles tiles_;
-  int64_t out_width_, channel_bytes_, threads_, blocks_, most_tiles_, packed_apart_, sums_apart_, steps_, scratch_;
+  int64_t out_width_;
+  const char* zeros_;
+  int64_t threads_, blocks_, most_tiles_, packed_apart_, sums_apart_, steps_, scratch_;
   bool apart_;
-  const char* zeros_ = nullptr;
   std::vector<BlockMemory> blocks_memory_;
   std::vector<ThreadMemory> thread_memory_;
 };
-
-inline void run_tiles(const Gemm& g, const Patches& patches, int64_t images) {
-  TileConvolution convolution(g, patches, images);
-  Workspace workspace(convolution.bytes());
-  convolution.take(workspace);
-  run_team(convolution.threads(), [&](Team& team) { convolution.run(team); });
-}
 
 }  // namespace hfca

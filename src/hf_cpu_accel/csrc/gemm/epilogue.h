@@ -79,6 +79,8 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
       if (any && g.limit > 0.0f) x = multiplied ? Simd::max(lowest, Simd::min(highest, x)) : Simd::min(highest, x);
       return x;
     };
+    Range range;
+    if (g.range) range = {Simd::load(g.range), Simd::load(g.range + hfca::range_numbers / 2)};
     for (int i = 0; i < rows; ++i) {
       Simd::Float x[vectors];
       if constexpr (quantised) {
@@ -104,7 +106,9 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
       if (any && multiplied)
         unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
       unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
+      if (g.range) unroll<0, vectors>([&](auto v) HFCA_INLINE { range.add(full ? x[v] : Simd::select_n(x[v], lanes(v), Simd::zero())); });
     }
+    if (g.range) Simd::store(g.range, range.low), Simd::store(g.range + hfca::range_numbers / 2, range.high);
   };
   const bool usual = quantised && full && g.limit == 0.0f && !multiplied;
   if (usual && !residual.data) finish_rows(Index<Around::nothing>{});

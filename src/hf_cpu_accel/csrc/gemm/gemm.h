@@ -52,12 +52,19 @@ struct Runs {
 };
 
 constexpr int max_outputs = 16;
+// Lanes of the least and of the largest results that a thread has seen; all are 0 before it begins. NaN stays.
+constexpr int64_t range_numbers = 32;
 
 // Takes float32 tiles of results in place of output matrices: code that the compiler generated for what follows. Rows of a tile are
 // panel_columns apart in a GEMM, and as many as there are features in sums over a graph; `columns` of them are valid.
 struct TileStore {
   void (*call)(void* context, const float* tile, int64_t row, int64_t rows, int64_t column, int64_t columns) = nullptr;
   void* context = nullptr;
+};
+
+// How numbers become bytes: byte = round(x * inverse) + zero; x is about scale * (byte - zero).
+struct ByteSteps {
+  float scale, inverse, zero;
 };
 
 struct Gemm {
@@ -87,17 +94,16 @@ struct Gemm {
   float* input_zero = nullptr;   // integer weights: [m]
   int64_t input_words = 0;       // words per packed input row
   TileStore store;               // call may be null; not with several outputs
-  int64_t first_row = 0;         // what row 0 is to the store
+  int64_t first_row = 0;         // what row 0 is to the store, and in images
+  // int8_image: what the pixels of each image become bytes with as they are packed, and rows of each; null where they are bytes already.
+  const ByteSteps* image_steps = nullptr;
+  int64_t image_rows = 0;
+  float* range = nullptr;  // takes the least and the largest of the results, so many of each: range_numbers
 
   void write_to(Matrix output) {
     outputs[0] = output;
     output_begin[1] = n;
   }
-};
-
-// How numbers become bytes: byte = round(x * inverse) + zero; x is about scale * (byte - zero).
-struct ByteSteps {
-  float scale, inverse, zero;
 };
 
 // Weights that will be needed soon: `step` bytes of them are asked for per word of k, to L2. A whole row of a panel (128 bytes) means that

@@ -107,7 +107,7 @@ struct TierGemm {
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_lines, &compute, nullptr, nullptr, nullptr, packed_words * 4};
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr, nullptr, packed_words * 4};
   }
 
  private:

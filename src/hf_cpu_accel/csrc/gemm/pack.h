@@ -252,4 +252,19 @@ inline void pack_lines(const Gemm& g, int64_t row, int rows) {
       for (int i = 0; i < rows; ++i, to += packed_words) std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
 }
 
+// Rows of images in whole lines of bytes, or, with steps, of numbers that become these.
+inline void pack_image_rows(const Gemm& g, int64_t row, int rows) {
+  if (!g.image_steps) return pack_lines(g, row, rows);
+  uint32_t* const out = g.words + row * g.input_words;
+  each_row(g, row, rows, [&](int i, const auto* x) {
+    const hfca::ByteSteps with = g.image_steps[(g.first_row + row + i) / g.image_rows];
+    g.input_scale[row + i] = with.scale, g.input_zero[row + i] = with.zero;
+    for (int64_t c = 0; c < g.k; c += 4 * Simd::width) {
+      Simd::Float values[4];
+      unroll<0, 4>([&](auto v) HFCA_INLINE { values[v] = load_as_float(x + c + v * Simd::width); });
+      store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, c / 4)), values, with);
+    }
+  });
+}
+
 }  // namespace HFCA_TIER

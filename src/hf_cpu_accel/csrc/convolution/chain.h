@@ -1,0 +1,143 @@
+// Convolutions one after another, by one team: what passes between them is memory of the op call.
+#pragma once
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "driver.h"
+#include "winograd_driver.h"
+
+namespace hfca {
+
+// Images with their channels last.
+struct Images {
+  Matrix pixels;
+  int64_t count = 0, height = 0, width = 0, channels = 0;
+
+  size_t bytes() const { return static_cast<size_t>(count * height * width * channels * (pixels.bf16 ? 2 : 4)); }
+};
+
+// Memory of images, for the next ones when the last reader is done.
+class ImageMemory {
+ public:
+  void* take(size_t bytes) {
+    Slot* best = nullptr;
+    for (Slot& slot : slots_)
+      if (slot.free && slot.bytes >= bytes && (!best || slot.bytes < best->bytes)) best = &slot;
+    if (!best) {
+      slots_.push_back({std::make_unique<Workspace>(bytes + 64), bytes, false, nullptr});
+      best = &slots_.back();
+      best->data = best->workspace->take<char>(static_cast<int64_t>(bytes));
+    }
+    best->free = false;
+    return best->data;
+  }
+
+  void give_back(const void* data) {
+    for (Slot& slot : slots_)
+      if (slot.data == data) slot.free = true;
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<Workspace> workspace;
+    size_t bytes;
+    bool free;
+    void* data;
+  };
+  std::vector<Slot> slots_;
+};
+
+// What is asked of images: to have their range seen by what makes them, and to be turned into bytes.
+struct Wanted {
+  bool steps = false, bytes = false;
+};
+
+class ConvolutionChain {
+ public:
+  explicit ConvolutionChain(int64_t threads) : threads_(threads) {}
+
+  // The number under which the images can be read. They are in memory, or about to be.
+  size_t add(const Images& images, Wanted wanted, bool made_here) {
+    Known known{images, wanted, nullptr, nullptr};
+    if (wanted.steps && made_here && images.count == 1) {
+      ranges_.push_back(std::make_unique<Workspace>(Workspace::size_of<float>(threads_ * range_numbers)));
+      known.range = ranges_.back()->take<float>(threads_ * range_numbers);
+      std::memset(known.range, 0, static_cast<size_t>(threads_ * range_numbers) * sizeof(float));
+    }
+    known_.push_back(known);
+    return known_.size() - 1;
+  }
+
+  // g's input and output are those images; patches: all but where the pixels are.
+  void convolve(Gemm g, Patches patches, bool tiled, size_t source, size_t output) {
+    Known& from = known_[source];
+    g.input = from.images.pixels, g.range = known_[output].range;
+    patches.data = static_cast<const char*>(g.input.data);
+    const int64_t element = g.input.bf16 ? 2 : 4;
+    patches.pixel_bytes = g.input.stride * element, patches.channel_bytes = from.images.channels * element;
+    most_channel_bytes_ = std::max(most_channel_bytes_, patches.channel_bytes);
+    Step step{g, patches, tiled, nullptr, nullptr, {}, {}};
+    if (g.kind == WeightKind::int8_image) {
+      if (!from.bytes) {
+        const int64_t pixels = from.images.height * from.images.width;
+        bytes_.push_back(std::make_unique<ByteImages>(g.input, from.images.count, pixels, from.images.channels, threads_, from.wanted.bytes,
+                                                      from.range));
+        from.bytes = step.makes = bytes_.back().get();
+        memory_of_bytes_.push_back(std::make_unique<Workspace>(from.bytes->memory()));
+        from.bytes->take(*memory_of_bytes_.back());
+      }
+      step.bytes = from.bytes;
+    }
+    steps_.push_back(step);
+  }
+
+  void run() {
+    Workspace zeros(Workspace::size_of<char>(most_channel_bytes_));
+    char* const zero = zeros.take<char>(most_channel_bytes_);
+    std::memset(zero, 0, static_cast<size_t>(most_channel_bytes_));
+    size_t most = 0;
+    for (Step& step : steps_) {
+      step.patches.zeros = zero;
+      const size_t bytes = step.tiled ? step.tiles.emplace(step.g, step.patches, threads_).bytes()
+                                      : step.gemm.emplace(step.g, step.patches, step.bytes, threads_).bytes();
+      most = std::max(most, bytes);
+    }
+    Workspace workspace(most);
+    for (Step& step : steps_) {
+      workspace.rewind();
+      step.tiled ? step.tiles->take(workspace) : step.gemm->take(workspace);
+    }
+    run_team(threads_, [&](Team& team) {
+      for (const Step& step : steps_) {
+        if (step.makes) step.makes->make(team);
+        step.tiled ? step.tiles->run(team) : step.gemm->run(team);
+      }
+    });
+  }
+
+ private:
+  struct Known {
+    Images images;
+    Wanted wanted;
+    ByteImages* bytes;
+    float* range;
+  };
+  struct Step {
+    Gemm g;
+    Patches patches;
+    bool tiled;
+    ByteImages *bytes, *makes;
+    std::optional<PatchConvolution> gemm;
+    std::optional<TileConvolution> tiles;
+  };
+
+  int64_t threads_, most_channel_bytes_ = 0;
+  std::vector<Known> known_;
+  std::vector<Step> steps_;
+  std::vector<std::unique_ptr<ByteImages>> bytes_;
+  std::vector<std::unique_ptr<Workspace>> memory_of_bytes_, ranges_;
+};
+
+}  // namespace hfca
