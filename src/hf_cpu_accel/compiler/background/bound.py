@@ -55,10 +55,15 @@ class Library:
 
     def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: tuple[torch.Size, ...]) -> bool:
         symbols: dict[str, int] = {}
+        formulas: list[tuple[int, str]] = []
         for shape, expected in zip(shapes, self.compiled.sizes, strict=True):
             for size, wanted in zip(shape, expected, strict=True):
-                if size != (wanted if isinstance(wanted, int) else symbols.setdefault(wanted, size)):
+                if isinstance(wanted, str) and wanted not in self.compiled.ranges:
+                    formulas.append((size, wanted))
+                elif size != (wanted if isinstance(wanted, int) else symbols.setdefault(wanted, size)):
                     return False
+        if any(size != eval(formula, {"__builtins__": {}}, symbols) for size, formula in formulas):
+            return False
         for symbol, size in symbols.items():
             least, greatest = self.compiled.ranges[symbol]
             if size < least or (greatest is not None and size > greatest):

@@ -36,7 +36,7 @@ class Compiled:
     Attributes:
         places: of the inputs of the graph before it was rewritten.
         kept, requests: as `bind.Bound` takes them.
-        sizes: of each tensor of the call, numbers and names of symbols.
+        sizes: of each tensor of the call: numbers, names of symbols, and formulas of these.
         ranges: {symbol: (least, greatest)}; None where there is no greatest.
         guards: Python expressions of `L`, the arguments, that must be true.
         outputs: what the call returns, in a row: numbers of the library's outputs, or ("constant", value).

@@ -6,8 +6,9 @@ and compiled by AOTInductor. Parameters, buffers and packed weights are inputs o
 
 from __future__ import annotations
 
+import ast
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,30 @@ def _sizes(
         if place.kind == "input":
             sizes.append(tuple(_named(size) for size in node.meta["val"].shape))
     ranges = torch_private.ranges_of(program)
-    if any(isinstance(size, str) and size not in ranges for shape in sizes for size in shape):
-        raise NotCompiled("sizes of its inputs are computed from each other")
+    named = {size for shape in sizes for size in shape if isinstance(size, str)}
+    if any(not _is_formula(size, named & ranges.keys()) for size in named - ranges.keys()):
+        raise NotCompiled("sizes of its inputs are computed from each other in a way that cannot be checked")
     return tuple(sizes), ranges
+
+
+def _is_formula(text: str, symbols: Set[str]) -> bool:
+    """Whether that is arithmetic on these symbols, which a later call can be held against."""
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except SyntaxError:
+        return False
+    arithmetic = (
+        ast.Expression,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.operator,
+        ast.unaryop,
+        ast.Constant,
+        ast.Name,
+        ast.Load,
+    )
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names <= symbols and all(isinstance(node, arithmetic) for node in nodes)
 
 
 def _named(size: Any) -> int | str:
