@@ -47,6 +47,11 @@ def test_tiles(dtype: str, word: int, error: float) -> None:
     assert (unpack_conv2d(packed, (3, 3)) - weight).norm() <= 2 * error * weight.norm()
 
 
+def test_a_weight_for_tiles_has_no_range_of_features() -> None:
+    with pytest.raises(ValueError, match="for tiles"):
+        pack_conv2d(torch.randn(64, 32, 3, 3), "float32", tiled=True).narrow(0, 32)
+
+
 def test_a_weight_comes_back_from_its_transform() -> None:
     weight = torch.randn(6, 5, 3, 3)
     assert torch.allclose(recover_weight(transform_weight(weight)), weight, atol=1e-6)

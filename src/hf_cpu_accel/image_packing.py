@@ -144,7 +144,7 @@ def _pack_tiles(weight: Tensor, dtype: str) -> PackedWeight:
     """[N, C, 3, 3]. Some panels at a time: packing must not take much more memory than the result."""
     out_channels, channels, *_ = weight.shape
     (shape, kind), *sums = packed_shapes(weight.shape, dtype, tiled=True)
-    data, scale = allocate(shape, kind), torch.empty(sums[0][0]) if sums else None
+    data, scale = allocate(shape, kind), allocate(*sums[0]) if sums else None
     positions = data.flatten(1, 2)
     step = max(1, CHUNK_VALUES // (winograd.POSITIONS * channels * PANEL_FEATURES))
     for panel in range(0, shape[0], step):

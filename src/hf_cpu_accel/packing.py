@@ -10,7 +10,7 @@ Weights that are chosen for their size have one dimension less, by which the ker
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see int4.py; activations in 8 bits
 
-and weights of convolutions may have one more (image_packing.py).
+and weights of convolutions may have more (image_packing.py).
 
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
 another. Padding is zero.
@@ -64,13 +64,15 @@ class PackedWeight:
         """The output features [start, start + length) as a view.
 
         Raises:
-            ValueError: if start is not a multiple of 32, or the range leaves the weight.
+            ValueError: if start is not a multiple of 32, the range leaves the weight, or the weight is for tiles of images.
         """
         if start % PANEL_FEATURES or start < 0 or length < 0 or start + length > self.out_features:
             raise ValueError(
                 f"output features [{start}, {start + length}) of {self.out_features}: the start must be a multiple of "
                 f"{PANEL_FEATURES} and the range must lie inside"
             )
+        if self.data.dim() > 5:
+            raise ValueError("a weight for tiles has no range of output features")
         first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
         scale = None if self.scale is None else self.scale[:, start : start + length]
         return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
@@ -193,7 +195,7 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
         rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
         rotated = rotate_back(weight[rows].float())
         if dtype == "int4":
-            packed, scale[:, rows] = _int4panels_of(rotated, group)
+            packed, scale[:, rows] = _int4_panels(rotated, group)
         else:
             values, scale[:, rows] = quantize_per_feature(rotated)
             packed = panels_of(values, 4)
@@ -201,7 +203,7 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
     return data, scale
 
 
-def _int4panels_of(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
     from .ops.quantize import quantize_int4  # here, since the ops' references need this file
 

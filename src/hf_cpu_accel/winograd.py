@@ -20,12 +20,16 @@ from torch import Tensor
 SIDE = 4  # of a tile, in pixels
 POSITIONS = SIDE * SIDE
 
-_B = torch.tensor([[1.0, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
-_G = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-_A = torch.tensor([[1.0, 1, 1, 0], [0, 1, -1, -1]])
-# The one row of the 4 numbers of G weight that is not in the weight itself can be had from the other three: the first, the last,
-# and the difference of the two between.
-_G_INVERSE = torch.tensor([[1.0, 0, 0, 0], [0, 1, -1, 0], [0, 0, 0, 1]])
+
+def _matrix(*rows: tuple[float, ...]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32, device="cpu")
+
+
+_B = _matrix((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_G = _matrix((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_A = _matrix((1, 1, 1, 0), (0, 1, -1, -1))
+# The one number of a column of the weight that is not among the 4 of G weight is the difference of the two in the middle.
+_G_INVERSE = _matrix((1, 0, 0, 0), (0, 1, -1, 0), (0, 0, 0, 1))
 
 
 def transform_weight(weight: Tensor) -> Tensor:

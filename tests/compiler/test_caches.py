@@ -59,10 +59,18 @@ def test_any_changed_file_changes_the_key(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "csrc", "__pycache__"))
     assert fingerprint_of(copy) == fingerprint()
     keys = {fingerprint()}
-    for name in ("compiler/passes/linear.py", "compiler/rewriter.py", "ops/norm.py", "packing.py"):
+    changed = (
+        "compiler/passes/linear.py",
+        "compiler/rewriter.py",
+        "ops/norm.py",
+        "packing.py",
+        "image_packing.py",
+        "winograd.py",
+    )
+    for name in changed:
         path = copy / name
         path.write_text(path.read_text() + "# changed\n")
         keys.add(fingerprint_of(copy))
     (copy / "compiler/passes/new.py").write_text("")
     keys.add(fingerprint_of(copy))
-    assert len(keys) == 6
+    assert len(keys) == len(changed) + 2

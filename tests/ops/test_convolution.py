@@ -264,6 +264,22 @@ def test_bad_arguments_are_named() -> None:
         pack_conv2d(torch.randn(3, 4, 5), "float32")
     with pytest.raises(RuntimeError, match="window is larger"):
         Case(padding=(0, 0)).run(torch.randn(1, 16, 2, 9), packed)
+    with pytest.raises(RuntimeError, match="window is larger"):
+        Case(padding=(0, 0), stride=(2, 2)).run(torch.randn(1, 16, 2, 9), packed)
+    with pytest.raises(RuntimeError, match="residual must be"):
+        torch.ops.hf_cpu_accel.conv2d(
+            torch.randn(1, 9, 9, 16),
+            packed.data,
+            None,
+            None,
+            torch.randn(81, 20),
+            20,
+            [3, 3],
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            "none",
+        )
     with pytest.raises(RuntimeError, match="must be positive"):
         Case(stride=(0, 1)).run(case.image(), packed)
     with pytest.raises(RuntimeError, match="must be positive"):

@@ -193,8 +193,15 @@ def test_a_weight_that_does_not_fit_is_refused() -> None:
     window = [[3, 3], [1, 1], [1, 1], [1, 1]]
     with pytest.raises(RuntimeError, match="for tiles does not fit 32 input and 40 output channels"):
         torch.ops.hf_cpu_accel.conv2d(image, packed.data, None, None, None, 40, *window, "none")
+    nothing = torch.empty(2, 4, 4, 0, 32, 1)
+    with pytest.raises(RuntimeError, match="has input and output channels"):
+        torch.ops.hf_cpu_accel.conv2d(image[..., :0], nothing, None, None, None, 40, *window, "none")
     packed = pack(WIDE[0], "int8")
     image = torch.randn(1, 9, 9, 192)
+    with pytest.raises(RuntimeError, match="is float32, bfloat16 or int8"):
+        torch.ops.hf_cpu_accel.conv2d(
+            image, packed.data.view(torch.uint8), packed.scale, None, None, 200, *window, "none"
+        )
     with pytest.raises(RuntimeError, match=r"needs float32 scales and sums \[2, 16, 200\]"):
         torch.ops.hf_cpu_accel.conv2d(
             image, packed.data, packed.scale[:, 0], None, None, 200, *window, "none"

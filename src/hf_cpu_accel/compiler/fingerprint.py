@@ -9,7 +9,7 @@ from pathlib import Path
 import hf_cpu_accel
 
 # The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights.
-_SOURCES = ("compiler", "ops", "packing.py", "int4.py", "rotation.py")
+_SOURCES = ("compiler", "ops", "packing.py", "image_packing.py", "int4.py", "rotation.py", "winograd.py")
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,5 @@
 // conv2d: activation(convolution + bias + residual); convolutions: several of them in one call. Schemas, checks, calls.
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "convolution/arguments.h"
@@ -32,6 +31,7 @@ Patches patches_of(const char* op, const Images& images, const Window& window) {
 
 Images images_of(const char* op, const char* name, const Tensor& tensor, Tensor& keep) {
   check_floating(tensor, op, name);
+  STD_TORCH_CHECK(tensor.dim() == 4, "hf_cpu_accel::", op, ": ", name, " must be [batch, height, width, channels]");
   return {as_rows(tensor, keep), tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)};
 }
 
@@ -40,7 +40,11 @@ Tensor empty_images(const Images& images, ScalarType dtype) {
 }
 
 // What g makes of `input`, without the memory.
-Images output_of(const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype) {
+Images output_of(const char* op, const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype) {
+  int64_t count = input.count;
+  bool overflow = g.n < 0;
+  for (const int64_t size : {patches.out_height, patches.out_width, g.n, int64_t{4}}) overflow |= __builtin_mul_overflow(count, size, &count);
+  STD_TORCH_CHECK(!overflow, "hf_cpu_accel::", op, ": an output of so many elements does not exist");
   return {{nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n};
 }
 
@@ -62,16 +66,15 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
               const std::optional<Tensor>& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size, const std::vector<int64_t>& stride,
               const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const std::string& activation) {
   constexpr const char* op = "conv2d";
-  STD_TORCH_CHECK(input.dim() == 4, "hf_cpu_accel::", op, ": input must be [batch, height, width, channels]");
+  Tensor keep_input = input, keep_residual = input;
+  const Images images = images_of(op, "input", input, keep_input);
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
-  const Gemm g = gemm_of_convolution(op, out_channels, input.size(3), window, weight, scale, bias, activation_of(activation, op));
+  const Gemm g = gemm_of_convolution(op, out_channels, images.channels, window, weight, scale, bias, activation_of(activation, op));
   const bool tiled = is_of_tiles(weight);
-  Tensor keep_input = input, keep_residual = input;
-  const Images images = images_of(op, "input", input, keep_input);
   const Patches patches = patches_of(op, images, window);
-  Images output = output_of(images, patches, g, input.scalar_type());
+  Images output = output_of(op, images, patches, g, input.scalar_type());
   Tensor made = empty_images(output, input.scalar_type());
   output.pixels.data = made.mutable_data_ptr();
   std::optional<Images> added;
@@ -79,7 +82,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, tiled);
   if (made.numel() == 0) return made;
   ConvolutionChain chain(team_size(multiply_adds(whole) * (tiled ? 4 : 1)));
-  const size_t source = chain.add(images, {true, patches.shares_pixels()}, false);
+  const size_t source = chain.add(images, {true, patches.have_several_pixels()}, false);
   chain.convolve(whole, patches, tiled, source, chain.add(output, {}, true));
   chain.run();
   return made;
@@ -93,7 +96,8 @@ constexpr size_t step_numbers = sizeof(Step) / sizeof(int64_t);
 
 Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow) {
   constexpr const char* op = "convolutions";
-  STD_TORCH_CHECK(input.dim() == 4, "hf_cpu_accel::", op, ": input must be [batch, height, width, channels]");
+  Tensor keep_input = input;
+  std::vector<Images> images{images_of(op, "input", input, keep_input)};
   STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers, " numbers per step");
   const size_t count = layout.size() / step_numbers;
   const ScalarType between = narrow ? ScalarType::BFloat16 : input.scalar_type();
@@ -114,10 +118,8 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
                     ": step ", static_cast<int64_t>(i), " reads images that are not made before it");
     if (kind_of(*weight, op) != WeightKind::int8_image) continue;
     Wanted& of = wanted[static_cast<size_t>(steps[i].source)];
-    of.steps = true, of.bytes |= steps[i].size[0] * steps[i].size[1] > 1;
+    of.steps = true, of.bytes |= steps[i].size[0] > 1 || steps[i].size[1] > 1;
   }
-  Tensor keep_input = input;
-  std::vector<Images> images{images_of(op, "input", input, keep_input)};
   ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
   chain.add(images[0], wanted[0], false);
   ImageMemory memory;
@@ -134,7 +136,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     const Gemm g = gemm_of_convolution(op, step.out_channels, source.channels, window, weight, scale, bias, static_cast<Activation>(step.activation));
     const Patches patches = patches_of(op, source, window);
     const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
-    Images output = output_of(source, patches, g, dtype);
+    Images output = output_of(op, source, patches, g, dtype);
     if (i + 1 == count) last = empty_images(output, dtype);
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];

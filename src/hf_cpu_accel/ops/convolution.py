@@ -4,7 +4,7 @@ Images have their channels last: the op takes and gives [batch, height, width, c
 [batch, channels, height, width], from the other side. A patch is a row of kernel height x kernel width x channels, so its weight is
 packed as that of a linear layer, in any kind that it has: float32, bfloat16, and integers, whose input is quantised by patch. In
 int8, images of 64, 128, ... channels are quantised as a whole instead: each pixel once, and not once for each window that sees it.
-In floating point, 3 x 3 windows may be computed by tiles of the image, with less than half of the multiplications (winograd.py).
+A weight for tiles has 3 x 3 windows computed by tiles of the image, with less than half of the multiplications (winograd.py).
 """
 
 from __future__ import annotations

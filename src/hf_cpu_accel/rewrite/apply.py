@@ -90,7 +90,9 @@ def apply(
     """
     assert plan.config is not None
     config = plan.config
-    lossy = 0 if plan.dtype == "float32" else sum(parameter.nbytes for parameter in root.parameters())
+    # In float32 only weights of convolutions do not come back bit for bit: those for tiles, and those with a norm folded in.
+    exact = plan.dtype == "float32"
+    lossy = sum(parameter.nbytes for parameter in root.parameters() if not exact or parameter.dim() == 4)
     journal = Journal()
     context = Context.of(root, config, plan.dtype, journal, make_store(config.originals, lossy), name=name)
     added = _AddedState(root)

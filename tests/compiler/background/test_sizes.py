@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.background import trace
-from hf_cpu_accel.compiler.background.bound import Library
+from hf_cpu_accel.compiler.background.bound import Library, _value
 from hf_cpu_accel.compiler.background.trace import _is_formula
 
 
@@ -42,6 +42,11 @@ def test_formulas_are_held_against_later_calls(tmp_path: Path) -> None:
     ):
         call = inputs(*sizes)
         assert library.takes(call, {}, list(call)) is fits, sizes
+
+
+def test_a_formula_without_a_value_fits_nothing() -> None:
+    assert _value("s0 // s1", {"s0": 4, "s1": 2}) == 2
+    assert _value("s0 // s1", {"s0": 4, "s1": 0}) is None
 
 
 @pytest.mark.parametrize(

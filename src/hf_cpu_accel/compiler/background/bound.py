@@ -62,14 +62,22 @@ class Library:
                     formulas.append((size, wanted))
                 elif size != (wanted if isinstance(wanted, int) else symbols.setdefault(wanted, size)):
                     return False
-        if any(size != eval(formula, {"__builtins__": {}}, symbols) for size, formula in formulas):
-            return False
         for symbol, size in symbols.items():
             least, greatest = self.compiled.ranges[symbol]
             if size < least or (greatest is not None and size > greatest):
                 return False
+        if any(size != _value(formula, symbols) for size, formula in formulas):
+            return False
         scope = {"L": {"args": args, "kwargs": kwargs}, "math": math, "torch": torch}
         return bool(eval(self._guard, scope))
+
+
+def _value(formula: str, symbols: dict[str, int]) -> float | None:
+    try:
+        value: float = eval(formula, {"__builtins__": {}}, symbols)
+    except ArithmeticError:
+        return None
+    return value
 
 
 class BoundBlock:

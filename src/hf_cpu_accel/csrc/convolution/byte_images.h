@@ -32,8 +32,6 @@ class ByteImages {
     steps_ = from.take<ByteSteps>(images_);
   }
 
-  int64_t pixels_of_image() const { return pixels_of_image_; }
-
   // The patches of these images instead of those that they are made of.
   Patches patches(Patches of) const {
     of.data = reinterpret_cast<const char*>(bytes_);

@@ -1,5 +1,6 @@
 // Convolutions one after another, by one team: what passes between them is memory of the op call.
 #pragma once
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -137,7 +138,7 @@ class ConvolutionChain {
   std::vector<Known> known_;
   std::vector<Step> steps_;
   std::vector<std::unique_ptr<ByteImages>> bytes_;
-  std::vector<std::unique_ptr<Workspace>> memory_of_bytes_, ranges_;
+  std::vector<std::unique_ptr<Workspace>> memory_of_bytes_, ranges_;  // until the end: small beside the images
 };
 
 }  // namespace hfca

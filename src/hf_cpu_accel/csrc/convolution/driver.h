@@ -74,7 +74,7 @@ class PatchConvolution {
         image_rows_(patches.out_height * patches.out_width),
         blocks_(g.m, words_, threads),
         plain_(patches.are_pixels()),
-        quantises_(images && !patches.shares_pixels()),
+        quantises_(images && !patches.have_several_pixels()),
         rows_(g, images && !quantises_ ? images->patches(patches) : patches) {}
 
   size_t bytes() const {

@@ -15,7 +15,10 @@ struct WindowSide {
   int64_t size = 1, stride = 1, padding = 0, dilation = 1;
 
   // How often it fits into so many pixels.
-  int64_t outputs(int64_t pixels) const { return (pixels + 2 * padding - dilation * (size - 1) - 1) / stride + 1; }
+  int64_t outputs(int64_t pixels) const {
+    const int64_t rest = pixels + 2 * padding - dilation * (size - 1) - 1;
+    return rest < 0 ? 0 : rest / stride + 1;
+  }
 };
 
 struct Patches {
@@ -33,8 +36,8 @@ struct Patches {
     return plain(rows) && plain(columns);
   }
 
-  // Whether a pixel may be in more than one window.
-  bool shares_pixels() const { return pixels() > 1; }
+  // Whether a window has several pixels, which others may share.
+  bool have_several_pixels() const { return pixels() > 1; }
 
   int64_t pixels() const { return rows.size * columns.size; }
   int64_t bytes() const { return pixels() * channel_bytes; }

@@ -141,7 +141,8 @@ class TileConvolution {
       g.words = words + position * packed_apart_;
       for (int64_t t = 0; t < grid.tiles; ++t) {
         const int64_t row = grid.tile_row(t);
-        kernels_.compute(g, row, grid.tile_height(t), panel, weight, Ahead{weight + bytes + t * share, step},
+        const Ahead ahead = grid.tiles == 1 ? Ahead{weight + far_bytes, 4 * panel_columns} : Ahead{weight + bytes + t * share, step};
+        kernels_.compute(g, row, grid.tile_height(t), panel, weight, ahead,
                          {0, words_of_k, sums + position * sums_apart_ + row * panel_columns, false});
       }
     }

@@ -20,7 +20,7 @@ namespace hfca {
 
 constexpr int panel_columns = 32;
 
-// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input is bytes already
+// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
 // (convolution/bytes.h), in runs.
 enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5 };
 constexpr int weight_kinds = 6;
@@ -98,7 +98,8 @@ struct Gemm {
   // int8_image: what the pixels of each image become bytes with as they are packed, and rows of each; null where they are bytes already.
   const ByteSteps* image_steps = nullptr;
   int64_t image_rows = 0;
-  float* range = nullptr;  // takes the least and the largest of the results, so many of each: range_numbers
+  // Takes the least and the largest of the results, before they are rounded to bfloat16, which is less than half of one of 253 steps.
+  float* range = nullptr;
 
   void write_to(Matrix output) {
     outputs[0] = output;
