@@ -12,7 +12,7 @@ from hf_cpu_accel.image_packing import (
     transformed_weight,
     unpack_conv2d,
 )
-from hf_cpu_accel.packing import dtype_of
+from hf_cpu_accel.packing import concat, dtype_of
 from hf_cpu_accel.winograd import recover_weight, transform_weight
 
 
@@ -48,9 +48,14 @@ def test_tiles(dtype: str, word: int, error: float) -> None:
     assert (unpack_conv2d(packed, (3, 3)) - weight).norm() <= 2 * error * weight.norm()
 
 
-def test_a_weight_for_tiles_has_no_range_of_features() -> None:
-    with pytest.raises(ValueError, match="for tiles"):
-        pack_conv2d(torch.randn(64, 32, 3, 3), "float32", tiled=True).narrow(0, 32)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_ranges_of_features_are_views_and_can_be_joined(dtype: str) -> None:
+    weight = torch.randn(200, 192, 3, 3)
+    packed = pack_conv2d(weight, dtype, tiled=True)
+    parts = [packed.narrow(0, 64), packed.narrow(64, 136)]
+    assert parts[1].data.data_ptr() == packed.data[2:].data_ptr()
+    assert torch.equal(transformed_weight(parts[1]), transformed_weight(packed)[:, 64:])
+    assert torch.equal(unpack_conv2d(concat(parts), (3, 3)), unpack_conv2d(packed, (3, 3)))
 
 
 def test_a_weight_comes_back_from_its_transform() -> None:

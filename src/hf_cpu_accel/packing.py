@@ -64,17 +64,15 @@ class PackedWeight:
         """The output features [start, start + length) as a view.
 
         Raises:
-            ValueError: if start is not a multiple of 32, the range leaves the weight, or the weight is for tiles of images.
+            ValueError: if start is not a multiple of 32, or the range leaves the weight.
         """
         if start % PANEL_FEATURES or start < 0 or length < 0 or start + length > self.out_features:
             raise ValueError(
                 f"output features [{start}, {start + length}) of {self.out_features}: the start must be a multiple of "
                 f"{PANEL_FEATURES} and the range must lie inside"
             )
-        if self.data.dim() > 5:
-            raise ValueError("a weight for tiles has no range of output features")
         first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
-        scale = None if self.scale is None else self.scale[:, start : start + length]
+        scale = None if self.scale is None else self.scale[..., start : start + length]
         return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
 
 
@@ -258,7 +256,7 @@ def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
     return replace(
         first,
         data=torch.cat([w.data for w in weights]),
-        scale=torch.cat(scales, dim=1) if scales else None,
+        scale=torch.cat(scales, dim=-1) if scales else None,
         out_features=sum(w.out_features for w in weights),
     )
 

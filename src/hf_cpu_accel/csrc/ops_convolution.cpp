@@ -82,8 +82,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, tiled);
   if (made.numel() == 0) return made;
   ConvolutionChain chain(team_size(multiply_adds(whole) * (tiled ? 4 : 1)));
-  const size_t source = chain.add(images, {true, patches.have_several_pixels()}, false);
-  chain.convolve(whole, patches, tiled, source, chain.add(output, {}, true));
+  const size_t source = chain.add(images, {true, patches.have_several_pixels()});
+  chain.convolve(whole, patches, tiled, source, chain.add(output, {}));
   chain.run();
   return made;
 }
@@ -121,7 +121,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     of.steps = true, of.bytes |= steps[i].size[0] > 1 || steps[i].size[1] > 1;
   }
   ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
-  chain.add(images[0], wanted[0], false);
+  chain.add(images[0], wanted[0]);
   ImageMemory memory;
   std::optional<Tensor> last;
   for (size_t i = 0; i < count; ++i) {
@@ -141,7 +141,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
     const Gemm whole = with_images(op, g, output, residual, tiled);
-    const size_t number = chain.add(output, wanted[i + 1], true);
+    const size_t number = chain.add(output, wanted[i + 1]);
     if (whole.m > 0) chain.convolve(whole, patches, tiled, static_cast<size_t>(step.source), number);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
       if (place > 0 && last_reader[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);

@@ -59,10 +59,10 @@ class ConvolutionChain {
  public:
   explicit ConvolutionChain(int64_t threads) : threads_(threads) {}
 
-  // The number under which the images can be read. They are in memory, or about to be.
-  size_t add(const Images& images, Wanted wanted, bool made_here) {
+  // The number under which the images can be read. Those of number 0 are there, the others are made by a convolution.
+  size_t add(const Images& images, Wanted wanted) {
     Known known{images, wanted, nullptr, nullptr};
-    if (wanted.steps && made_here && images.count == 1) {
+    if (wanted.steps && !known_.empty() && images.count == 1) {
       ranges_.push_back(std::make_unique<Workspace>(Workspace::size_of<float>(threads_ * range_numbers)));
       known.range = ranges_.back()->take<float>(threads_ * range_numbers);
       std::memset(known.range, 0, static_cast<size_t>(threads_ * range_numbers) * sizeof(float));

@@ -9,40 +9,32 @@
 
 namespace hfca {
 
-// The tiles of all images, numbered row by row.
+// The tiles of all images, numbered row by row: patches of 4 x 4 pixels, each two further than the last.
 class ImageTiles {
  public:
-  // of: the patches whose convolution it is.
-  ImageTiles(const Patches& of, int64_t images)
-      : of_(of), down_((of.out_height + 1) / 2), across_((of.out_width + 1) / 2), count_(images * down_ * across_) {}
+  // of: the patches whose convolution it is, with their zeros.
+  ImageTiles(const Patches& of, int64_t images) : tiles_(of), out_height_(of.out_height), out_width_(of.out_width) {
+    tiles_.rows = {tile_side, 2, of.rows.padding}, tiles_.columns = {tile_side, 2, of.columns.padding};
+    tiles_.out_height = (out_height_ + 1) / 2, tiles_.out_width = (out_width_ + 1) / 2;
+    count_ = images * tiles_.out_height * tiles_.out_width;
+  }
 
   int64_t count() const { return count_; }
+  int64_t out_width() const { return out_width_; }
 
-  // Tiles [first, first + rows): where their pixels start, zeros for those beside the image, and what they give.
-  void set(int64_t first, int64_t rows, const void* zeros, const void** starts, OutputTile* outputs) const {
-    int64_t column = first % across_, row = first / across_ % down_, image = first / across_ / down_;
-    for (int64_t i = 0; i < rows; ++i, starts += tile_positions) {
-      const int64_t y = 2 * row, x = 2 * column;
-      outputs[i] = {static_cast<int32_t>((image * of_.out_height + y) * of_.out_width + x), x + 1 < of_.out_width, y + 1 < of_.out_height};
-      for (int64_t j = 0; j < tile_side; ++j) {
-        const int64_t image_row = y - of_.rows.padding + j;
-        const bool within = image_row >= 0 && image_row < of_.height;
-        const char* const line = of_.data + (image * of_.height + image_row) * of_.width * of_.pixel_bytes;
-        for (int64_t k = 0; k < tile_side; ++k) {
-          const int64_t image_column = x - of_.columns.padding + k;
-          starts[j * tile_side + k] = within && image_column >= 0 && image_column < of_.width ? line + image_column * of_.pixel_bytes : zeros;
-        }
-      }
-      if (++column < across_) continue;
-      column = 0;
-      if (++row < down_) continue;
-      row = 0, ++image;
+  // Tiles [first, first + rows): where their pixels start, and what they give.
+  void set(int64_t first, int64_t rows, const void** starts, OutputTile* outputs) const {
+    Patches::Place place = tiles_.place_of(first);
+    for (int64_t i = 0; i < rows; ++i, tiles_.advance(place)) {
+      tiles_.starts(place, starts + i * tile_positions);
+      const int64_t y = 2 * place.row, x = 2 * place.column;
+      outputs[i] = {static_cast<int32_t>((place.image * out_height_ + y) * out_width_ + x), x + 1 < out_width_, y + 1 < out_height_};
     }
   }
 
  private:
-  Patches of_;
-  int64_t down_, across_, count_;
+  Patches tiles_;
+  int64_t out_height_, out_width_, count_;
 };
 
 // One convolution: the tiles in blocks, and for each block all of what becomes of it.
@@ -53,8 +45,6 @@ class TileConvolution {
       : g_(g),
         kernels_(kernels_of(g)),
         tiles_(patches, g.m / (patches.out_height * patches.out_width)),
-        out_width_(patches.out_width),
-        zeros_(patches.zeros),
         threads_(threads) {
     g_.input_words = input_words(g);
     // A block's packed input and sums stay in L2 while the panels pass by; but every block reads all weights.
@@ -120,14 +110,14 @@ class TileConvolution {
     team.each(grid.tiles, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t row = grid.tile_row(t);
-        tiles_.set(first + row, grid.tile_height(t), zeros_, mine.starts, block.outputs + row);
+        tiles_.set(first + row, grid.tile_height(t), mine.starts, block.outputs + row);
         kernels_.pack_tiles(g, {mine.starts, packed_apart_, most_tiles_, mine.scratch}, row, grid.tile_height(t));
       }
     });
     team.each(grid.panels, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel) {
         multiply(g, grid, panel, block.words, mine.sums);
-        dispatch().finish_tiles(g, {block.outputs, count, out_width_, mine.sums, sums_apart_, most_tiles_}, panel);
+        dispatch().finish_tiles(g, {block.outputs, count, tiles_.out_width(), mine.sums, sums_apart_, most_tiles_}, panel);
       }
     });
   }
@@ -151,8 +141,6 @@ class TileConvolution {
   Gemm g_;
   GemmKernels kernels_;
   ImageTiles tiles_;
-  int64_t out_width_;
-  const char* zeros_;
   int64_t threads_, blocks_, most_tiles_, packed_apart_, sums_apart_, steps_, scratch_;
   bool apart_;
   std::vector<BlockMemory> blocks_memory_;
