@@ -12,7 +12,14 @@ from torch import Tensor
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles, unpack_conv2d
-from hf_cpu_accel.ops.convolutions import BoundConvolutions, ConvolutionStep, _reference, bind, convolutions
+from hf_cpu_accel.ops.convolutions import (
+    BoundConvolutions,
+    ConvolutionStep,
+    PoolingStep,
+    _reference,
+    bind,
+    convolutions,
+)
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
@@ -57,9 +64,43 @@ def chain(
     ]
 
 
-def truth(image: Tensor, steps: list[ConvolutionStep]) -> Tensor:
+def stem(
+    dtype: str, rng: random.Random, *, channels: int = 3, padding: int = 1
+) -> list[ConvolutionStep | PoolingStep]:
+    """The colours of photos, a pooling, and convolutions of its output: two of a pixel, one of several."""
+
+    def step(source: int, weight: Tensor, dtype: str, stride: int = 1) -> ConvolutionStep:
+        size = tuple(weight.shape[2:])
+        return ConvolutionStep(
+            weight=pack_conv2d(weight / weight[0].numel() ** 0.5, dtype),
+            bias=torch.randn(weight.shape[0]),
+            source=source,
+            residual=None,
+            kernel_size=size,
+            stride=(stride, stride),
+            padding=tuple(side // 2 for side in size),
+            dilation=(1, 1),
+            activation=rng.choice(("relu", "none")),
+        )
+
+    wide = "float32" if dtype == "float32" else "bfloat16"
+    size, sides = (rng.randint(2, 7), rng.randint(2, 7)), (rng.randint(2, 3), rng.randint(2, 4))
+    moves = (rng.randint(1, 2), rng.randint(1, 3))
+    last = step(2, torch.randn(70, 64, 3, 3), dtype)
+    return [
+        step(0, torch.randn(64, channels, *size), wide, stride=rng.randint(1, 2)),
+        PoolingStep(1, 64, sides, moves, (padding, padding)),
+        step(2, torch.randn(70, 64, 1, 1), dtype),
+        replace(last, residual=3),
+    ]
+
+
+def truth(image: Tensor, steps: list[ConvolutionStep | PoolingStep]) -> Tensor:
     images = [image.double()]
     for step in steps:
+        if isinstance(step, PoolingStep):
+            images.append(F.max_pool2d(images[step.source], step.kernel_size, step.stride, step.padding))
+            continue
         weight = unpack_conv2d(step.weight, step.kernel_size).double()
         bias = None if step.bias is None else step.bias.double()
         output = F.conv2d(images[step.source], weight, bias, step.stride, step.padding, step.dilation)
@@ -86,9 +127,34 @@ def check(dtype: str, seed: int, *, narrow: bool, channels: int = 32, **options:
         assert error <= (SEVEN_BITS if seven_bits else BOUND[dtype]), f"{dtype} {seed} {threads}: {error:.2e}"
 
 
+def check_stem(dtype: str, seed: int) -> None:
+    """The same with a pooling, and an image that may lie in any order."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    channels = rng.choice((1, 3, 4, 5, 19))
+    steps = stem(dtype, rng, channels=channels, padding=rng.randint(0, 1))
+    image = torch.randn(rng.randint(1, 2), channels, rng.randint(7, 40), rng.randint(9, 40))
+    order = rng.choice(("channels_last", "contiguous", "every second", "turned", "one"))
+    if order == "channels_last":
+        image = image.contiguous(memory_format=torch.channels_last)
+    elif order == "every second":
+        image = image[..., 1::2] if image.shape[-1] > 20 else image[..., 1:]
+    elif order == "turned":
+        image = image.transpose(2, 3)
+    elif order == "one":
+        image = image[:, :1].expand(-1, channels, -1, -1)
+    bound, expected = bind(steps, narrow=dtype != "float32"), truth(image, steps)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        got = convolutions(image, bound)
+        error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        assert error <= BOUND[dtype], f"{dtype} {seed} {threads} {order}: {error:.2e}"
+
+
 def check_convolutions(seed: int) -> None:
     """What test_tiers.py runs on every tier."""
     for dtype in BOUND:
+        check_stem(dtype, seed)
         for channels in (32, 64):
             check(dtype, seed, narrow=dtype != "float32", channels=channels)
 
@@ -109,6 +175,53 @@ def test_channels_that_fill_lines(dtype: str, stride: int) -> None:
         check(dtype, seed, narrow=dtype != "float32", stride=stride, channels=64)
 
 
+@pytest.mark.parametrize("dtype", BOUND)
+def test_poolings_and_orders_of_memory(dtype: str) -> None:
+    for seed in range(30):
+        check_stem(dtype, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [5, 64, 83])
+def test_a_pooling_is_that_of_torch(dtype: torch.dtype, channels: int) -> None:
+    """To the bit: zeros around the image are no pixels, and NaN spoils the windows that see it."""
+    image = -torch.rand(2, channels, 9, 8).to(dtype)
+    image[0, 1, :4] = -torch.inf
+    image[1, 2, 2, 4], image[1, 3, 8, 7], image[1, 3, 0, 0] = torch.nan, torch.nan, torch.inf
+    for size, stride, padding in (
+        ((3, 2), (2, 1), (1, 1)),
+        ((3, 3), (1, 1), (0, 1)),
+        ((2, 5), (2, 4), (1, 2)),
+    ):
+        expected = F.max_pool2d(image, size, stride, padding)
+        got = convolutions(image, bind([PoolingStep(0, channels, size, stride, padding)], narrow=False))
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+        assert expected.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_reference_of_poolings(dtype: str, narrow: bool) -> None:
+    torch.manual_seed(0)
+    bound = bind(stem(dtype, random.Random(1)), narrow=narrow)
+    rows = torch.randn(2, 30, 23, 3)
+    expected = _reference(rows, bound.parts, bound.layout, narrow, False)
+    got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow, False)
+    rounding = 2e-2 if narrow else 0.0
+    assert (got - expected).abs().max() <= (ALIKE[dtype] + rounding) * expected.abs().max()
+    arguments = (rows, bound.parts, bound.layout, narrow, False)
+    torch.library.opcheck(torch.ops.hf_cpu_accel.convolutions.default, arguments)
+
+
+@pytest.mark.parametrize("change", [{"channels": 63}, {"padding": (2, 0)}, {"kernel_size": (0, 1)}])
+def test_poolings_that_do_not_exist(change: dict[str, object]) -> None:
+    steps = stem("float32", random.Random(0))
+    steps[1] = replace(steps[1], **change)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"pooling has|must be positive"):
+        convolutions(torch.randn(1, 3, 20, 20), bind(steps, narrow=False))
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str) -> None:
     check("float32", 1, narrow=False, activation=activation)
@@ -118,14 +231,22 @@ def test_activations(activation: str) -> None:
 @pytest.mark.parametrize("channels", [32, 64])
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("output_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool, channels: int, batch: int) -> None:
+def test_reference(
+    dtype: str,
+    input_dtype: torch.dtype,
+    output_dtype: torch.dtype,
+    narrow: bool,
+    channels: int,
+    batch: int,
+) -> None:
     bound = bind(chain(dtype, random.Random(0), channels=channels), narrow=narrow)
     rows = torch.randn(batch, 9, 7, channels).to(input_dtype)
-    expected = _reference(rows, bound.parts, bound.layout, narrow)
-    got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
-    assert got.dtype is expected.dtype is input_dtype
-    rounding = 0.0 if input_dtype is torch.float32 and not narrow else 2e-2
+    arguments = (rows, bound.parts, bound.layout, narrow, output_dtype is torch.bfloat16)
+    expected, got = _reference(*arguments), torch.ops.hf_cpu_accel.convolutions(*arguments)
+    assert got.dtype is expected.dtype is output_dtype
+    rounding = 0.0 if {input_dtype, output_dtype} == {torch.float32} and not narrow else 2e-2
     tolerance = ALIKE[dtype] + rounding
     assert (got.double() - expected.double()).abs().max() <= tolerance * expected.double().abs().max()
 
@@ -178,7 +299,7 @@ def test_the_last_step_is_not_rounded() -> None:
 def test_opcheck_and_shapes_in_graphs() -> None:
     bound = bind(chain("float32", random.Random(0), stride=2), narrow=False)
     rows = torch.randn(2, 9, 7, 32)
-    arguments = (rows, bound.parts, bound.layout, False)
+    arguments = (rows, bound.parts, bound.layout, False, False)
     torch.library.opcheck(torch.ops.hf_cpu_accel.convolutions.default, arguments)
 
 
@@ -212,7 +333,9 @@ def test_inputs_that_do_not_fit() -> None:
     with pytest.raises(RuntimeError, match="does not fit"):
         convolutions(torch.randn(1, 31, 8, 8), bound)
     with pytest.raises(RuntimeError, match="layout"):
-        torch.ops.hf_cpu_accel.convolutions(torch.randn(1, 8, 8, 32), bound.parts, bound.layout[:-1], False)
+        torch.ops.hf_cpu_accel.convolutions(
+            torch.randn(1, 8, 8, 32), bound.parts, bound.layout[:-1], False, False
+        )
     steps = chain("float32", random.Random(0))
     wrong = bind([*steps[:3], replace(steps[3], residual=1)], narrow=False)
     with pytest.raises(RuntimeError, match="residual must have"):

@@ -15,6 +15,7 @@ from transformers import ResNetConfig, ResNetModel
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers import convolution as providers
 from hf_cpu_accel.rewrite import gemm_convolution
+from hf_cpu_accel.rewrite.narrow_image import NarrowImage
 from hf_cpu_accel.rewrite.residual_block import STRUCTURE, FusedResidualBlock
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
@@ -113,7 +114,8 @@ def test_floating_weights_come_back_from_their_norms() -> None:
         torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_resnet_has_a_call_for_each_stage() -> None:
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_resnet_has_a_call_for_its_stem_and_each_stage(dtype: str) -> None:
     sizes = {
         "embedding_size": 16,
         "hidden_sizes": [64, 96, 128],
@@ -123,11 +125,14 @@ def test_a_resnet_has_a_call_for_each_stage() -> None:
     model = with_statistics(ResNetModel(ResNetConfig(**sizes)))
     pixels = torch.randn(2, 3, 64, 48)
     expected = model(pixels, output_hidden_states=True)
-    accelerate_for_cpu(model, dtype="float32")
-    assert explain(model).counts()[STRUCTURE] == 3
+    accelerate_for_cpu(model, dtype=dtype)
+    assert explain(model).counts()[STRUCTURE] == 4
     got = model(pixels, output_hidden_states=True)
     for ours, theirs in zip(got.hidden_states, expected.hidden_states, strict=True):
-        assert error(ours, theirs) <= 1e-5
+        assert ours.dtype is torch.float32
+        assert error(ours, theirs) <= TOLERANCES[dtype]
+    assert torch.equal(model(pixels).last_hidden_state, got.last_hidden_state)
+    assert torch.equal(model(pixels).last_hidden_state, got.last_hidden_state)
 
 
 class Damped(Block):
@@ -176,6 +181,89 @@ def test_pixels_alone_are_left_to_whoever_is_fastest(dtype: str) -> None:
     ours_in_any_case = dtype in ("int8", "int4")
     assert (STRUCTURE in explain(model).counts()) == ours_in_any_case
     assert error(model["stage"](x), expected) <= 0.3
+
+
+class Stem(nn.Module):
+    """As in transformers' ResNet, with its pooling."""
+
+    def __init__(self, pooling: nn.Module, channels: int = 3) -> None:
+        super().__init__()
+        self.embedder, self.pooler = Layer(channels, 64, 7, act=nn.ReLU()), pooling
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pooler(self.embedder(x))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("pooling", [nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((2, 3), stride=(3, 1))])
+def test_a_stem_with_its_pooling(dtype: str, pooling: nn.Module) -> None:
+    model, photo = host(Stem(pooling)), torch.randn(2, 3, 31, 40)
+    expected = model["stage"](photo)
+    accelerate_for_cpu(model, dtype=dtype)
+    fused = model["stage"]
+    assert isinstance(fused, FusedResidualBlock)
+    # Three channels are no matter for 8 bits.
+    assert fused[0].embedder.convolution.packed_dtype == ("float32" if dtype == "float32" else "bfloat16")
+    got = fused(photo)
+    assert got.shape == expected.shape
+    assert error(got, expected) <= TOLERANCES[dtype]
+    with pytest.raises(RuntimeError):
+        fused(torch.randn(1, 4, 31, 40))
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.MaxPool2d(3, 2, dilation=2),
+        nn.AvgPool2d(3, 2),
+        nn.AdaptiveMaxPool2d(3),
+    ],
+)
+def test_other_poolings_stay_torchs(pooling: nn.Module) -> None:
+    model, photo = host(Stem(pooling)), torch.randn(2, 3, 31, 40)
+    expected = model["stage"](photo)
+    accelerate_for_cpu(model, dtype="float32")
+    assert not any(isinstance(module, FusedResidualBlock) for module in model.modules())
+    assert error(model["stage"](photo), expected) <= TOLERANCES["float32"]
+
+
+def test_a_pooling_of_the_input_alone_is_no_start() -> None:
+    """Nothing tells how many channels it takes."""
+    model, x = host(nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.ReLU()), image()
+    expected = model["stage"](x)
+    accelerate_for_cpu(model, dtype="float32")
+    assert not any(isinstance(module, FusedResidualBlock) for module in model.modules())
+    assert error(model["stage"](x), expected) <= TOLERANCES["float32"]
+
+
+class Stages(nn.Module):
+    """Chains one after another, handed on by a loop, as all of it is too much for one chain."""
+
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        images = [x]
+        for stage in self.stages:
+            images.append(stage(images[-1]))
+        return images
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_what_stages_hand_on_passes_for_what_they_promise(dtype: str) -> None:
+    model, x = with_statistics(Stages(*(Block(64, 64) for _ in range(3)))), image(64)
+    expected = model(x)
+    accelerate_for_cpu(model, dtype=dtype)
+    got = model(x)
+    assert [isinstance(output, NarrowImage) for output in got[1:]] == [dtype != "float32"] * 2 + [False]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (torch.float32, theirs.shape, x.stride())
+        assert error(ours, theirs) <= TOLERANCES[dtype]
+    assert torch.equal(got[1] + 0, model.stages[0](x))
+    assert torch.equal(model.stages[1](got[1].clone()), got[2])
+    assert model(x.bfloat16())[-1].dtype is torch.bfloat16
 
 
 def test_probing_leaves_no_trace() -> None:
@@ -253,7 +341,7 @@ def test_too_small_an_image_is_refused_as_ever() -> None:
 @pytest.mark.parametrize(("ours", "serves"), [(1.0, True), (1.1, False), (1.3, False)])
 def test_who_serves_is_a_question_of_time(monkeypatch: pytest.MonkeyPatch, ours: float, serves: bool) -> None:
     monkeypatch.setattr(providers, "_measured", lambda *args: {"own": ours, "oneDNN": 1.0})
-    assert providers.own_is_faster("float32", torch.float32, tiled=False, many=False, joined=False) is serves
-    assert providers.own_is_faster("float32", torch.float32, tiled=False, many=False, joined=True) is (
-        ours < 1.15
-    )
+    sample = providers.sample_of(64, many=False)
+    assert providers.own_is_faster("float32", torch.float32, sample, tiled=False, joined=False) is serves
+    joined = providers.own_is_faster("float32", torch.float32, sample, tiled=False, joined=True)
+    assert joined is (ours < 1.15)

@@ -80,6 +80,7 @@ Dispatch choose() {
               kernels.gemm_int8_image},
              kernels.gemm_int4_unpacked,
              kernels.images,
+             kernels.pixels,
              kernels.finish_tiles,
              kernels.attention,
              kernels.norm,

@@ -10,6 +10,7 @@ struct Dispatch {
   GemmKernels gemm[weight_kinds];  // by WeightKind; int4 for few rows
   GemmKernels gemm_int4_unpacked;
   ImageKernels images;
+  PixelKernels pixels;
   FinishTiles finish_tiles;
   AttentionKernels attention;
   NormKernels norm;

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/attention.h"
 #include "convolution/bytes.h"
+#include "convolution/pixels.h"
 #include "convolution/winograd.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"
@@ -20,6 +21,7 @@ namespace hfca {
 struct Kernels {
   GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked, gemm_int8_image;
   ImageKernels images;
+  PixelKernels pixels;
   FinishTiles finish_tiles;
   AttentionKernels attention;
   NormKernels norm;

@@ -29,10 +29,14 @@ Patches patches_of(const char* op, const Images& images, const Window& window) {
   return patches;
 }
 
-Images images_of(const char* op, const char* name, const Tensor& tensor, Tensor& keep) {
+// dense: in that order, else as it lies.
+Images images_of(const char* op, const char* name, const Tensor& tensor, Tensor& keep, bool dense = true) {
   check_floating(tensor, op, name);
   STD_TORCH_CHECK(tensor.dim() == 4, "hf_cpu_accel::", op, ": ", name, " must be [batch, height, width, channels]");
-  return {as_rows(tensor, keep), tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)};
+  Images images = Images::dense({nullptr, tensor.size(3), is_bf16(tensor)}, tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3));
+  if (dense) images = Images::dense(as_rows(tensor, keep), images.count, images.height, images.width, images.channels);
+  else images.pixels.data = tensor.mutable_data_ptr(), images.apart = {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
+  return images;
 }
 
 Tensor empty_images(const Images& images, ScalarType dtype) {
@@ -45,7 +49,7 @@ Images output_of(const char* op, const Images& input, const Patches& patches, co
   bool overflow = g.n < 0;
   for (const int64_t size : {patches.out_height, patches.out_width, g.n, int64_t{4}}) overflow |= __builtin_mul_overflow(count, size, &count);
   STD_TORCH_CHECK(!overflow, "hf_cpu_accel::", op, ": an output of so many elements does not exist");
-  return {{nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n};
+  return Images::dense({nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n);
 }
 
 // g with its rows, what is added and where they go.
@@ -67,12 +71,13 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
               const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const std::string& activation) {
   constexpr const char* op = "conv2d";
   Tensor keep_input = input, keep_residual = input;
-  const Images images = images_of(op, "input", input, keep_input);
+  Images images = images_of(op, "input", input, keep_input, false);
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
   const Gemm g = gemm_of_convolution(op, out_channels, images.channels, window, weight, scale, bias, activation_of(activation, op));
   const bool tiled = is_of_tiles(weight);
+  if (tiled || !gathers(g.kind, images.channels, window.pixels() > 1)) images = images_of(op, "input", input, keep_input);
   const Patches patches = patches_of(op, images, window);
   Images output = output_of(op, images, patches, g, input.scalar_type());
   Tensor made = empty_images(output, input.scalar_type());
@@ -88,16 +93,54 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   return made;
 }
 
-// One row of the layout of `convolutions`, as ops/convolutions.py writes it.
+// One row of the layout of `convolutions`, as ops/convolutions.py writes it. Without a weight it is a max pooling.
 struct Step {
   int64_t weight, scale, bias, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2];
 };
 constexpr size_t step_numbers = sizeof(Step) / sizeof(int64_t);
 
-Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow) {
+void check_pooling(const char* op, const Step& step, int64_t channels, const Window& window) {
+  // Each window then has a pixel of the image.
+  const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1; };
+  STD_TORCH_CHECK(step.out_channels == channels && step.residual < 0 && step.activation == 0 && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
+                  ": a pooling has the channels of its input, no residual, activation or dilation, and at most half a window of padding");
+}
+
+// Who reads the images of a chain, and how: 0 is the input, i + 1 the output of step i.
+struct Readers {
+  std::vector<size_t> last;
+  std::vector<Wanted> wanted;
+  bool dense_input = false;  // all channels of a pixel of it together
+};
+
+template <class Part>
+Readers readers_of(const char* op, const Step* steps, size_t count, int64_t channels, const Part& part) {
+  Readers readers{std::vector<size_t>(count + 1, count), std::vector<Wanted>(count + 1)};
+  for (size_t i = 0; i < count; ++i) {
+    const Step& step = steps[i];
+    STD_TORCH_CHECK(step.source >= 0 && step.source <= static_cast<int64_t>(i) && step.residual <= static_cast<int64_t>(i), "hf_cpu_accel::", op, ": step ",
+                    static_cast<int64_t>(i), " reads images that are not made before it");
+    for (const int64_t place : {step.source, step.residual})
+      if (place >= 0) readers.last[static_cast<size_t>(place)] = i;
+    readers.dense_input |= step.residual == 0;
+    const auto weight = part(step.weight);
+    if (!weight) {
+      readers.dense_input |= step.source == 0;
+      continue;
+    }
+    const WeightKind kind = kind_of(*weight, op);
+    const bool several = step.size[0] > 1 || step.size[1] > 1;
+    readers.dense_input |= step.source == 0 && (is_of_tiles(*weight) || !gathers(kind, channels, several));
+    if (kind != WeightKind::int8_image) continue;
+    Wanted& of = readers.wanted[static_cast<size_t>(step.source)];
+    of.steps = true, of.bytes |= several;
+  }
+  return readers;
+}
+
+Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow,
+                    bool narrow_output) {
   constexpr const char* op = "convolutions";
-  Tensor keep_input = input;
-  std::vector<Images> images{images_of(op, "input", input, keep_input)};
   STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers, " numbers per step");
   const size_t count = layout.size() / step_numbers;
   const ScalarType between = narrow ? ScalarType::BFloat16 : input.scalar_type();
@@ -106,45 +149,40 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     return place < 0 ? std::nullopt : std::optional<Tensor>(parts[static_cast<size_t>(place)]);
   };
   const auto steps = reinterpret_cast<const Step*>(layout.data());
-  // How each image is read: 0 is the input, i + 1 the output of step i.
-  std::vector<size_t> last_reader(count + 1, count);
-  std::vector<Wanted> wanted(count + 1);
-  for (size_t i = 0; i < count; ++i) {
-    for (const int64_t place : {steps[i].source, steps[i].residual})
-      if (place >= 0 && place <= static_cast<int64_t>(i)) last_reader[static_cast<size_t>(place)] = i;
-    const auto weight = part(steps[i].weight);
-    STD_TORCH_CHECK(weight, "hf_cpu_accel::", op, ": a step needs a weight");
-    STD_TORCH_CHECK(steps[i].source >= 0 && steps[i].source <= static_cast<int64_t>(i) && steps[i].residual <= static_cast<int64_t>(i), "hf_cpu_accel::", op,
-                    ": step ", static_cast<int64_t>(i), " reads images that are not made before it");
-    if (kind_of(*weight, op) != WeightKind::int8_image) continue;
-    Wanted& of = wanted[static_cast<size_t>(steps[i].source)];
-    of.steps = true, of.bytes |= steps[i].size[0] > 1 || steps[i].size[1] > 1;
-  }
+  Tensor keep_input = input;
+  std::vector<Images> images{images_of(op, "input", input, keep_input, false)};
+  const Readers readers = readers_of(op, steps, count, images[0].channels, part);
+  if (readers.dense_input) images[0] = images_of(op, "input", input, keep_input);
   ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
-  chain.add(images[0], wanted[0]);
+  chain.add(images[0], readers.wanted[0]);
   ImageMemory memory;
   std::optional<Tensor> last;
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
-    STD_TORCH_CHECK(step.activation >= 0 && step.activation < activations, "hf_cpu_accel::", op, ": unknown activation ", step.activation);
-    const Tensor weight = *part(step.weight);
-    const auto scale = part(step.scale), bias = part(step.bias);
     const Images& source = images[static_cast<size_t>(step.source)];
     const Window window{side_of(op, step.size[0], step.stride[0], step.padding[0], step.dilation[0]),
                         side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
-    const bool tiled = is_of_tiles(weight);
-    const Gemm g = gemm_of_convolution(op, step.out_channels, source.channels, window, weight, scale, bias, static_cast<Activation>(step.activation));
     const Patches patches = patches_of(op, source, window);
-    const ScalarType dtype = i + 1 == count ? input.scalar_type() : between;
+    const auto weight = part(step.weight);
+    STD_TORCH_CHECK(step.activation >= 0 && step.activation < activations, "hf_cpu_accel::", op, ": unknown activation ", step.activation);
+    const bool tiled = weight && is_of_tiles(*weight), pools = !weight;
+    Gemm g;
+    g.n = step.out_channels;
+    if (weight)
+      g = gemm_of_convolution(op, step.out_channels, source.channels, window, *weight, part(step.scale), part(step.bias),
+                              static_cast<Activation>(step.activation));
+    else check_pooling(op, step, source.channels, window);
+    const ScalarType dtype = i + 1 < count ? between : narrow_output ? ScalarType::BFloat16 : ScalarType::Float;
     Images output = output_of(op, source, patches, g, dtype);
     if (i + 1 == count) last = empty_images(output, dtype);
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
     const Gemm whole = with_images(op, g, output, residual, tiled);
-    const size_t number = chain.add(output, wanted[i + 1]);
-    if (whole.m > 0) chain.convolve(whole, patches, tiled, static_cast<size_t>(step.source), number);
+    const size_t number = chain.add(output, readers.wanted[i + 1]);
+    if (whole.m > 0) pools ? chain.pool(patches, static_cast<size_t>(step.source), number)
+                           : chain.convolve(whole, patches, tiled, static_cast<size_t>(step.source), number);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
-      if (place > 0 && last_reader[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
+      if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
     images.push_back(output);
   }
   if (last->numel() > 0) chain.run();
@@ -158,7 +196,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
       "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor");
-  m.def("convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor");
+  m.def("convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow, bool narrow_output) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {

@@ -3,6 +3,7 @@
 
 #include "attention/flash.h"
 #include "convolution/image_bytes.h"
+#include "convolution/image_pixels.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
 #include "encoder/token_row_steps.h"
@@ -38,6 +39,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
       HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
       HFCA_TIER::image_kernels(),
+      HFCA_TIER::pixel_kernels(),
       &HFCA_TIER::finish_tiles,
       HFCA_TIER::attention_kernels(),
       HFCA_TIER::norm_kernels(),

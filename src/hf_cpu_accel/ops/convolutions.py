@@ -1,4 +1,4 @@
-"""convolutions: several convolutions, each with its norm, residual and activation, in one call.
+"""convolutions: several convolutions, each with its norm, residual and activation, and max poolings between them, in one call.
 
 A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many
 channels: calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..packing import PackedWeight
 from .convolution import conv2d_reference, out_size
@@ -22,7 +23,7 @@ from .registry import declare
 
 # The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which
 # image it reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these
-# names.
+# names. A step without a weight is a max pooling.
 LAYOUT = (
     *("weight", "scale", "bias", "source", "residual", "out_channels", "activation"),
     *(f"{name}_{side}" for name in ("size", "stride", "padding", "dilation") for side in ("rows", "columns")),
@@ -49,6 +50,22 @@ class ConvolutionStep:
 
 
 @dataclass(frozen=True)
+class PoolingStep:
+    """The largest pixel of each window of image[source], by channel; arguments as those of `torch.nn.functional.max_pool2d`.
+
+    Attributes:
+        source: see `ConvolutionStep`.
+        channels: of that image.
+    """
+
+    source: int
+    channels: int
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class BoundConvolutions:
     """Steps as the op takes them: made by `bind`."""
 
@@ -57,7 +74,7 @@ class BoundConvolutions:
     narrow: bool
 
 
-def bind(steps: Sequence[ConvolutionStep], *, narrow: bool) -> BoundConvolutions:
+def bind(steps: Sequence[ConvolutionStep | PoolingStep], *, narrow: bool) -> BoundConvolutions:
     """Look everything up once: a call then passes only lists.
 
     Args:
@@ -79,32 +96,39 @@ def bind(steps: Sequence[ConvolutionStep], *, narrow: bool) -> BoundConvolutions
 
     layout: list[int] = []
     for number, step in enumerate(steps):
-        check_activation(step.activation)
         for name in ("source", "residual"):
-            image = getattr(step, name)
+            image = getattr(step, name, None)
             if image is not None and not 0 <= image <= number:
                 raise ValueError(
                     f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, made before it"
                 )
-        windows = (step.kernel_size, step.stride, step.padding, step.dilation)
-        layout += [place(step.weight.data), place(step.weight.scale), place(step.bias)]
-        layout += [step.source, -1 if step.residual is None else step.residual, step.weight.out_features]
-        layout += [list(ACTIVATIONS).index(step.activation), *itertools.chain.from_iterable(windows)]
+        if isinstance(step, PoolingStep):
+            layout += [-1, -1, -1, step.source, -1, step.channels, list(ACTIVATIONS).index("none")]
+            windows = (step.kernel_size, step.stride, step.padding, (1, 1))
+        else:
+            check_activation(step.activation)
+            layout += [place(step.weight.data), place(step.weight.scale), place(step.bias)]
+            layout += [step.source, -1 if step.residual is None else step.residual, step.weight.out_features]
+            layout += [list(ACTIVATIONS).index(step.activation)]
+            windows = (step.kernel_size, step.stride, step.padding, step.dilation)
+        layout += itertools.chain.from_iterable(windows)
     return BoundConvolutions(parts, layout, narrow)
 
 
-def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:
-    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last and the dtype of the input.
+def convolutions(input: Tensor, bound: BoundConvolutions, dtype: torch.dtype | None = None) -> Tensor:
+    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last.
 
-    The input is read as it is in channels_last, anything else is brought into that order.
+    Args:
+        input: read as it is in channels_last; anything else is brought into that order, unless it has so few channels that its
+            pixels are copied in any case.
+        dtype: of the output, float32 or bfloat16; None: that of the input.
 
     Raises:
         RuntimeError: if the shapes do not fit.
     """
-    rows = input.permute(0, 2, 3, 1)
-    return torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, bound.narrow).permute(
-        0, 3, 1, 2
-    )
+    rows, narrow_output = input.permute(0, 2, 3, 1), (dtype or input.dtype) is torch.bfloat16
+    output = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, bound.narrow, narrow_output)
+    return output.permute(0, 3, 1, 2)
 
 
 def _steps(layout: list[int]) -> list[dict[str, Any]]:
@@ -118,45 +142,55 @@ def _windows(step: dict[str, Any]) -> list[list[int]]:
     return [[step[f"{name}_rows"], step[f"{name}_columns"]] for name in names]
 
 
-def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
-    """One `conv2d` after another."""
+def _reference(
+    input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool, narrow_output: bool
+) -> Tensor:
+    """One `conv2d` or pooling after another."""
     images = [input.float()]
     between = torch.bfloat16 if narrow else input.dtype
     for step in _steps(layout):
         weight, scale, bias = (
             None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
         )
-        assert weight is not None
-        residual = None if step["residual"] < 0 else images[step["residual"]]
-        size, stride, padding, dilation = _windows(step)
-        output = conv2d_reference(
-            images[step["source"]],
-            weight,
-            scale,
-            bias,
-            residual,
-            step["out_channels"],
-            size,
-            stride,
-            padding,
-            dilation,
-            list(ACTIVATIONS)[step["activation"]],
-        )
+        source, windows = images[step["source"]], _windows(step)
+        if weight is None:
+            size, stride, padding, _ = windows
+            output = functional.max_pool2d(source.movedim(-1, 1), size, stride, padding).movedim(1, -1)
+        else:
+            residual = None if step["residual"] < 0 else images[step["residual"]]
+            activation = list(ACTIVATIONS)[step["activation"]]
+            size, stride, padding, dilation = windows
+            convolution = (
+                weight,
+                scale,
+                bias,
+                residual,
+                step["out_channels"],
+                size,
+                stride,
+                padding,
+                dilation,
+            )
+            output = conv2d_reference(source, *convolution, activation)
         images.append(output.to(between).float())
-    return output.to(input.dtype)
+    return output.to(_dtype(narrow_output))
 
 
-def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
+def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool, narrow_output: bool) -> Tensor:
     shapes = [tuple(input.shape)]
     for step in _steps(layout):
         batch, height, width, _ = shapes[step["source"]]
         sides = zip((height, width), *_windows(step), strict=True)
         shapes.append((batch, *(out_size(*side) for side in sides), step["out_channels"]))
-    return input.new_empty(shapes[-1])
+    return input.new_empty(shapes[-1], dtype=_dtype(narrow_output))
+
+
+def _dtype(narrow: bool) -> torch.dtype:
+    return torch.bfloat16 if narrow else torch.float32
 
 
 declare(
-    "convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor",
+    "convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow, bool narrow_output) -> Tensor",
     fake=_fake,
     reference=_reference,
 )

@@ -28,8 +28,6 @@ ACTIVATIONS = {
     "tanh": ("tanh", ""),
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
-# [channels, pixels of a side] of the convolutions that stand for others: those of many pixels, and those of very many weights.
-_USUAL, _MANY = (128, 28), (1280, 16)
 # As in providers/layer.py: what a fused chain gains besides.
 _JOINED_GAIN = 0.15
 _LIBRARY = "oneDNN"
@@ -45,6 +43,23 @@ class Geometry:
     stride: tuple[int, int]
     dilation: tuple[int, int]
     groups: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A convolution that stands for others when it is measured; all of its sides are alike."""
+
+    channels: int
+    out_channels: int
+    side: int
+    kernel_size: int
+    stride: int = 1
+
+
+# Those of many pixels; those of very many weights; and those that read the colours of a photo.
+_USUAL, _MANY, _COLOURS = Sample(128, 128, 28, 3), Sample(1280, 1280, 16, 3), Sample(3, 64, 224, 7, 2)
+# With fewer, most of a panel or of a run of memory is padding, and it is there that images come in and go out.
+MIN_CHANNELS = 16
 
 
 def prepack(weight: Tensor, geometry: Geometry) -> Tensor:
@@ -115,36 +130,46 @@ def compute_dtype(dtype: str) -> torch.dtype:
     return torch.bfloat16 if narrow else torch.float32
 
 
-def own_is_faster(dtype: str, library: torch.dtype, *, tiled: bool, many: bool, joined: bool) -> bool:
+def sample_of(in_channels: int, *, many: bool) -> Sample:
+    """What stands for a convolution of so many channels; many: weights."""
+    return _COLOURS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
+
+
+def own_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bool, joined: bool) -> bool:
     """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
 
-    Measured once in a process, in about 50 ms, or, for convolutions with `many` weights, half a second.
+    Measured once in a process, in about 50 ms, or, for convolutions of many weights, half a second.
 
     Args:
         tiled: ours is computed by tiles of the image.
         joined: it is one of several between which nothing else happens. One call for all of them gains what oneDNN may be ahead.
     """
-    seconds = _measured(dtype, library, tiled, many, torch.get_num_threads())
+    seconds = _measured(dtype, library, sample, tiled, torch.get_num_threads())
     ahead = _JOINED_GAIN if joined else MARGIN
     return seconds is None or (1 - ahead) * seconds[OWN] <= seconds[_LIBRARY]
 
 
 @cache
 def _measured(
-    dtype: str, library: torch.dtype, tiled: bool, many: bool, threads: int
+    dtype: str, library: torch.dtype, sample: Sample, tiled: bool, threads: int
 ) -> dict[str, float] | None:
     """Seconds of one convolution by both, or None where there is only ours."""
     if not works(library):
         return None
-    channels, side = _MANY if many else _USUAL
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(1, channels, side, side, generator=generator).to(memory_format=torch.channels_last)
-    weight = torch.randn(channels, channels, 3, 3, generator=generator)
-    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    image = torch.randn(1, sample.channels, sample.side, sample.side, generator=generator)
+    kernel, stride = (sample.kernel_size,) * 2, (sample.stride,) * 2
+    padding = (sample.kernel_size // 2,) * 2
+    weight = torch.randn(sample.out_channels, sample.channels, *kernel, generator=generator)
+    geometry = Geometry(padding, stride, (1, 1), 1)
+    if sample is not _COLOURS:  # photos come as they are
+        image = image.to(memory_format=torch.channels_last)
     with torch.no_grad():
         ours, theirs = pack_conv2d(weight, dtype, tiled=tiled), prepack(weight.to(library), geometry)
         contestants = {
-            OWN: lambda: conv2d(image, ours, kernel_size=(3, 3), padding=(1, 1)),
-            _LIBRARY: lambda: convolve(image.to(library), theirs, None, geometry).to(image.dtype),
+            OWN: lambda: conv2d(image, ours, kernel_size=kernel, stride=stride, padding=padding),
+            _LIBRARY: lambda: convolve(
+                image.to(library, memory_format=torch.channels_last), theirs, None, geometry
+            ).to(image.dtype),
         }
         return race(contestants).seconds

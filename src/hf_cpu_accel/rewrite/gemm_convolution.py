@@ -16,15 +16,13 @@ from hf_cpu_accel import hardware
 from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles, unpack_conv2d
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing import QUANTISED
-from hf_cpu_accel.providers.convolution import compute_dtype, own_is_faster
+from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, own_is_faster, sample_of
 from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.epilogue import Epilogue, Fold
 from hf_cpu_accel.rewrite.packed_convolution import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.pending_convolution import OwnWeight
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 
-# With fewer channels most of a panel or of a run of memory is padding, and it is there that images come in and go out.
-MIN_CHANNELS = 16
 # Patches in 8 bits. Four bits of a weight that is used for every pixel would save nothing.
 _QUANTISED = ("int8", "int4")
 # Numbers of a weight in floating point: from 1280 x 1280 channels with 3 x 3 pixels on.
@@ -119,22 +117,25 @@ class GemmConvolutionRule:
 
 def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     """One of `packing.DTYPES`, or None where another rule serves better."""
-    few = min(module.in_channels, module.out_channels) < MIN_CHANNELS
-    if context.dtype in _QUANTISED:
-        return None if few or module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
-    if few or context.dtype not in ("float32", "bfloat16") or all(size == 1 for size in module.kernel_size):
+    dtype, few = context.dtype, module.in_channels < MIN_CHANNELS
+    if dtype not in (*_QUANTISED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
+        return None
+    if dtype in _QUANTISED and not few:
+        return None if module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
+    if few and dtype != "float32":
+        dtype = "bfloat16"  # 8 bits would cost more than they save
+    if all(size == 1 for size in module.kernel_size):
         return None  # those of pixels are linears
     if _cuts_patches(module):
-        return context.dtype
-    many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, context.dtype)
+        return None if few else dtype
+    many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
     joined = context.fold_after(module) is not None
     if context.measured:
-        library = compute_dtype(context.dtype)
-        faster = own_is_faster(context.dtype, library, tiled=tiled, many=many, joined=joined)
-        return context.dtype if faster else None
+        sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
+        return dtype if own_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
     # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
-    gains = context.dtype == "float32" or not hardware.native_bf16_is_fast()
-    return context.dtype if tiled or (many and gains and not joined) else None
+    gains = dtype == "float32" or not hardware.native_bf16_is_fast()
+    return dtype if tiled or (many and gains and not joined) else None
 
 
 def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:

@@ -1,27 +1,36 @@
 """Level two for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
 Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
-its convolutions were asked to compute is all that it does if its output is the last of theirs. The chain is then proved on others.
+its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (convolution_trace.py).
+The chain is then proved on others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.convolutions import BoundConvolutions, ConvolutionStep, bind, convolutions
+from hf_cpu_accel.ops.convolutions import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, refusal_to_swap
-from hf_cpu_accel.rewrite.epilogue import Epilogue
+from hf_cpu_accel.rewrite.convolution_trace import (
+    DTYPES,
+    Chain,
+    Link,
+    PoolingLink,
+    as_they_were,
+    parts_of,
+    read,
+)
 from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.narrow_image import NarrowImage
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
@@ -37,33 +46,22 @@ _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
 
 
-@dataclass(frozen=True)
-class Link:
-    """One convolution of a chain.
-
-    Attributes:
-        path: where it is in the module.
-        source, residual: numbers of images: 0 is the module's input, i + 1 the output of link i.
-        normalised, activation: see `Epilogue`.
-    """
-
-    path: str
-    source: int
-    residual: int | None
-    normalised: bool
-    activation: str
-
-
 class FusedResidualBlock(Mixed):
     """Mixed into the module's own class: [N, C, H, W] -> [N, C', H', W'], channels last.
 
     The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
     for other arguments, and while a graph is traced.
+
+    Attributes:
+        _narrow: images between its convolutions are bfloat16, unless all weights are float32.
+        _before_another: the next module is such a chain, too; so is then what it is handed.
     """
 
-    _chain: tuple[Link, ...]
+    _chain: Chain
     _channels: int
+    _out_channels: int
     _narrow: bool
+    _before_another: bool
     _bound: BoundConvolutions | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,33 +69,20 @@ class FusedResidualBlock(Mixed):
         if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
-        image = image.tensor if isinstance(image, LazyTensor) else image
-        return convolutions(image, self._bound or self._bind())
+        dtype, bound = image.dtype, self._bound or self._bind()
+        if isinstance(image, LazyTensor):
+            image = image.rounded if isinstance(image, NarrowImage) and bound.narrow else image.tensor
+        if dtype is torch.float32 and bound.narrow and self._before_another:
+            return NarrowImage.of(convolutions(image, bound, torch.bfloat16))
+        return convolutions(image, bound, dtype)
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
         return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
     def _bind(self) -> BoundConvolutions:
-        steps, dtypes = [], set()
-        for link in self._chain:
-            convolution: Any = self.get_submodule(link.path)
-            weight, bias = convolution.own_weight(normalised=link.normalised)
-            steps.append(
-                ConvolutionStep(
-                    weight=weight,
-                    bias=bias,
-                    source=link.source,
-                    residual=link.residual,
-                    kernel_size=convolution.kernel_size,
-                    stride=convolution.stride,
-                    padding=_pair_of_numbers(convolution.padding),
-                    dilation=convolution.dilation,
-                    activation=link.activation,
-                )
-            )
-            dtypes.add(weight.dtype)
-        self._bound = bind(steps, narrow=self._narrow and dtypes != {"float32"})
+        narrow = self._narrow and _coarsest(self, self._chain) != "float32"
+        self._bound = bind([link.step(self) for link in self._chain], narrow=narrow)
         return self._bound
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedResidualBlock:
@@ -118,157 +103,91 @@ def fuse_residual_blocks(context: Context) -> list[PlanItem]:
             continue
         if refusal_to_swap(layer, path, context) is not None:
             continue
-        chain = _read(layer)
-        if chain is None:
+        # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
+        guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
+        chain = read(layer, _image(guess, *_IMAGE))
+        first = None if chain is None else _first(layer, chain)
+        if chain is None or first is None:
             continue
         fused: FusedResidualBlock = fused_layer(
             FusedResidualBlock,
             layer,
             _chain=chain,
-            _channels=_channels(layer, chain),
+            _channels=first.in_channels,
+            _out_channels=_out_channels(layer, chain),
             _narrow=False,
+            _before_another=False,
             _bound=None,
         )
-        dtype = _weights(layer, chain)
-        if _agree(fused, layer, dtype):
+        dtype = _coarsest(layer, chain)
+        if _agree(fused, layer, first, dtype):
             fused._narrow, fused._bound = True, None
             inside.update(id(module) for module in layer.modules())
             swap_module(context.journal, context.slots[id(layer)], fused)
             items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
+    for container in context.root.modules():
+        if isinstance(container, nn.Sequential | nn.ModuleList):
+            for first, second in itertools.pairwise(container):
+                if isinstance(first, FusedResidualBlock) and isinstance(second, FusedResidualBlock):
+                    first._before_another = first._out_channels == second._channels
     return items
 
 
 def _may_be_chain(layer: nn.Module) -> bool:
-    """Two convolutions at least, and else only what has no state of its own.
+    """Two convolutions, or one and a pooling, at least, and else only what has no state of its own.
 
     One of them is no linear: those may be faster by another provider, which is asked for each alone.
     """
     if isinstance(layer, PackedModule | FoldedNorm | FusedResidualBlock):
         return False
-    convolutions = [module for module in layer.modules() if isinstance(module, WaitingConvolution)]
     for module in layer.modules():
         has_state = module._parameters or module._buffers
         if has_state and not isinstance(module, WaitingConvolution | FoldedNorm):
             return False
-    return len(convolutions) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
+    parts = list(parts_of(layer).values())
+    convolutions = [part for part in parts if isinstance(part, WaitingConvolution)]
+    return len(parts) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 
-@dataclass
-class _Trace:
-    """What the convolutions in a module are asked for while it is given an image.
-
-    Attributes:
-        images: the input, and then what each of them made, and how often each had been written to by then.
-        foreign: whether one of them read something else.
-    """
-
-    images: list[tuple[Tensor, int]]
-    links: list[Link] = field(default_factory=list)
-    foreign: bool = False
-
-    def computed(self, path: str, convolution: Any, input: Tensor, epilogue: Epilogue) -> Tensor:
-        source, residual = self._number(input), None
-        if epilogue.residual is not None:
-            residual = self._number(epilogue.residual)
-            self.foreign |= residual is None
-        own = convolution.own_weight(normalised=epilogue.normalised)
-        if source is None or own is None or own[0].dtype not in _TOLERANCES:
-            self.foreign = True
-        else:
-            self.links.append(Link(path, source, residual, epilogue.normalised, epilogue.activation))
-        output: Tensor = type(convolution).compute(convolution, input, epilogue)
-        self.images.append((output, output._version))
-        return output
-
-    def is_last(self, output: Tensor) -> bool:
-        """Whether that is what the last of them made, and nobody has written to it or to the input."""
-        return self._number(output) == len(self.images) - 1 and self._number(self.images[0][0]) == 0
-
-    def _number(self, image: Tensor) -> int | None:
-        """Which image that is, as it was made."""
-        known = (number for number, (tensor, _) in enumerate(self.images) if tensor is image)
-        number = next(known, None)
-        return None if number is None or image._version != self.images[number][1] else number
-
-
-def _read(layer: nn.Module) -> tuple[Link, ...] | None:
-    """The chain that `layer` is, as far as one image shows."""
-    with (
-        torch.inference_mode(False),
-        ExitStack() as wrapped,
-    ):  # writes to the tensors of inference mode are not counted
-        wrapped.enter_context(members_apart())
-        wrapped.enter_context(_as_they_were(layer))
-        image = _image(layer, *_IMAGE)
-        trace = _Trace([(image, image._version)])
-        for path, module in layer.named_modules():
-            if isinstance(module, WaitingConvolution):
-                _listen(trace, path, module, wrapped)
-        output = run_alone(layer, image)
-        if output is None or trace.foreign or len(trace.links) < 2 or not trace.is_last(output):
-            return None
-    return tuple(trace.links)
-
-
-@contextmanager
-def _as_they_were(layer: nn.Module) -> Iterator[None]:
-    """What the convolutions learn from being run alone, without what follows the layer, is forgotten."""
-    modules = [module for module in layer.modules() if isinstance(module, WaitingConvolution)]
-    before = [(module.waits, module.adds, module.activates) for module in modules]
-    try:
-        yield
-    finally:
-        for module, flags in zip(modules, before, strict=True):
-            module.waits, module.adds, module.activates = flags
-
-
-def _listen(trace: _Trace, path: str, module: nn.Module, wrapped: ExitStack) -> None:
-    def compute(input: Tensor, epilogue: Epilogue) -> Tensor:
-        return trace.computed(path, module, input, epilogue)
-
-    vars(module)["compute"] = compute
-    wrapped.callback(vars(module).pop, "compute")
-
-
-def _agree(fused: nn.Module, layer: nn.Module, dtype: str) -> bool:
+def _agree(fused: nn.Module, layer: nn.Module, first: Any, dtype: str) -> bool:
     """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
-    with members_apart(), _as_they_were(layer):
+    with members_apart(), as_they_were(layer):
         for sizes in _OTHERS:
-            ours, theirs = (run_alone(module, _image(layer, *sizes)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
             if ours is None or theirs is None:
                 return False
             if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > _TOLERANCES[dtype]:
                 return False
         for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
-            ours, theirs = (run_alone(module, _image(layer, *_IMAGE).to(other)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, _image(first, *_IMAGE).to(other)) for module in (fused, layer))
             if theirs is not None and (ours is None or ours.dtype is not theirs.dtype):
                 return False
     return True
 
 
-def _channels(layer: nn.Module, chain: tuple[Link, ...]) -> int:
-    """Of the layer's input."""
-    first: Any = layer.get_submodule(next(link.path for link in chain if link.source == 0))
-    channels: int = first.in_channels
+def _first(layer: nn.Module, chain: Chain) -> Any:
+    """The first convolution that reads the layer's input, or None."""
+    readers = (link for link in chain if link.source == 0 and isinstance(link, Link))
+    link = next(readers, None)
+    return None if link is None else layer.get_submodule(link.path)
+
+
+def _out_channels(layer: nn.Module, chain: Chain) -> int:
+    last = chain[-1]
+    if isinstance(last, PoolingLink):
+        return last.channels
+    convolution: Any = layer.get_submodule(last.path)
+    channels: int = convolution.out_channels
     return channels
 
 
-def _weights(layer: nn.Module, chain: tuple[Link, ...]) -> str:
+def _coarsest(layer: nn.Module, chain: Chain) -> str:
     """The dtype of the weights, the coarsest where they differ."""
-    dtypes = {layer.get_submodule(link.path).packed_dtype for link in chain}
-    return next(dtype for dtype in reversed(_TOLERANCES) if dtype in dtypes)
+    dtypes = {layer.get_submodule(link.path).packed_dtype for link in chain if isinstance(link, Link)}
+    return next(dtype for dtype in reversed(DTYPES) if dtype in dtypes)
 
 
-def _image(layer: nn.Module, batch: int, height: int, width: int) -> Tensor:
-    first = _first(layer)
+def _image(convolution: Any, batch: int, height: int, width: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, first.in_channels, height, width, generator=generator).to(first.weight_dtype)
-
-
-def _first(layer: nn.Module) -> Any:
-    """Of its convolutions. That it reads the layer's input is seen in the trace."""
-    return next(module for module in layer.modules() if isinstance(module, WaitingConvolution))
-
-
-def _pair_of_numbers(padding: Any) -> tuple[int, int]:
-    return (0, 0) if isinstance(padding, str) else padding  # "valid": others are not packed
+    image = torch.randn(batch, convolution.in_channels, height, width, generator=generator)
+    return image.to(convolution.weight_dtype)

@@ -98,12 +98,10 @@ def _dtype(
     sides = list(kernel.shape[2:])
     if all(side == 1 for side in sides) or sides == list(stride):
         return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
-    many = kernel.numel() >= MANY_WEIGHTS
+    sample = providers.sample_of(kernel.shape[1], many=kernel.numel() >= MANY_WEIGHTS)
     tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
-    faster = providers.own_is_faster(
-        dtype, providers.compute_dtype(dtype), tiled=tiled, many=many, joined=True
-    )
-    return dtype if faster else None
+    library = providers.compute_dtype(dtype)
+    return dtype if providers.own_is_faster(dtype, library, sample, tiled=tiled, joined=True) else None
 
 
 def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> bool:

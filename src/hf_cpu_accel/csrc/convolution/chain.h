@@ -7,17 +7,11 @@
 #include <vector>
 
 #include "driver.h"
+#include "images.h"
+#include "pooling.h"
 #include "winograd_driver.h"
 
 namespace hfca {
-
-// Images with their channels last.
-struct Images {
-  Matrix pixels;
-  int64_t count = 0, height = 0, width = 0, channels = 0;
-
-  size_t bytes() const { return static_cast<size_t>(count * height * width * channels * (pixels.bf16 ? 2 : 4)); }
-};
 
 // Memory of images, for the next ones when the last reader is done.
 class ImageMemory {
@@ -72,14 +66,11 @@ class ConvolutionChain {
   }
 
   // g's input and output are those images; patches: all but where the pixels are.
-  void convolve(Gemm g, Patches patches, bool tiled, size_t source, size_t output) {
+  void convolve(Gemm g, const Patches& patches, bool tiled, size_t source, size_t output) {
     Known& from = known_[source];
     g.input = from.images.pixels, g.range = known_[output].range;
-    patches.data = static_cast<const char*>(g.input.data);
-    const int64_t element = g.input.bf16 ? 2 : 4;
-    patches.pixel_bytes = g.input.stride * element, patches.channel_bytes = from.images.channels * element;
-    most_channel_bytes_ = std::max(most_channel_bytes_, patches.channel_bytes);
-    Step step{g, patches, tiled, nullptr, nullptr, {}, {}};
+    Step step;
+    step.g = g, step.source = from.images, step.patches = placed(patches, from.images), step.tiled = tiled;
     if (g.kind == WeightKind::int8_image) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
@@ -91,7 +82,15 @@ class ConvolutionChain {
       }
       step.bytes = from.bytes;
     }
-    steps_.push_back(step);
+    steps_.push_back(std::move(step));
+  }
+
+  // The largest pixels of windows.
+  void pool(const Patches& patches, size_t source, size_t output) {
+    const Known &from = known_[source], &to = known_[output];
+    Step step;
+    step.pooling.emplace(to.images, placed(patches, from.images), from.images.pixels.bf16, to.range);
+    steps_.push_back(std::move(step));
   }
 
   void run() {
@@ -101,20 +100,15 @@ class ConvolutionChain {
     size_t most = 0;
     for (Step& step : steps_) {
       step.patches.zeros = zero;
-      const size_t bytes = step.tiled ? step.tiles.emplace(step.g, step.patches, threads_).bytes()
-                                      : step.gemm.emplace(step.g, step.patches, step.bytes, threads_).bytes();
-      most = std::max(most, bytes);
+      most = std::max(most, step.prepare(threads_));
     }
     Workspace workspace(most);
     for (Step& step : steps_) {
       workspace.rewind();
-      step.tiled ? step.tiles->take(workspace) : step.gemm->take(workspace);
+      step.take(workspace, threads_);
     }
     run_team(threads_, [&](Team& team) {
-      for (const Step& step : steps_) {
-        if (step.makes) step.makes->make(team);
-        step.tiled ? step.tiles->run(team) : step.gemm->run(team);
-      }
+      for (const Step& step : steps_) step.run(team);
     });
   }
 
@@ -127,12 +121,39 @@ class ConvolutionChain {
   };
   struct Step {
     Gemm g;
+    Images source;
     Patches patches;
-    bool tiled;
-    ByteImages *bytes, *makes;
+    bool tiled = false;
+    ByteImages *bytes = nullptr, *makes = nullptr;
+    // One of these; the first two once it is known where zeros are.
     std::optional<PatchConvolution> gemm;
     std::optional<TileConvolution> tiles;
+    std::optional<MaxPooling> pooling;
+
+    // Bytes of memory that it takes while it runs.
+    size_t prepare(int64_t threads) {
+      if (pooling) return pooling->bytes(threads);
+      if (tiled) return tiles.emplace(g, patches, threads).bytes();
+      return gemm.emplace(g, source, patches, bytes, threads).bytes();
+    }
+    void take(Workspace& from, int64_t threads) {
+      if (pooling) return pooling->take(from, threads);
+      tiled ? tiles->take(from) : gemm->take(from);
+    }
+    void run(const Team& team) const {
+      if (pooling) return pooling->run(team);
+      if (makes) makes->make(team);
+      tiled ? tiles->run(team) : gemm->run(team);
+    }
   };
+
+  // Patches of these images.
+  Patches placed(Patches patches, const Images& of) {
+    patches.data = static_cast<const char*>(of.pixels.data);
+    patches.pixel_bytes = of.pixels.stride * of.element_bytes(), patches.channel_bytes = of.channels * of.element_bytes();
+    most_channel_bytes_ = std::max(most_channel_bytes_, patches.channel_bytes);
+    return patches;
+  }
 
   int64_t threads_, most_channel_bytes_ = 0;
   std::vector<Known> known_;

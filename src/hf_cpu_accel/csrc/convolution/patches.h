@@ -2,11 +2,12 @@
 //
 // Images lie with their channels last, [batch, height, width, channels], so a patch is a few runs of adjacent memory: the channels of
 // each pixel. Where these fill whole lines of packed input they are packed from where they lie (Dukhan 2019, The Indirect Convolution
-// Algorithm, arXiv:1907.02129). Else a patch is gathered right before it is packed, by the thread that packs it, and never goes to memory.
+// Algorithm, arXiv:1907.02129). Else a patch is gathered from a copy of the image (padded_images.h) right before it is packed, by the
+// thread that packs it, and never goes to memory.
 #pragma once
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
+
+#include "pixels.h"
 
 namespace hfca {
 
@@ -14,6 +15,8 @@ namespace hfca {
 struct WindowSide {
   int64_t size = 1, stride = 1, padding = 0, dilation = 1;
 
+  // The pixels that so many outputs are computed from, with those between them.
+  int64_t reach(int64_t outputs) const { return (outputs - 1) * stride + dilation * (size - 1) + 1; }
   // How often it fits into so many pixels.
   int64_t outputs(int64_t pixels) const {
     const int64_t rest = pixels + 2 * padding - dilation * (size - 1) - 1;
@@ -58,46 +61,38 @@ struct Patches {
   // Where the pixels of its patch start, in the order [window row, window column].
   void starts(const Place& output, const void** to) const {
     const char* const beside = zeros + output.image * zeros_apart;
-    each_row(output, [&](const char* image_row, int64_t x) {
-      for (int64_t j = 0; j < columns.size; ++j, x += columns.dilation)
-        *to++ = image_row && x >= 0 && x < width ? image_row + x * pixel_bytes : beside;
-    });
+    each_pixel(output, [&](const char* pixel) { *to++ = pixel ? pixel : beside; });
   }
 
-  // Its patch, in the order [window row, window column, channel].
-  void gather(const Place& output, char* to) const {
-    each_row(output, [&](const char* image_row, int64_t x) {
-      if (image_row) gather_row(image_row, x, to);
-      else std::memset(to, 0, static_cast<size_t>(columns.size * channel_bytes));
-      to += columns.size * channel_bytes;
+  // The same without those beside the image; how many there are.
+  int64_t within(const Place& output, const void** to) const {
+    const void** next = to;
+    each_pixel(output, [&](const char* pixel) {
+      if (pixel) *next++ = pixel;
     });
+    return next - to;
+  }
+
+  // Where its patch lies, one piece for each row of the window or, dilated, each pixel: where no window reaches beyond the image.
+  Pieces pieces(const Place& output) const {
+    const char* const first = data + ((output.image * height + output.row * rows.stride) * width + output.column * columns.stride) * pixel_bytes;
+    const bool together = columns.dilation == 1;
+    return {first, rows.size, rows.dilation * width * pixel_bytes, together ? 1 : columns.size, columns.dilation * pixel_bytes,
+            together ? columns.size * pixel_bytes : pixel_bytes};
   }
 
  private:
-  // f(image row, first column) for each row of the window of an output pixel; null where the row is beside the image.
+  // f(pixel) for each pixel of the window of an output pixel; null where it is beside the image.
   template <class F>
-  void each_row(const Place& output, const F& f) const {
+  void each_pixel(const Place& output, const F& f) const {
     const int64_t x = output.column * columns.stride - columns.padding, y = output.row * rows.stride - rows.padding;
-    const char* const image = data + output.image * height * width * pixel_bytes;
     for (int64_t i = 0; i < rows.size; ++i) {
       const int64_t row = y + i * rows.dilation;
-      f(row >= 0 && row < height ? image + row * width * pixel_bytes : nullptr, x);
-    }
-  }
-
-  void gather_row(const char* image_row, int64_t x, char* to) const {
-    if (columns.dilation == 1 && pixel_bytes == channel_bytes) {
-      const int64_t before = std::clamp(-x, int64_t{0}, columns.size), after = std::clamp(x + columns.size - width, int64_t{0}, columns.size - before);
-      const int64_t within = columns.size - before - after;
-      std::memset(to, 0, static_cast<size_t>(before * channel_bytes));
-      if (within > 0) std::memcpy(to + before * channel_bytes, image_row + (x + before) * pixel_bytes, static_cast<size_t>(within * channel_bytes));
-      std::memset(to + (before + within) * channel_bytes, 0, static_cast<size_t>(after * channel_bytes));
-      return;
-    }
-    for (int64_t j = 0; j < columns.size; ++j, to += channel_bytes) {
-      const int64_t column = x + j * columns.dilation;
-      if (column >= 0 && column < width) std::memcpy(to, image_row + column * pixel_bytes, static_cast<size_t>(channel_bytes));
-      else std::memset(to, 0, static_cast<size_t>(channel_bytes));
+      const char* const line = row >= 0 && row < height ? data + (output.image * height + row) * width * pixel_bytes : nullptr;
+      for (int64_t j = 0; j < columns.size; ++j) {
+        const int64_t column = x + j * columns.dilation;
+        f(line && column >= 0 && column < width ? line + column * pixel_bytes : nullptr);
+      }
     }
   }
 };

@@ -1,0 +1,76 @@
+// The kernels of pixels.h.
+#pragma once
+#include "../gemm/pack.h"
+#include "pixels.h"
+
+namespace HFCA_TIER {
+
+inline void store_from_float(float* p, Simd::Float x, int n) { Simd::store_n(p, x, n); }
+inline void store_from_float(uint16_t* p, Simd::Float x, int n) { Simd::store_bf16_n(p, x, n); }
+
+// f(from, to) with pointers to the types of the elements.
+template <class F>
+HFCA_INLINE inline void typed_pair(const void* from, bool from_bf16, void* to, bool to_bf16, const F& f) {
+  const auto with = [&](auto* out) HFCA_INLINE { from_bf16 ? f(static_cast<const uint16_t*>(from), out) : f(static_cast<const float*>(from), out); };
+  to_bf16 ? with(static_cast<uint16_t*>(to)) : with(static_cast<float*>(to));
+}
+
+inline int lanes_left(int64_t at, int64_t end) { return end - at < Simd::width ? static_cast<int>(end - at) : Simd::width; }
+
+inline void copy_pixels(const hfca::PixelRow& from, int64_t pixels, int64_t channels, void* to, bool to_bf16) {
+  typed_pair(from.data, from.bf16, to, to_bf16, [&](const auto* x, auto* out) HFCA_INLINE {
+    if (from.channel_apart == 1 && from.pixel_apart == channels) {
+      for (int64_t i = 0; i < pixels * channels; i += Simd::width) {
+        const int n = lanes_left(i, pixels * channels);
+        store_from_float(out + i, load_as_float_n(x + i, n), n);
+      }
+      return;
+    }
+    // Some pixels of each channel, in the dtype of the output, and then side by side.
+    std::remove_reference_t<decltype(*out)> some[Simd::width];
+    alignas(64) float gathered[Simd::width];
+    for (int64_t i = 0; i < pixels; i += Simd::width) {
+      const int n = lanes_left(i, pixels);
+      for (int64_t c = 0; c < channels; ++c) {
+        const auto* const first = x + i * from.pixel_apart + c * from.channel_apart;
+        if (from.pixel_apart == 1) {
+          store_from_float(some, load_as_float_n(first, n), n);
+        } else {
+          for (int j = 0; j < n; ++j) gathered[j] = first_of(load_as_float_n(first + j * from.pixel_apart, 1));
+          store_from_float(some, Simd::load_n(gathered, n), n);
+        }
+        for (int j = 0; j < n; ++j) out[(i + j) * channels + c] = some[j];
+      }
+    }
+  });
+}
+
+inline void gather_pieces(const hfca::Pieces& pieces, char* to) {
+  const char* row = pieces.first;
+  for (int64_t i = 0; i < pieces.rows; ++i, row += pieces.rows_apart)
+    for (int64_t j = 0; j < pieces.count; ++j, to += pieces.bytes)
+      for (int64_t at = 0; at < pieces.bytes; at += hfca::copied_bytes)
+        std::memcpy(to + at, row + j * pieces.apart + at, static_cast<size_t>(hfca::copied_bytes));
+}
+
+inline void largest_pixels(const void* const* from, bool from_bf16, int64_t count, int64_t channels, void* to, bool to_bf16, float* seen) {
+  Range range;
+  if (seen) range = {Simd::load(seen), Simd::load(seen + hfca::range_numbers / 2)};
+  typed_pair(from[0], from_bf16, to, to_bf16, [&](const auto* first, auto* out) HFCA_INLINE {
+    for (int64_t c = 0; c < channels; c += Simd::width) {
+      const int n = lanes_left(c, channels);
+      Simd::Float most = load_as_float_n(first + c, n);
+      for (int64_t i = 1; i < count; ++i) {
+        const Simd::Float x = load_as_float_n(static_cast<decltype(first)>(from[i]) + c, n);
+        most = Simd::where_equal(x, x, Simd::max(x, most), x);  // max gives its second where one is NaN
+      }
+      store_from_float(out + c, most, n);
+      if (seen) range.add(most);
+    }
+  });
+  if (seen) Simd::store(seen, range.low), Simd::store(seen + hfca::range_numbers / 2, range.high);
+}
+
+constexpr hfca::PixelKernels pixel_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels}; }
+
+}  // namespace HFCA_TIER

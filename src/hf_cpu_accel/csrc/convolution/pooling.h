@@ -1,0 +1,40 @@
+// The largest pixel of each window, channel by channel.
+#pragma once
+#include "../dispatch.h"
+#include "../team.h"
+#include "../workspace.h"
+#include "images.h"
+#include "patches.h"
+
+namespace hfca {
+
+class MaxPooling {
+ public:
+  // patches: of the input's pixels. range: as Gemm::range, may be null.
+  MaxPooling(const Images& output, const Patches& patches, bool input_bf16, float* range)
+      : output_(output), patches_(patches), input_bf16_(input_bf16), range_(range) {}
+
+  size_t bytes(int64_t threads) const { return Workspace::size_of<const void*>(threads * patches_.pixels()); }
+  void take(Workspace& from, int64_t threads) { starts_ = from.take<const void*>(threads * patches_.pixels()); }
+
+  void run(const Team& team) const {
+    const void** const starts = starts_ + team.slot() * patches_.pixels();
+    float* const range = range_ ? range_ + team.slot() * range_numbers : nullptr;
+    const int64_t pixel_bytes = output_.channels * output_.element_bytes();
+    team.each(output_.count * output_.height * output_.width, [&](int64_t begin, int64_t end) {
+      Patches::Place place = patches_.place_of(begin);
+      char* to = static_cast<char*>(output_.pixels.data) + begin * pixel_bytes;
+      for (int64_t i = begin; i < end; ++i, patches_.advance(place), to += pixel_bytes)
+        dispatch().pixels.largest(starts, input_bf16_, patches_.within(place, starts), output_.channels, to, output_.pixels.bf16, range);
+    });
+  }
+
+ private:
+  Images output_;
+  Patches patches_;
+  bool input_bf16_;
+  float* range_;
+  const void** starts_ = nullptr;
+};
+
+}  // namespace hfca
