@@ -9,7 +9,7 @@ from hf_cpu_accel import explain
 from hf_cpu_accel.rewrite import ffn as ffn_rule
 from hf_cpu_accel.rewrite import linear as linear_rule
 from hf_cpu_accel.rewrite import linear_block
-from hf_cpu_accel.rewrite.verify import probe, row_error
+from hf_cpu_accel.rewrite.verify import computes_alike, probe, row_error
 
 
 def _corrupt(monkeypatch, module):
@@ -58,3 +58,21 @@ def test_row_error_sees_scale_single_rows_and_nan():
     one_row[1, 2, 0] = torch.nan
     assert row_error(one_row, reference) == float("inf")
     assert row_error(reference[:1], reference) == float("inf")
+
+
+def test_single_rows_may_be_quantised_otherwise_and_no_more():
+    reference = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    rows = {count: reference.clone() for count in (0, 3, 12)}
+    for count, moved in rows.items():
+        moved[:count] *= 1.003
+    alike = {
+        (count, quantises): computes_alike(moved, reference, 2e-3, quantises=quantises)
+        for count, moved in rows.items()
+        for quantises in (True, False)
+    }
+    assert [key for key, holds in alike.items() if holds] == [(0, True), (0, False), (3, True)]
+    rows[3][0] *= 1.02
+    assert not computes_alike(rows[3], reference, 2e-3, quantises=True)
+    assert not computes_alike(reference[:3], reference, 2e-3, quantises=True)
+    rows[0][5, 5] = torch.nan
+    assert not computes_alike(rows[0], reference, 2e-3, quantises=True)

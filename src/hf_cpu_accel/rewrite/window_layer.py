@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.packing import QUANTISED
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.changes import swap_module
@@ -30,7 +31,7 @@ from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.projection_group import members_apart
-from hf_cpu_accel.rewrite.verify import row_error
+from hf_cpu_accel.rewrite.verify import computes_alike
 from hf_cpu_accel.rewrite.window_reading import Run, Windows, seen
 
 STRUCTURE = "window encoder layer"
@@ -140,7 +141,7 @@ class FusedWindowLayer(Mixed):
             if windows is None or windows.nbytes > _BYTES:
                 return None
             output = _compute(image, windows, self._parts.weights(narrow=False).arguments())
-        return windows if row_error(output, expected) <= TOLERANCES[image.dtype] else None
+        return windows if _alike(self._parts, output, expected) else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:
         super()._apply(fn, recurse)
@@ -158,6 +159,11 @@ def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) ->
         rows = (starts.int()[:, None, None] + rows).flatten(0, 1)
     output: Tensor = _ENCODER_LAYER(hidden_states, None, windows.bias, None, None, None, 0, *bound, rows)
     return output
+
+
+def _alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor) -> bool:
+    quantises = any(linear.packed.dtype in QUANTISED for linear in parts.linears)
+    return computes_alike(output, expected, TOLERANCES[expected.dtype], quantises=quantises)
 
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
@@ -211,7 +217,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | None:
                 if windows is None:
                     continue
                 output = _compute(image, windows, parts.weights(narrow=False).arguments())
-                if row_error(output, expected) <= TOLERANCES[dtype]:
+                if _alike(parts, output, expected):
                     return fused
         except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
             return None
