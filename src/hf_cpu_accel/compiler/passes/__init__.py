@@ -24,6 +24,7 @@ from hf_cpu_accel.compiler.passes import (
     handwritten_attention,
     linear,
     messages,
+    narrow_attention,
     norm,
     parallel_linears,
     quantised,
@@ -56,6 +57,7 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
     "ffn": ffn.apply,
     "add_norm": add_norm.apply,
     "encoder_layer": encoder_layer.apply,
+    "narrow_attention": narrow_attention.apply,
 }
 
 

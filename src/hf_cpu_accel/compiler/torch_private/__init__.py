@@ -338,6 +338,13 @@ def is_always(condition: bool | torch.SymBool) -> bool:
     return statically_known_true(condition)
 
 
+def size_seen(size: int | torch.SymInt) -> int:
+    """The size in the call that is compiled for, 0 where it depends on values; adds no guard."""
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return int(optimization_hint(size, fallback=0))
+
+
 def storage_of(value: Tensor) -> int:
     """Equal for tensors, fake ones too, that share their memory."""
     return int(value.untyped_storage()._cdata)

@@ -1,0 +1,38 @@
+"""Attention over long sequences in bfloat16, between linears whose weights have activations rounded at least as much: what the
+modules of diffusers do outside of graphs (rewrite/processor_attention.py). What an encoder layer holds does so anyway."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from hf_cpu_accel import hardware
+from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.passes.reading import args_of, value
+from hf_cpu_accel.compiler.rewriter import Rewriter
+from hf_cpu_accel.packing import dtype_of
+from hf_cpu_accel.providers.attention import LONG
+
+ours = torch.ops.hf_cpu_accel
+_CONVERT = torch.ops.prims.convert_element_type.default
+_LINEARS = (ours.linear.default, ours.linear_split.default, ours.ffn.default, ours.gated_ffn.default)
+_ROUNDING = ("bfloat16", "int8", "int4")
+
+
+def apply(rewriter: Rewriter) -> int:
+    if not hardware.native_bf16_is_fast():
+        return 0
+    weights = {dtype_of(value(args_of(node)[1])) for node in rewriter.calls(*_LINEARS)}
+    if not weights or not weights.issubset(_ROUNDING):
+        return 0
+    return sum(_narrow(rewriter, node) for node in rewriter.calls(ours.attention.default))
+
+
+def _narrow(rewriter: Rewriter, node: Node) -> bool:
+    query, key, values, *rest = args_of(node)
+    if value(query).dtype is not torch.float32 or torch_private.size_seen(value(key).shape[2]) < LONG:
+        return False
+    heads = [rewriter.call(node, _CONVERT, part, torch.bfloat16) for part in (query, key, values)]
+    output = rewriter.call(node, ours.attention.default, *heads, *rest)
+    rewriter.replace(node, rewriter.call(node, _CONVERT, output, torch.float32))
+    return True
