@@ -1,4 +1,5 @@
-"""Runs test_sparse_fuzz.py with the kernels that `make asan` built, under AddressSanitizer, on the lowest and the highest tier.
+"""Runs test_sparse_fuzz.py, and what test_tiers.py checks on every tier, with the kernels that `make asan` built, under
+AddressSanitizer, on the lowest and the highest tier.
 
 Their library must not lie in the package: the folder of the package is linked together anew around it. AddressSanitizer has to be
 loaded before Python; leaks are not looked for, since Python and torch keep what they have until the end.
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from test_tiers import all_checks
 
 import hf_cpu_accel
 
@@ -41,11 +44,13 @@ def main(cases: str) -> int:
                 "LD_PRELOAD": " ".join(runtimes),
                 "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
                 "HF_CPU_ACCEL_ISA": tier,
-                "PYTHONPATH": folder,
+                "PYTHONPATH": f"{folder}{os.pathsep}{TESTS}",
             }
-            command = [sys.executable, str(TESTS / "test_sparse_fuzz.py"), "--cases", cases]
-            if code := subprocess.run(command, env=environment).returncode:
-                return code
+            fuzz = [sys.executable, str(TESTS / "test_sparse_fuzz.py"), "--cases", cases]
+            kernels = [sys.executable, "-c", all_checks(tier)]
+            for command in (fuzz, kernels):
+                if code := subprocess.run(command, env=environment).returncode:
+                    return code
     return 0
 
 

@@ -56,14 +56,18 @@ def test_the_kernels_are_native() -> None:
     assert best is not None, extension.status().error
 
 
-@pytest.mark.parametrize("cap", CAPS)
-def test_tier(cap: str) -> None:
-    """Caps that the CPU lacks too: the library and hardware.py look at it in different ways and must agree."""
+def all_checks(cap: str) -> str:
+    """The code that runs them and prints the tier."""
     calls = "; ".join(
         f"from {module} import {check}; {check}(seed={len(cap)})" for module, check in CHECKS.items()
     )
-    code = f"import torch; torch.set_num_threads(2); {calls}; from hf_cpu_accel import extension; print(extension.status().tier)"
-    assert run(cap, code).strip() == hardware.best_tier(FLAGS, cap)
+    return f"import torch; torch.set_num_threads(2); {calls}; from hf_cpu_accel import extension; print(extension.status().tier)"
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_tier(cap: str) -> None:
+    """Caps that the CPU lacks too: the library and hardware.py look at it in different ways and must agree."""
+    assert run(cap, all_checks(cap)).strip() == hardware.best_tier(FLAGS, cap)
 
 
 @pytest.mark.parametrize("tier", available)
