@@ -12,6 +12,7 @@ from hf_cpu_accel.image_packing import (
     transformed_weight,
     unpack_conv2d,
 )
+from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing import concat, dtype_of
 from hf_cpu_accel.winograd import recover_weight, transform_weight
 
@@ -56,6 +57,9 @@ def test_ranges_of_features_are_views_and_can_be_joined(dtype: str) -> None:
     assert parts[1].data.data_ptr() == packed.data[2:].data_ptr()
     assert torch.equal(transformed_weight(parts[1]), transformed_weight(packed)[:, 64:])
     assert torch.equal(unpack_conv2d(concat(parts), (3, 3)), unpack_conv2d(packed, (3, 3)))
+    image, window = torch.randn(1, 192, 6, 5), {"kernel_size": (3, 3), "padding": (1, 1)}
+    whole = conv2d(image, packed, **window)
+    assert torch.equal(torch.cat([conv2d(image, part, **window) for part in parts], dim=1), whole)
 
 
 def test_a_weight_comes_back_from_its_transform() -> None:

@@ -61,7 +61,7 @@ class PackedWeight:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
 
     def narrow(self, start: int, length: int) -> PackedWeight:
-        """The output features [start, start + length) as a view.
+        """The output features [start, start + length), the data as a view.
 
         Raises:
             ValueError: if start is not a multiple of 32, or the range leaves the weight.
@@ -73,6 +73,8 @@ class PackedWeight:
             )
         first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
         scale = None if self.scale is None else self.scale[..., start : start + length]
+        if scale is not None and scale.dim() > 2:
+            scale = scale.contiguous()  # of a weight for tiles, which the kernel finds by position
         return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
 
 

@@ -95,3 +95,20 @@ def test_packed_weights_say_how_much_they_round(compiled: Any) -> None:
         with torch.no_grad():
             compiled(model)(torch.randn(1, LONG, 64))
         assert report.graphs()[-1].rewrites["narrow_attention"] == narrowed
+
+
+@pytest.mark.usefixtures("no_codegen")
+def test_who_widens_queries_of_a_model_in_bfloat16_means_it(compiled: Any) -> None:
+    class Widened(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = (
+                part.float().unflatten(-1, (4, 16)).transpose(1, 2)
+                for part in self.inputs(x).chunk(3, dim=-1)
+            )
+            output = F.scaled_dot_product_attention(*heads)
+            return self.output(output.transpose(1, 2).flatten(2).to(x.dtype).cos())
+
+    with torch.no_grad():
+        compiled(Widened().bfloat16())(torch.randn(1, LONG, 64, dtype=torch.bfloat16))
+    assert only_graph().rewrites["attention"] == 1
+    assert only_graph().rewrites["narrow_attention"] == 0

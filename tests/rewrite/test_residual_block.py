@@ -15,7 +15,6 @@ from transformers import ResNetConfig, ResNetModel
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers import convolution as providers
 from hf_cpu_accel.rewrite import gemm_convolution
-from hf_cpu_accel.rewrite.narrow_image import NarrowImage
 from hf_cpu_accel.rewrite.residual_block import STRUCTURE, FusedResidualBlock
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
@@ -237,33 +236,37 @@ def test_a_pooling_of_the_input_alone_is_no_start() -> None:
     assert error(model["stage"](x), expected) <= TOLERANCES["float32"]
 
 
-class Stages(nn.Module):
-    """Chains one after another, handed on by a loop, as all of it is too much for one chain."""
-
-    def __init__(self, *stages: nn.Module) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(stages)
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        images = [x]
-        for stage in self.stages:
-            images.append(stage(images[-1]))
-        return images
+def test_a_pooling_with_a_forward_of_its_own_is_left_to_it() -> None:
+    model, photo = host(Stem(nn.MaxPool2d((3,), 2))), torch.randn(2, 3, 31, 40)
+    pooling = model["stage"][0].pooler
+    pooling.forward = lambda x: 2 * nn.MaxPool2d.forward(pooling, x)
+    expected = model["stage"](photo)
+    accelerate_for_cpu(model, dtype="float32")
+    assert "forward" in vars(pooling)
+    assert not isinstance(model["stage"], FusedResidualBlock)
+    assert error(model["stage"](photo), expected) <= TOLERANCES["float32"]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_what_stages_hand_on_passes_for_what_they_promise(dtype: str) -> None:
-    model, x = with_statistics(Stages(*(Block(64, 64) for _ in range(3)))), image(64)
-    expected = model(x)
-    accelerate_for_cpu(model, dtype=dtype)
-    got = model(x)
-    assert [isinstance(output, NarrowImage) for output in got[1:]] == [dtype != "float32"] * 2 + [False]
-    for ours, theirs in zip(got, expected, strict=True):
-        assert (ours.dtype, ours.shape, ours.stride()) == (torch.float32, theirs.shape, x.stride())
-        assert error(ours, theirs) <= TOLERANCES[dtype]
-    assert torch.equal(got[1] + 0, model.stages[0](x))
-    assert torch.equal(model.stages[1](got[1].clone()), got[2])
-    assert model(x.bfloat16())[-1].dtype is torch.bfloat16
+@pytest.mark.parametrize("skipped", [[], ["stage.0.pooler"]])
+def test_a_pooling_can_be_skipped(skipped: list[str]) -> None:
+    model = host(Stem(nn.MaxPool2d((3,), 2)))
+    accelerate_for_cpu(model, dtype="float32", skip_modules=skipped)
+    assert isinstance(model["stage"], FusedResidualBlock) is not bool(skipped)
+
+
+def test_what_is_written_between_two_chains_is_read() -> None:
+    blocks = host(*(Block(64, 64) for _ in range(2)))["stage"]
+    model, act, x = nn.ModuleDict({"stages": nn.ModuleList(blocks)}).eval(), nn.SiLU(inplace=True), image(64)
+
+    def run(x: Tensor) -> Tensor:
+        for stage in model["stages"]:
+            x = act(stage(x))
+        return x
+
+    expected = run(x)
+    accelerate_for_cpu(model, dtype="bfloat16")
+    assert all(isinstance(stage, FusedResidualBlock) for stage in model["stages"])
+    assert error(run(x), expected) <= TOLERANCES["bfloat16"]
 
 
 def test_probing_leaves_no_trace() -> None:

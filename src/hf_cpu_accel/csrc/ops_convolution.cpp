@@ -26,6 +26,11 @@ Patches patches_of(const char* op, const Images& images, const Window& window) {
   patches.out_height = patches.rows.outputs(patches.height), patches.out_width = patches.columns.outputs(patches.width);
   STD_TORCH_CHECK(patches.out_height > 0 && patches.out_width > 0, "hf_cpu_accel::", op, ": the window is larger than the padded input of ",
                   patches.height, " x ", patches.width);
+  int64_t bytes = images.count;  // of all that windows see
+  bool overflow = false;
+  for (const int64_t size : {patches.rows.reach(patches.out_height), patches.columns.reach(patches.out_width), images.channels, int64_t{4}})
+    overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+  STD_TORCH_CHECK(!overflow, "hf_cpu_accel::", op, ": a padded input of so many elements does not exist");
   return patches;
 }
 
@@ -99,10 +104,11 @@ struct Step {
 };
 constexpr size_t step_numbers = sizeof(Step) / sizeof(int64_t);
 
-void check_pooling(const char* op, const Step& step, int64_t channels, const Window& window) {
+void check_pooling(const char* op, const Step& step, const Images& source, const Window& window) {
   // Each window then has a pixel of the image.
+  STD_TORCH_CHECK(source.height > 0 && source.width > 0, "hf_cpu_accel::", op, ": a pooling needs an image with rows and columns");
   const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1; };
-  STD_TORCH_CHECK(step.out_channels == channels && step.residual < 0 && step.activation == 0 && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
+  STD_TORCH_CHECK(step.out_channels == source.channels && step.residual < 0 && step.activation == 0 && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
                   ": a pooling has the channels of its input, no residual, activation or dilation, and at most half a window of padding");
 }
 
@@ -138,8 +144,7 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
   return readers;
 }
 
-Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow,
-                    bool narrow_output) {
+Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow) {
   constexpr const char* op = "convolutions";
   STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers, " numbers per step");
   const size_t count = layout.size() / step_numbers;
@@ -171,8 +176,8 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     if (weight)
       g = gemm_of_convolution(op, step.out_channels, source.channels, window, *weight, part(step.scale), part(step.bias),
                               static_cast<Activation>(step.activation));
-    else check_pooling(op, step, source.channels, window);
-    const ScalarType dtype = i + 1 < count ? between : narrow_output ? ScalarType::BFloat16 : ScalarType::Float;
+    else check_pooling(op, step, source, window);
+    const ScalarType dtype = i + 1 < count ? between : input.scalar_type();
     Images output = output_of(op, source, patches, g, dtype);
     if (i + 1 == count) last = empty_images(output, dtype);
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
@@ -196,7 +201,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
       "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor");
-  m.def("convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow, bool narrow_output) -> Tensor");
+  m.def("convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {

@@ -38,7 +38,8 @@ def conv2d(
     """activation(conv2d(input, weight) + bias + residual), without groups.
 
     Args:
-        input: [B, C, H, W] float32 or bfloat16; channels_last is read as it is, anything else is brought into that order.
+        input: [B, C, H, W] float32 or bfloat16; channels_last is read as it is, anything else is brought into that order, unless it
+            has so few channels that its pixels are copied in any case.
         weight: of `pack_conv2d`, C channels in and N out.
         bias: [N] float32 or bfloat16.
         kernel_size: (height, width); stride, padding (zeros) and dilation likewise.

@@ -115,20 +115,19 @@ def bind(steps: Sequence[ConvolutionStep | PoolingStep], *, narrow: bool) -> Bou
     return BoundConvolutions(parts, layout, narrow)
 
 
-def convolutions(input: Tensor, bound: BoundConvolutions, dtype: torch.dtype | None = None) -> Tensor:
-    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last.
+def convolutions(input: Tensor, bound: BoundConvolutions) -> Tensor:
+    """[B, C, H, W] float32 or bfloat16 -> [B, N, H', W'], the output of the last step, in channels_last and the dtype of the input.
 
-    Args:
-        input: read as it is in channels_last; anything else is brought into that order, unless it has so few channels that its
-            pixels are copied in any case.
-        dtype: of the output, float32 or bfloat16; None: that of the input.
+    The input is read as it is in channels_last; anything else is brought into that order, unless it has so few channels that its
+    pixels are copied in any case.
 
     Raises:
         RuntimeError: if the shapes do not fit.
     """
-    rows, narrow_output = input.permute(0, 2, 3, 1), (dtype or input.dtype) is torch.bfloat16
-    output = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, bound.narrow, narrow_output)
-    return output.permute(0, 3, 1, 2)
+    rows = input.permute(0, 2, 3, 1)
+    return torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, bound.narrow).permute(
+        0, 3, 1, 2
+    )
 
 
 def _steps(layout: list[int]) -> list[dict[str, Any]]:
@@ -142,9 +141,7 @@ def _windows(step: dict[str, Any]) -> list[list[int]]:
     return [[step[f"{name}_rows"], step[f"{name}_columns"]] for name in names]
 
 
-def _reference(
-    input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool, narrow_output: bool
-) -> Tensor:
+def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
     """One `conv2d` or pooling after another."""
     images = [input.float()]
     between = torch.bfloat16 if narrow else input.dtype
@@ -173,24 +170,20 @@ def _reference(
             )
             output = conv2d_reference(source, *convolution, activation)
         images.append(output.to(between).float())
-    return output.to(_dtype(narrow_output))
+    return output.to(input.dtype)
 
 
-def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool, narrow_output: bool) -> Tensor:
+def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
     shapes = [tuple(input.shape)]
     for step in _steps(layout):
         batch, height, width, _ = shapes[step["source"]]
         sides = zip((height, width), *_windows(step), strict=True)
         shapes.append((batch, *(out_size(*side) for side in sides), step["out_channels"]))
-    return input.new_empty(shapes[-1], dtype=_dtype(narrow_output))
-
-
-def _dtype(narrow: bool) -> torch.dtype:
-    return torch.bfloat16 if narrow else torch.float32
+    return input.new_empty(shapes[-1])
 
 
 declare(
-    "convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow, bool narrow_output) -> Tensor",
+    "convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor",
     fake=_fake,
     reference=_reference,
 )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.convolutions import ConvolutionStep, PoolingStep
 from hf_cpu_accel.rewrite.epilogue import Epilogue
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
 from hf_cpu_accel.rewrite.projection_group import members_apart
@@ -82,12 +83,12 @@ def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_part(module: nn.Module) -> bool:
-    """Whether that may be a link of a chain: a convolution, or a pooling as the op has it."""
+    """Whether that may be a link of a chain: a convolution, or a pooling as the op has it, whose forward nobody has replaced."""
     if isinstance(module, WaitingConvolution):
         return True
-    if type(module) is not nn.MaxPool2d or module.ceil_mode or module.return_indices:
+    if type(module) is not nn.MaxPool2d or own_forward(module) is not None:
         return False
-    return _pair(module.dilation) == (1, 1)
+    return not (module.ceil_mode or module.return_indices) and _pair(module.dilation) == (1, 1)
 
 
 def read(layer: nn.Module, image: Tensor) -> Chain | None:
@@ -184,5 +185,5 @@ def _listen(trace: _Trace, path: str, module: nn.Module, wrapped: ExitStack) -> 
 
 
 def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:
-    height, width = (sizes, sizes) if isinstance(sizes, int) else sizes
-    return height, width
+    sides = (sizes,) if isinstance(sizes, int) else sizes
+    return sides[0], sides[-1]  # torch takes one number in a tuple, too

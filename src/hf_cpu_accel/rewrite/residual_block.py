@@ -7,7 +7,6 @@ The chain is then proved on others.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ from hf_cpu_accel.rewrite.convolution_trace import (
     DTYPES,
     Chain,
     Link,
-    PoolingLink,
     as_they_were,
     parts_of,
     read,
@@ -30,7 +28,6 @@ from hf_cpu_accel.rewrite.convolution_trace import (
 from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
-from hf_cpu_accel.rewrite.narrow_image import NarrowImage
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
@@ -54,14 +51,11 @@ class FusedResidualBlock(Mixed):
 
     Attributes:
         _narrow: images between its convolutions are bfloat16, unless all weights are float32.
-        _before_another: the next module is such a chain, too; so is then what it is handed.
     """
 
     _chain: Chain
     _channels: int
-    _out_channels: int
     _narrow: bool
-    _before_another: bool
     _bound: BoundConvolutions | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,12 +63,8 @@ class FusedResidualBlock(Mixed):
         if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
-        dtype, bound = image.dtype, self._bound or self._bind()
-        if isinstance(image, LazyTensor):
-            image = image.rounded if isinstance(image, NarrowImage) and bound.narrow else image.tensor
-        if dtype is torch.float32 and bound.narrow and self._before_another:
-            return NarrowImage.of(convolutions(image, bound, torch.bfloat16))
-        return convolutions(image, bound, dtype)
+        image = image.tensor if isinstance(image, LazyTensor) else image
+        return convolutions(image, self._bound or self._bind())
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
@@ -103,6 +93,8 @@ def fuse_residual_blocks(context: Context) -> list[PlanItem]:
             continue
         if refusal_to_swap(layer, path, context) is not None:
             continue
+        if any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
+            continue
         # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
         guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
         chain = read(layer, _image(guess, *_IMAGE))
@@ -114,9 +106,7 @@ def fuse_residual_blocks(context: Context) -> list[PlanItem]:
             layer,
             _chain=chain,
             _channels=first.in_channels,
-            _out_channels=_out_channels(layer, chain),
             _narrow=False,
-            _before_another=False,
             _bound=None,
         )
         dtype = _coarsest(layer, chain)
@@ -125,11 +115,6 @@ def fuse_residual_blocks(context: Context) -> list[PlanItem]:
             inside.update(id(module) for module in layer.modules())
             swap_module(context.journal, context.slots[id(layer)], fused)
             items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
-    for container in context.root.modules():
-        if isinstance(container, nn.Sequential | nn.ModuleList):
-            for first, second in itertools.pairwise(container):
-                if isinstance(first, FusedResidualBlock) and isinstance(second, FusedResidualBlock):
-                    first._before_another = first._out_channels == second._channels
     return items
 
 
@@ -170,15 +155,6 @@ def _first(layer: nn.Module, chain: Chain) -> Any:
     readers = (link for link in chain if link.source == 0 and isinstance(link, Link))
     link = next(readers, None)
     return None if link is None else layer.get_submodule(link.path)
-
-
-def _out_channels(layer: nn.Module, chain: Chain) -> int:
-    last = chain[-1]
-    if isinstance(last, PoolingLink):
-        return last.channels
-    convolution: Any = layer.get_submodule(last.path)
-    channels: int = convolution.out_channels
-    return channels
 
 
 def _coarsest(layer: nn.Module, chain: Chain) -> str:

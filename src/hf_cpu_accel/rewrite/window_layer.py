@@ -141,7 +141,7 @@ class FusedWindowLayer(Mixed):
             if windows is None or windows.nbytes > _BYTES:
                 return None
             output = _compute(image, windows, self._parts.weights(narrow=False).arguments())
-        return windows if _alike(self._parts, output, expected) else None
+        return windows if _alike(self._parts, output, expected, image.dtype) else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:
         super()._apply(fn, recurse)
@@ -161,9 +161,10 @@ def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) ->
     return output
 
 
-def _alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor) -> bool:
+def _alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """dtype: of the activations."""
     quantises = any(linear.packed.dtype in QUANTISED for linear in parts.linears)
-    return computes_alike(output, expected, TOLERANCES[expected.dtype], quantises=quantises)
+    return computes_alike(output, expected, TOLERANCES[dtype], quantises=quantises)
 
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
@@ -217,7 +218,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | None:
                 if windows is None:
                     continue
                 output = _compute(image, windows, parts.weights(narrow=False).arguments())
-                if _alike(parts, output, expected):
+                if _alike(parts, output, expected, dtype):
                     return fused
         except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
             return None

@@ -1,5 +1,8 @@
-"""Attention over long sequences in bfloat16, between linears whose weights have activations rounded at least as much: what the
-modules of diffusers do outside of graphs (rewrite/processor_attention.py). What an encoder layer holds does so anyway."""
+"""Attention over long sequences in bfloat16, in graphs whose linears all take float32 and have weights that round it as much:
+what the modules of diffusers do outside of graphs (rewrite/processor_attention.py). What an encoder layer holds does so anyway.
+
+In a graph in bfloat16 nobody asked for that: who widens queries there means it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _ROUNDING = ("bfloat16", "int8", "int4")
 def apply(rewriter: Rewriter) -> int:
     if not hardware.native_bf16_is_fast():
         return 0
-    weights = {dtype_of(value(args_of(node)[1])) for node in rewriter.calls(*_LINEARS)}
+    linears = [args_of(node) for node in rewriter.calls(*_LINEARS)]
+    if any(value(input).dtype is not torch.float32 for input, *_ in linears):
+        return 0
+    weights = {dtype_of(value(weight)) for _, weight, *_ in linears}
     if not weights or not weights.issubset(_ROUNDING):
         return 0
     return sum(_narrow(rewriter, node) for node in rewriter.calls(ours.attention.default))

@@ -340,9 +340,13 @@ def is_always(condition: bool | torch.SymBool) -> bool:
 
 def size_seen(size: int | torch.SymInt) -> int:
     """The size in the call that is compiled for, 0 where it depends on values; adds no guard."""
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
+    from torch.fx.experimental import symbolic_shapes
 
-    return int(optimization_hint(size, fallback=0))
+    # Called size_hint before torch 2.12.
+    hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or getattr(
+        symbolic_shapes, "size_hint", None
+    )
+    return int(hint(size, fallback=0))
 
 
 def storage_of(value: Tensor) -> int:

@@ -53,7 +53,7 @@ class ConvolutionChain {
  public:
   explicit ConvolutionChain(int64_t threads) : threads_(threads) {}
 
-  // The number under which the images can be read. Those of number 0 are there, the others are made by a convolution.
+  // The number under which the images can be read. Those of number 0 are there, the others are made by a step.
   size_t add(const Images& images, Wanted wanted) {
     Known known{images, wanted, nullptr, nullptr};
     if (wanted.steps && !known_.empty() && images.count == 1) {
