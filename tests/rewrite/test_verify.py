@@ -62,7 +62,7 @@ def test_row_error_sees_scale_single_rows_and_nan():
 
 def test_single_rows_may_be_quantised_otherwise_and_no_more():
     reference = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
-    rows = {count: reference.clone() for count in (0, 3, 12)}
+    rows = {count: reference.clone() for count in (0, 3, 6)}
     for count, moved in rows.items():
         moved[:count] *= 1.003
     alike = {

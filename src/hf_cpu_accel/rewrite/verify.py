@@ -15,6 +15,8 @@ _SMALL_ROW = 1e-2
 
 # What an input that is quantised to the next step moves a row by, in tolerances of `computes_alike`: seen were 1.5 for rows of 768.
 _FEW_ROWS = 5
+# Of the rows, at most 7 % were moved.
+_MOST = 0.75
 
 _BATCH, _TOKENS = 2, 3
 
@@ -53,7 +55,7 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
 
     Args:
         quantises: they quantise what passes through them. A number between two steps may go to either, which moves the few rows
-            that have one by more than rounding does. Most rows have none, and are held to a tenth of the tolerance.
+            that have one by more than rounding does. Three of four rows are held to a tenth of the tolerance.
     """
     error = row_error(candidate, reference)
     if error <= tolerance or not quantises:
@@ -64,7 +66,7 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
         or error > _FEW_ROWS * tolerance
     ):
         return False
-    return bool(row_errors(candidate, reference).median() <= tolerance / 10)
+    return bool(row_errors(candidate, reference).quantile(_MOST) <= tolerance / 10)
 
 
 def tolerance(dtype: str, compute: torch.dtype) -> float:
