@@ -108,7 +108,8 @@ void check_pooling(const char* op, const Step& step, const Images& source, const
   // Each window then has a pixel of the image.
   STD_TORCH_CHECK(source.height > 0 && source.width > 0, "hf_cpu_accel::", op, ": a pooling needs an image with rows and columns");
   const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1; };
-  STD_TORCH_CHECK(step.out_channels == source.channels && step.residual < 0 && step.activation == 0 && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
+  const bool alone = step.out_channels == source.channels && step.residual < 0 && step.activation == 0;
+  STD_TORCH_CHECK(alone && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
                   ": a pooling has the channels of its input, no residual, activation or dilation, and at most half a window of padding");
 }
 
@@ -124,8 +125,9 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
   Readers readers{std::vector<size_t>(count + 1, count), std::vector<Wanted>(count + 1)};
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
-    STD_TORCH_CHECK(step.source >= 0 && step.source <= static_cast<int64_t>(i) && step.residual <= static_cast<int64_t>(i), "hf_cpu_accel::", op, ": step ",
-                    static_cast<int64_t>(i), " reads images that are not made before it");
+    const auto number = static_cast<int64_t>(i);
+    STD_TORCH_CHECK(step.source >= 0 && step.source <= number && step.residual <= number, "hf_cpu_accel::", op, ": step ", number,
+                    " reads images that are not made before it");
     for (const int64_t place : {step.source, step.residual})
       if (place >= 0) readers.last[static_cast<size_t>(place)] = i;
     readers.dense_input |= step.residual == 0;

@@ -22,8 +22,10 @@ inline bool gathers(WeightKind kind, int64_t channels, bool several_pixels) {
 class PatchRows {
  public:
   // patches: all but where the pixels are; of the copy of the image (padded_images.h) where they are gathered.
-  PatchRows(const Gemm& g, const Patches& patches) : patches_(patches), tile_rows_(kernels_of(g).tile_rows), gathers_(gathers(g.kind, g.k / patches.pixels(), patches.have_several_pixels())) {
-    runs_.count = gathers_ ? 1 : patches.pixels(), runs_.length = gathers_ ? g.k : g.k / patches.pixels();
+  PatchRows(const Gemm& g, const Patches& patches) : patches_(patches), tile_rows_(kernels_of(g).tile_rows) {
+    const int64_t channels = g.k / patches.pixels();
+    gathers_ = gathers(g.kind, channels, patches.have_several_pixels());
+    runs_.count = gathers_ ? 1 : patches.pixels(), runs_.length = gathers_ ? g.k : channels;
     gathered_bytes_ = gathers_ ? (patches.bytes() + copied_bytes + 63) / 64 * 64 : 0;
   }
 
