@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-compile-families, fuzz, asan.
+# test-pyg, test-diffusers, test-compile-families, fuzz, asan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-compile-families fuzz asan lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-compile-families fuzz asan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -72,6 +72,13 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Known vulnerabilities of what is installed, which needs the network, and high ones in our own sources. The tools stay out of .venv.
+audit: $(VENV)/.ready
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install -q --disable-pip-version-check pip-audit bandit
+	build/audit/bin/bandit -q -r src integrations examples setup.py --severity-level high
+	$(BIN)/python tests/audit.py build/audit/bin/pip-audit build/audit
 
 bench: kernels
 	$(BIN)/python -m benchmarks.run

@@ -17,6 +17,7 @@ import torch
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.generation_workload import auto_class
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 
 def folder(name: str) -> Path:
@@ -29,13 +30,13 @@ def folder(name: str) -> Path:
         config = random_models.config(name)
         case = root / f"{name}-{_digest(config.to_json_string())}"
         if not (case / "model").exists():
-            case.mkdir(parents=True, exist_ok=True)
+            make_folder(case)
             _save(name, case)
         return case
     source = Path(name).resolve()
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in source.iterdir())
     case = root / f"{source.name}-{_digest(f'{source} {files}')}"
-    case.mkdir(parents=True, exist_ok=True)
+    make_folder(case)
     if not (case / "model").exists():
         (case / "model").symlink_to(source)
     return case

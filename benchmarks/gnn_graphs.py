@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 # Nodes and edges of ogbn-arxiv (made symmetric) and of Reddit with a fifth of its edges, and of a sampled mini-batch.
 SIZES = {"arxiv": (169_343, 2_332_486), "reddit": (232_965, 23_000_000), "batch": (20_000, 100_000)}
@@ -18,7 +19,7 @@ def rmat(nodes: int, edges: int, seed: int = 0) -> Tensor:
     """edge_index [2, edges] int64 without self-loops or repeated edges, in random order; kept in a file for the next time."""
     file = home_folder() / "benchmarks" / f"rmat_{nodes}_{edges}_{seed}.npy"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         np.save(file, _generate(nodes, edges, np.random.default_rng(seed)))
     return torch.from_numpy(np.load(file)).long()
 

@@ -11,6 +11,7 @@ from benchmarks.driver import Worker, WorkerError
 from benchmarks.peers import cases, setup
 from benchmarks.peers.registry import GENERATORS, PEERS
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 
@@ -68,5 +69,5 @@ def _usable(system: str, environment: str, threads: int | None) -> str:
 
 def _log(workload: str, system: str) -> Path:
     folder = home_folder() / "bench" / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     return folder / f"{Path(workload).name.replace(':', '_')}.{system}.log"

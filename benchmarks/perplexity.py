@@ -30,6 +30,7 @@ from hf_cpu_accel.cli.tables import results_table, wide_console
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.environment import environment
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def main(
     console.print(table(results))
     facts = environment()
     out = out or home_folder() / "bench" / "results.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with out.open("a", encoding="utf-8") as lines:
         for result in results:
             lines.write(

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 
 @contextlib.contextmanager
 def exclusive() -> Iterator[None]:
     """Wait until no other run of this harness, of this user, is measuring."""
     path = home_folder() / "bench" / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

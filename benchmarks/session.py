@@ -18,6 +18,7 @@ from benchmarks.driver import WorkerError
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure.environment import environment
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 # The options that the commands share.
@@ -98,7 +99,7 @@ class Session:
         self._facts = environment()
         self._command = " ".join(["python -m", module, *sys.argv[1:]])
         self._out = out or home_folder() / "bench" / "results.jsonl"
-        self._out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._out.parent)
         self._markdown, self._section = markdown, section
         check_markdown(markdown, section)
         threads = apply_threads(settings.threads).count

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.lm_text import corpus
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def main(
 
     apply_threads(threads)
     where = folder or default_folder()
-    where.mkdir(parents=True, exist_ok=True)  # before the minutes, not after them
+    make_folder(where)  # before the minutes, not after them
     recipe = Recipe(steps=steps)
     start = time.monotonic()
     with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[loss]}")) as progress:

@@ -28,16 +28,21 @@ def make_handler(model: SentenceTransformer) -> type[BaseHTTPRequestHandler]:
     turn = threading.Lock()  # one forward at a time: it uses all cores anyway
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # seconds for somebody who sends nothing
+
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length", 0))
-            if self.path != "/embed" or size > LARGEST_REQUEST:
+            length = self.headers.get("Content-Length", "0")[:20]
+            size = (
+                int(length) if length.isdecimal() else -1
+            )  # which would be read to the end, whenever that comes
+            if self.path != "/embed" or not 0 <= size <= LARGEST_REQUEST:
                 self.answer(404 if self.path != "/embed" else 413, {"error": "POST up to 1 MiB to /embed"})
                 return
             try:
                 texts = json.loads(self.rfile.read(size))["texts"]
                 if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                     raise TypeError("texts must be a list of strings")
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 self.answer(400, {"error": f'send {{"texts": ["...", ...]}}: {error}'})
                 return
             with turn:

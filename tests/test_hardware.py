@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_cpu_accel import extension, hardware
+from tests.children import run_child
 
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
@@ -199,12 +199,8 @@ print(time.perf_counter() - start, "torch" in sys.modules, "cpuinfo" in sys.modu
 
 
 def test_detection_is_quick_and_needs_neither_torch_nor_a_child_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LONELY_DETECTION, str(Path(hardware.__file__).parent)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_child(
+        [sys.executable, "-c", LONELY_DETECTION, str(Path(hardware.__file__).parent)], check=True
     )
     took, torch_imported, cpuinfo_imported = done.stdout.split()
     assert float(took) < 1.0

@@ -20,6 +20,7 @@ import transformers
 
 from benchmarks import workloads
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 _CALIBRATION = 8  # batches of other random inputs for static quantisation
 
@@ -41,7 +42,7 @@ def _folder(name: str, root: Path) -> Path:
     model_folder = root / f"{title}-{weights}"
     case = model_folder / f"{batch}-{_digest([*measured.values(), *calibration.values()])}"
     if not (case / "calibration.npz").exists():
-        case.mkdir(parents=True, exist_ok=True)
+        make_folder(case)
         transformers.utils.logging.disable_progress_bar()
         model.save_pretrained(model_folder)
         (model_folder / "class.txt").write_text(f"{type(model).__module__} {type(model).__qualname__}")

@@ -60,7 +60,7 @@ def test_outputs_are_those_of_python(build: object, dtype: str, runner: Path, tm
     assert "the median of 3 on 1 threads" in done.stdout
     with torch.inference_mode():
         expected = model(**inputs)
-    outputs = torch.load(tmp_path / "outputs.pt")
+    outputs = torch.load(tmp_path / "outputs.pt", weights_only=True)
     for output, name in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, expected[name], rtol=1e-4, atol=1e-5)
 

@@ -1,11 +1,12 @@
 """The worker's side of the protocol, in an interpreter that has numpy and the standard library only."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from tests.children import run_child
 
 _ROOT = Path(__file__).resolve().parents[2]
 # What a rival's environment lacks must not be needed, and a library that prints must not break the protocol.
@@ -27,14 +28,8 @@ protocol.serve(prepare)
 
 
 def talk(requests: list[dict[str, object]], *arguments: str) -> tuple[list[dict[str, object]], str]:
-    done = subprocess.run(
-        [sys.executable, "-c", _WORKER, *arguments],
-        cwd=_ROOT,
-        input="".join(json.dumps(request) + "\n" for request in requests),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    given = "".join(json.dumps(request) + "\n" for request in requests)
+    done = run_child([sys.executable, "-c", _WORKER, *arguments], cwd=_ROOT, input=given)
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
@@ -74,4 +69,4 @@ def test_workers_of_rivals_import_without_the_package() -> None:
     modules += ["generation_worker", "openvino_generation", "llamacpp", "build_llamacpp"]
     code = "import sys; sys.modules['hf_cpu_accel'] = sys.modules['torch'] = None\n"
     code += "".join(f"import benchmarks.peers.{name}\n" for name in modules)
-    subprocess.run([sys.executable, "-c", code], cwd=_ROOT, check=True, timeout=60)
+    run_child([sys.executable, "-c", code], cwd=_ROOT, check=True)

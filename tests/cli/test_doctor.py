@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from hf_cpu_accel.hardware import CPUInfo
 from hf_cpu_accel.runtime import threads
 from hf_cpu_accel.runtime.memory import HeapStatus
 from hf_cpu_accel.runtime.threads import ThreadChoice
+from tests.children import run_child
 
 GIB = 1 << 30
 CPU = CPUInfo(
@@ -253,9 +253,7 @@ def test_versions_import_nothing() -> None:
         "found = versions();"
         "print(found['torch'], len({'diffusers', 'optimum', 'transformers'} & (set(sys.modules) - before)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = run_child([sys.executable, "-c", program], check=True)
     assert done.stdout.split() == [torch.__version__, "0"]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from hf_cpu_accel import extension, hardware
+from tests.children import run_child
 
 TESTS = Path(__file__).parent
 CHECKS = {
@@ -44,9 +44,7 @@ def run(tier: str, code: str, **variables: str) -> str:
         "HF_CPU_ACCEL_ISA": tier,
         "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
-    )
+    done = run_child([sys.executable, "-c", code], env=environment, cpu_seconds=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

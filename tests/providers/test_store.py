@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from filelock import FileLock
 
 from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.store import Choice, Store
+from tests.children import LAST_RESORT
 
 MACHINE = {"cpu": "some", "threads": 2}
 FAST, SLOW = Choice("oneDNN", {OWN: 2e-3, "oneDNN": 1e-3}, 128), Choice(OWN, {OWN: 1e-3, "oneDNN": 2e-3}, 64)
@@ -16,6 +18,7 @@ FAST, SLOW = Choice("oneDNN", {OWN: 2e-3, "oneDNN": 1e-3}, 128), Choice(OWN, {OW
 
 def work(folder, worker, said):
     """What one of several processes does: answers of its own, and answers to questions that all have."""
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     store = Store(folder, MACHINE)
 
     def add(key, seconds):
@@ -54,7 +57,7 @@ def test_processes_lose_nothing_and_agree(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(LAST_RESORT)
     assert [worker.exitcode for worker in workers] == [0, 0, 0, 0]
     answers = [said.get() for _ in workers]
     assert answers == [answers[0]] * 4
@@ -77,6 +80,11 @@ DAMAGED = {
     "provider without a time": _fields(choices={"a": {**FAST.to_dict(), "provider": "MKL"}}),
     "not a time": _fields(choices={"a": {**FAST.to_dict(), "microseconds": {"oneDNN": "fast"}}}),
     "no time at all": _fields(choices={"a": {**FAST.to_dict(), "microseconds": {"oneDNN": 0}}}),
+    "more rows than a float has": _fields().replace('"rows": 128', '"rows": 1e999'),
+    "a number of 400 digits": _fields().replace("1000.0", "9" * 400),
+    "a number of 5,000 digits": _fields().replace("1000.0", "9" * 5000),
+    "nested too deeply": "[" * 100_000,
+    "a pickle": b"\x80\x04K\x01.",
     "binary": b"\xff\xfe\x00",
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from hf_cpu_accel.runtime import memory
+from tests.children import run_child
 
 Plant = Callable[[Mapping[str, str]], Path]
 LINE = "7f00-7f01 r-xp 00000000 fe:00 123   {}\n"
@@ -97,9 +97,7 @@ print(memory.allocator(), fresh, worked, kept, memory.heap_status().kept, memory
 
 
 def test_kept_heap_has_no_page_faults() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=60
-    )
+    done = run_child([sys.executable, "-c", PROGRAM], check=True)
     allocator, fresh, worked, kept, known, trimmed = done.stdout.split()
     assert worked == known == trimmed == str(allocator == "glibc")
     if worked == "True":

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from hf_cpu_accel.compiler.background import toolchain
 from hf_cpu_accel.hardware import ISA_VARIABLE, TIERS, CPUInfo
-from hf_cpu_accel.runtime.home import HOME_VARIABLE
+from hf_cpu_accel.runtime import private
+from hf_cpu_accel.runtime.home import HOME_VARIABLE, REMEDY
 from hf_cpu_accel.runtime.topology import format_cpu_list
 
 if TYPE_CHECKING:
@@ -186,7 +187,10 @@ def bfloat16(fast: bool) -> Check:
 
 
 def folder(path: Path) -> Check:
-    """Whether the package's folder can be written: the nearest folder that exists decides."""
+    """Whether the package's folder can be written, and by nobody else: the nearest folder that exists decides."""
+    reason = private.problem(path.resolve())
+    if reason is not None:
+        return Check("folder", f"nothing is kept in {path}: {reason}", "problem", REMEDY)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

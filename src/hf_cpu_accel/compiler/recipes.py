@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from hf_cpu_accel.packing import concat, pack_linear, shapes_of
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
+@runtime_checkable
 class Recipe(Protocol):
     """How to make tensors from parameters. Hashable: equal recipes for the same parameters are made once."""
 

@@ -66,7 +66,7 @@ class Route:
 
     def choice(self, rows: int, dtype: torch.dtype) -> Choice | None:
         """Who serves `rows` rows of that dtype, measured now if need be; None if that cannot be told (yet)."""
-        if not self.measured or rows < FEWEST_ROWS or _traced():
+        if not self.measured or rows < FEWEST_ROWS or _traced() or _undecided.get():
             return None
         return choices.chooser().choose(self.work, rows, dtype)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from hf_cpu_accel.runtime.private import make_folder
+
 FORMAT = 1
 # Another process holds the lock for milliseconds; a file system whose locks hang is not worth waiting for.
 _LOCK_SECONDS, _POLL_SECONDS = 0.2, 0.005
@@ -47,7 +49,7 @@ class Choice:
         try:
             seconds = {str(name): float(value) / 1e6 for name, value in fields["microseconds"].items()}
             choice = cls(fields["provider"], seconds, int(fields["rows"]))
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a choice: {fields!r}") from error
         if choice.provider not in seconds or not all(0 < t < math.inf for t in seconds.values()):
             raise ValueError(f"not a choice: {fields!r}")
@@ -85,7 +87,7 @@ class Store:
             ):
                 raise ValueError(f"not of format {FORMAT}, or of another machine")
             return {str(key): Choice.from_dict(choice) for key, choice in fields["choices"].items()}
-        except (AttributeError, KeyError, ValueError) as error:
+        except (AttributeError, KeyError, ValueError, RecursionError) as error:
             self._warn(error)
             return {}
 
@@ -96,7 +98,7 @@ class Store:
             All choices. Where another process was first its answer stays, so that all processes agree.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             with FileLock(self.path.with_suffix(".lock"), timeout=_LOCK_SECONDS, poll_interval=_POLL_SECONDS):
                 merged = choices | self.load()
                 self._replace(merged)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 
 class Ticket:
@@ -58,7 +59,7 @@ class DiskStore:
             OSError: the folder is not writable, or the disk too full.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self.directory)
             free = shutil.disk_usage(self.directory).free
         except OSError as error:
             raise self._failure(error) from error
@@ -76,7 +77,7 @@ class DiskStore:
         with self._lock:
             try:
                 if self._file is None:
-                    self.directory.mkdir(parents=True, exist_ok=True)
+                    make_folder(self.directory)
                     self._file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115 (outlives us)
                 written = 0
                 while written < len(view):

@@ -1,18 +1,17 @@
 """Compiled blocks on disk: found by what they were made of and with, used only if nothing of that has changed.
 
-An artefact is machine code. It is loaded from the folder of this package in the home of the user, and from a bundle that the user
-has said to trust.
+An artefact is machine code, and what `description.py` says about it. It is loaded from the folder of this package in the home of
+the user if nobody else can have written there, and from a bundle that the user has said to trust.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-import pickle
 import platform
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -22,15 +21,20 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import extension, hardware
+from hf_cpu_accel.compiler.background import description
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.calls import Key
-from hf_cpu_accel.compiler.background.compiled import Compiled
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled
 from hf_cpu_accel.compiler.background.reads import structure
 from hf_cpu_accel.compiler.background.sources import unchanged
 from hf_cpu_accel.compiler.fingerprint import fingerprint
-from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.compiler.report import say
+from hf_cpu_accel.runtime.home import cache_folder
+from hf_cpu_accel.runtime.private import make_folder, problem
 
-_COMPILED, _DESCRIPTION = "compiled", "block.pickle"
+_COMPILED = "compiled"
+_FILES = (LIBRARY, description.TENSORS, description.NAME)
+_logger = logging.getLogger("hf_cpu_accel.compiler")
 _INSTRUCTIONS = re.compile(r"avx|amx|fma|f16c|sse4|asimd|sve|bf16|i8mm")  # flags that compilers look at
 
 
@@ -41,11 +45,12 @@ def folder_of(block: nn.Module, key: Key) -> Path:
         torch.__version__,
         _version("transformers"),
         fingerprint(),
+        description.FORMAT,
         platform.python_version_tuple()[:2],
     )
     made_for = (cpu.arch, sorted(filter(_INSTRUCTIONS.match, cpu.flags)), extension.status().tier)
     text = repr((made_with, made_for, structure(block), key))
-    return home_folder() / _COMPILED / hashlib.sha256(text.encode()).hexdigest()[:32]
+    return cache_folder(_COMPILED, hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
 def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | None:
@@ -57,7 +62,7 @@ def find(block: nn.Module, key: Key, bundle: Path | None = None) -> Library | No
     own = folder_of(block, key)
     folders = [(own, False)] if bundle is None else [(own, False), (bundle / _COMPILED / own.name, True)]
     for folder, trusted in folders:
-        for path in sorted(path for path in folder.glob("*") if (path / _DESCRIPTION).is_file()):
+        for path in sorted(path for path in folder.glob("*") if (path / description.NAME).is_file()):
             library = load(path, trusted=trusted)
             if library is not None and library.fits(block):
                 return library
@@ -74,25 +79,35 @@ def export(libraries: Iterable[Library], bundle: Path) -> int:
 
 def load(folder: Path, *, trusted: bool = False) -> Library | None:
     """The artefact in `folder`; None if it is damaged, stale, or neither `trusted` nor this user's own."""
+    foreign = None if trusted else _foreign(folder)
+    if foreign is not None:
+        say(
+            f"{foreign}: compiled code there is not loaded, since it would run as you. Remove it if it is not yours"
+        )
+        return None
     try:
-        if not trusted and not all(_is_own(path) for path in (folder, *folder.iterdir())):
-            return None
-        compiled = pickle.loads((folder / _DESCRIPTION).read_bytes())
-        if not isinstance(compiled, Compiled) or not unchanged(compiled.sources):
-            return None
-        return Library(compiled, folder)
+        compiled = description.read(folder)
+        return Library(compiled, folder) if unchanged(compiled.sources) else None
     except Exception:  # whatever a damaged file leads to, it is compiled anew
+        _logger.debug("hf_cpu_accel: %s", folder, exc_info=True)
         return None
 
 
 def write(compiled: Compiled, made: Path, into: Path) -> Path:
-    """Put the artefact whose library is in the folder `made` beside the others in `into`, all at once."""
-    (made / _DESCRIPTION).write_bytes(pickle.dumps(compiled))
-    into.mkdir(parents=True, exist_ok=True)
-    target = Path(tempfile.mkdtemp(dir=into, prefix=".new"))
-    for name in os.listdir(made):
+    """Describe the library in the folder `made`, and put both beside the others in `into`, all at once.
+
+    Raises:
+        TypeError, ValueError: it holds what a description cannot.
+        OSError: it cannot be put there.
+    """
+    description.write(compiled, made)
+    target = Path(tempfile.mkdtemp(dir=make_folder(into), prefix=".new"))
+    for name in _FILES:
         shutil.copyfile(made / name, target / name)
-    final = into / hashlib.sha256((target / _DESCRIPTION).read_bytes()).hexdigest()[:16]
+        (target / name).chmod(0o600)
+    final = into / hashlib.sha256((target / description.NAME).read_bytes()).hexdigest()[:16]
+    if load(final) is None:  # there is none, or what is there is damaged or not ours
+        _remove(final)
     try:
         os.rename(target, final)
     except OSError:  # another process was first
@@ -100,10 +115,18 @@ def write(compiled: Compiled, made: Path, into: Path) -> Path:
     return final
 
 
-def _is_own(path: Path) -> bool:
-    """Whether nobody else can have put it there: it is code, and would run as this user."""
-    status = path.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _foreign(folder: Path) -> str | None:
+    """Which file of an artefact somebody else can have put there, and why."""
+    paths = (folder.parent, folder, *(folder / name for name in _FILES))
+    reasons = ((path, problem(path)) for path in paths)
+    return next((f"{path}: {reason}" for path, reason in reasons if reason is not None), None)
 
 
 def _version(package: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import torch_private
-from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, follow
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, follow, size_name
+from hf_cpu_accel.compiler.background.expressions import Expression
 from hf_cpu_accel.compiler.background.reads import digest, is_settings
 from hf_cpu_accel.compiler.bind import Bound
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
@@ -20,14 +20,17 @@ _REMEMBERED = 512  # shapes
 
 
 class Library:
-    """A loaded artefact, shared by the blocks that it fits."""
+    """A loaded artefact, shared by the blocks that it fits.
+
+    Raises:
+        ValueError: its sizes or guards are no arithmetic on the sizes of a call.
+    """
 
     def __init__(self, compiled: Compiled, folder: Path) -> None:
         self.compiled, self.folder = compiled, folder
-        self.run = torch_private.load_library(str(folder / LIBRARY))
+        self._formulas, self._guards = _expressions(compiled)
         self.nest = torch_private.nested(compiled.spec)
-        guard = " and ".join(f"({guard})" for guard in compiled.guards) or "True"
-        self._guard = compile(guard, "<guards>", "eval")
+        self.run = torch_private.load_library(str(folder / LIBRARY))
         self._known: dict[tuple[Any, ...], bool] = {}
 
     def fits(self, block: nn.Module) -> bool:
@@ -43,41 +46,47 @@ class Library:
                 return f"{read.path}.{read.name}"
         return None
 
-    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
+    def takes(self, tensors: list[Tensor]) -> bool:
         """Whether the sizes are among those that the library is right for."""
         shapes = tuple([tensor.shape for tensor in tensors])
         known = self._known.get(shapes)
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            known = self._known[shapes] = self._fit(args, kwargs, shapes)
+            known = self._known[shapes] = self._fit(shapes)
         return known
 
-    def _fit(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: tuple[torch.Size, ...]) -> bool:
+    def _fit(self, shapes: tuple[torch.Size, ...]) -> bool:
         symbols: dict[str, int] = {}
-        formulas: list[tuple[int, str]] = []
+        formulas: list[tuple[int, Expression]] = []
         for shape, expected in zip(shapes, self.compiled.sizes, strict=True):
             for size, wanted in zip(shape, expected, strict=True):
-                if isinstance(wanted, str) and wanted not in self.compiled.ranges:
-                    formulas.append((size, wanted))
+                if wanted in self._formulas:
+                    formulas.append((size, self._formulas[wanted]))
                 elif size != (wanted if isinstance(wanted, int) else symbols.setdefault(wanted, size)):
                     return False
         for symbol, size in symbols.items():
             least, greatest = self.compiled.ranges[symbol]
             if size < least or (greatest is not None and size > greatest):
                 return False
-        if any(size != _value(formula, symbols) for size, formula in formulas):
+        if any(size != formula(symbols) for size, formula in formulas):
             return False
-        scope = {"L": {"args": args, "kwargs": kwargs}, "math": math, "torch": torch}
-        return bool(eval(self._guard, scope))
+        named = {size_name(n, dim): size for n, shape in enumerate(shapes) for dim, size in enumerate(shape)}
+        return all(guard(named) for guard in self._guards)
 
 
-def _value(formula: str, symbols: dict[str, int]) -> float | None:
-    try:
-        value: float = eval(formula, {"__builtins__": {}}, symbols)
-    except ArithmeticError:
-        return None
-    return value
+def _expressions(compiled: Compiled) -> tuple[dict[int | str, Expression], list[Expression]]:
+    """The sizes that are formulas, by their text, and the guards."""
+    sizes = [size for shape in compiled.sizes for size in shape if isinstance(size, str)]
+    symbols = compiled.ranges.keys() & set(sizes)
+    named = {size_name(n, dim) for n, shape in enumerate(compiled.sizes) for dim in range(len(shape))}
+    formulas: dict[int | str, Expression] = {size: Expression(size) for size in sizes if size not in symbols}
+    guards = [Expression(guard) for guard in compiled.guards]
+    for known, expressions in ((symbols, formulas.values()), (named, guards)):
+        for expression in expressions:
+            if not expression.names <= known:
+                raise ValueError(f"of unknown sizes: {sorted(expression.names - known)}")
+    return formulas, guards
 
 
 class BoundBlock:
@@ -102,7 +111,7 @@ class BoundBlock:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         """The block's output, or NotImplemented if the library is not for this call."""
-        if not (self._watch() and self.library.takes(args, kwargs, tensors)):
+        if not (self._watch() and self.library.takes(tensors)):
             return NotImplemented
         if [tensor.dtype for tensor in self._state] != self._dtypes:
             return NotImplemented

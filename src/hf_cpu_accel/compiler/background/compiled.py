@@ -38,7 +38,7 @@ class Compiled:
         kept, requests: as `bind.Bound` takes them.
         sizes: of each tensor of the call: numbers, names of symbols, and formulas of these.
         ranges: {symbol: (least, greatest)}; None where there is no greatest.
-        guards: Python expressions of `L`, the arguments, that must be true.
+        guards: conditions on the sizes of the tensors of the call, named as `size_name` does, that must be true.
         outputs: what the call returns, in a row: numbers of the library's outputs, or ("constant", value).
         spec: the nesting of that row, as pytree writes it.
         reads: the attributes that the library has the values of.
@@ -57,6 +57,11 @@ class Compiled:
     reads: tuple[Read, ...]
     sources: dict[str, str]
     graph: GraphReport
+
+
+def size_name(tensor: int, dim: int) -> str:
+    """What guards call the size of a tensor of the call, both counted from 0."""
+    return f"t{tensor}_{dim}"
 
 
 def follow(block: nn.Module, path: tuple[Step, ...]) -> Any:

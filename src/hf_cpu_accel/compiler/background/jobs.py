@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pickle
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import torch
 
 from hf_cpu_accel.compiler.background import worker
-from hf_cpu_accel.compiler.background.worker import JOB, RESULT, Job
-from hf_cpu_accel.runtime.home import home_folder
-
-Result = tuple[str, str, float]
+from hf_cpu_accel.compiler.background.worker import Job, Result
+from hf_cpu_accel.runtime.home import cache_folder
+from hf_cpu_accel.runtime.private import make_folder
 
 _queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
@@ -31,6 +31,13 @@ _thread: threading.Thread | None = None
 _GRACE_SECONDS = 2.0
 _first_task = 0.0  # when it came
 _child: subprocess.Popen[bytes] | None = None
+_PROGRAM = f"""
+import sys
+from pathlib import Path
+sys.path[:] = filter(None, sys.path)
+from {worker.__name__} import main
+main(Path(sys.argv[1]))
+"""
 
 
 def submit(task: Callable[[], None]) -> None:
@@ -55,33 +62,37 @@ def compile_in_child(job: Job) -> Result:
     """Compile in a child process of lowest priority, and wait for it."""
     global _child
     time.sleep(max(0.0, _first_task + _GRACE_SECONDS - time.monotonic()))
-    with _scratch() as folder:
+    with _scratch() as name, tempfile.TemporaryFile(dir=name) as sent:
+        folder, log = Path(name), Path(name) / "log"
         try:
-            torch.save(job, Path(folder) / JOB)
+            torch.save(job, sent)
         except Exception as error:  # whatever a foreign class does when it is pickled
             return "failed", f"it cannot be sent to another process ({error})", 0.0
-        paths = os.pathsep.join(path for path in sys.path if path)
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", worker.__name__, folder]
-        log = Path(folder) / "log"
+        sent.seek(0)
         with log.open("wb") as file:
-            child = _child = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
+            child = _child = _start(folder, sent, file)
             _yield_to_us(child.pid)
             child.wait()
             _child = None
-        result = Path(folder) / RESULT
-        if not result.is_file():
-            lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
-            return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
-        answer: Result = pickle.loads(result.read_bytes())
-        return answer
+        try:
+            result = worker.result(folder)
+        except ValueError as error:
+            return "failed", f"the compiling process left {error}", 0.0
+        if result is not None:
+            return result
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no message"]
+        return "failed", f"the compiling process ended with {child.returncode}: {lines[-1][:160]}", 0.0
+
+
+def _start(folder: Path, job: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The child. It imports from where this process does; not from the folder that it is started in, which Python would look at
+    first and which may be anybody's."""
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _PROGRAM, str(folder)]
+    return subprocess.Popen(
+        command, env=environment, stdin=job, stdout=log, stderr=log, start_new_session=True
+    )
 
 
 def _yield_to_us(child: int) -> None:
@@ -95,9 +106,8 @@ def _yield_to_us(child: int) -> None:
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    jobs = home_folder() / "jobs"
-    jobs.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(dir=jobs, ignore_cleanup_errors=True)
+    folder = make_folder(cache_folder("jobs"))
+    return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
 
 
 def _work() -> None:
@@ -119,9 +129,10 @@ def _stop() -> None:
     child = _child
     if child is None or child.poll() is not None:
         return
-    try:
-        os.killpg(child.pid, 15)
-        child.wait(timeout=2)
-    except (OSError, subprocess.TimeoutExpired):
-        return
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.killpg(child.pid, signal.SIGTERM)
+        try:
+            child.wait(timeout=2)
+        except subprocess.TimeoutExpired:  # it has the lowest priority, and the machine may be busy
+            os.killpg(child.pid, signal.SIGKILL)
     shutil.rmtree(str(child.args[-1]), ignore_errors=True)  # type: ignore[index]

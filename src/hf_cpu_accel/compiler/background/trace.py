@@ -18,7 +18,8 @@ from torch.fx import Node
 
 from hf_cpu_accel.compiler import lowerings, report, torch_private
 from hf_cpu_accel.compiler.background.calls import flatten, rebuilt
-from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place, Step
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place, Step, size_name
+from hf_cpu_accel.compiler.background.expressions import Expression
 from hf_cpu_accel.compiler.background.reads import Read, digest, recorded
 from hf_cpu_accel.compiler.background.sources import executed, stamps
 from hf_cpu_accel.compiler.bind import Request
@@ -69,6 +70,7 @@ def compile_block(
     outputs, spec = _outputs(program)
     graph = program.graph_module
     sizes, ranges = _sizes(program, places)
+    guards = _guards(program, args, kwargs)
     entry = GraphReport(nodes=len(graph.graph.nodes))
     kept, requests = _rewrite(program, places, entry)
     report.add(entry)
@@ -80,7 +82,7 @@ def compile_block(
         requests=tuple(requests),
         sizes=sizes,
         ranges=ranges,
-        guards=torch_private.guards_of(program),
+        guards=guards,
         outputs=outputs,
         spec=spec,
         reads=reads,
@@ -152,7 +154,8 @@ def _held(block: nn.Module) -> dict[tuple[Any, ...], tuple[Step, ...]]:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            queue.extend((part, (*path, ("item", name))) for name, part in value.items())
+            named = ((name, part) for name, part in value.items() if type(name) in (int, str))
+            queue.extend((part, (*path, ("item", name))) for name, part in named)
         elif isinstance(value, (tuple, list)):
             queue.extend((part, (*path, ("item", index))) for index, part in enumerate(value))
         elif hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS):
@@ -170,29 +173,59 @@ def _sizes(
             sizes.append(tuple(_named(size) for size in node.meta["val"].shape))
     ranges = torch_private.ranges_of(program)
     named = {size for shape in sizes for size in shape if isinstance(size, str)}
-    if any(not _is_formula(size, named & ranges.keys()) for size in named - ranges.keys()):
+    symbols = named & ranges.keys()
+    if not all(_is_expression_of(symbols, size) for size in named - symbols):
         raise NotCompiled("sizes of its inputs are computed from each other in a way that cannot be checked")
     return tuple(sizes), ranges
 
 
-def _is_formula(text: str, symbols: Set[str]) -> bool:
-    """Whether that is arithmetic on these symbols, which a later call can be held against."""
+def _is_expression_of(names: Set[str], text: str) -> bool:
+    """Whether a later call can be held against it."""
     try:
-        nodes = list(ast.walk(ast.parse(text, mode="eval")))
-    except SyntaxError:
+        return Expression(text).names <= names
+    except ValueError:
         return False
-    arithmetic = (
-        ast.Expression,
-        ast.BinOp,
-        ast.UnaryOp,
-        ast.operator,
-        ast.unaryop,
-        ast.Constant,
-        ast.Name,
-        ast.Load,
-    )
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return names <= symbols and all(isinstance(node, arithmetic) for node in nodes)
+
+
+def _guards(
+    program: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, ...]:
+    """The program's guards as conditions on the sizes of the call's tensors."""
+    named = _SizesNamed({"args": args, "kwargs": kwargs})
+    guards = [
+        ast.unparse(named.visit(ast.parse(guard, mode="eval"))) for guard in torch_private.guards_of(program)
+    ]
+    if not all(_is_expression_of(named.names, guard) for guard in guards):
+        raise NotCompiled("what its sizes must satisfy cannot be checked")
+    return tuple(guards)
+
+
+class _SizesNamed(ast.NodeTransformer):
+    """Puts `size_name` in the place of `L['args'][0].size()[1]`, which is how torch refers to a size of an argument.
+
+    Attributes:
+        names: of all sizes.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._known: dict[str, str] = {}
+        for number, (path, tensor) in enumerate(_tensors("L", arguments)):
+            for dim in range(tensor.dim()):
+                self._known[f"{path}.size()[{dim}]"] = size_name(number, dim)
+        self.names = frozenset(self._known.values())
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        name = self._known.get(ast.unparse(node))
+        return node if name is None else ast.Name(name, ast.Load())
+
+
+def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors within, in the order of `flatten`, and the Python expressions that lead to them."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict | tuple | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _tensors(f"{path}[{key!r}]", part)
 
 
 def _named(size: Any) -> int | str:
@@ -234,4 +267,9 @@ def _outputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], st
     if not tensors:
         raise NotCompiled("it returns no tensor")
     node.args = (tuple(tensors),)
-    return tuple(found), torch_private.written_spec(program)
+    spec = torch_private.written_spec(program)
+    try:
+        torch_private.nested(spec)
+    except ValueError as error:
+        raise NotCompiled(f"it returns {error}") from error
+    return tuple(found), spec

@@ -1,19 +1,25 @@
-"""The child process that compiles one block: `python -m hf_cpu_accel.compiler.background.worker FOLDER`.
+"""The child process that compiles one block.
 
-It finds `job.pt` in the folder and leaves `result.pickle` there: ("done", folder of the artefact, CPU seconds) or ("failed", why,
-CPU seconds).
+The job comes as its standard input, a file without a name that the parent has written: modules are sent as a pickle, which runs
+whatever is in it, so there must be no path at which somebody else could put another. What came of it is left as `result.json` in a
+folder that the parent has made for this child: {"state": "done", "text": folder of the artefact, "cpu_seconds": number}, or
+"failed" and why.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-JOB, RESULT = "job.pt", "result.pickle"
+_RESULT = "result.json"
+Result = tuple[str, str, float]
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Job:
     into: Path
 
 
-def run(job: Job, folder: Path) -> tuple[str, str, float]:
+def run(job: Job, folder: Path) -> Result:
     """Compile in this process; `folder` is for what lies around meanwhile."""
     from hf_cpu_accel.compiler import torch_private
     from hf_cpu_accel.compiler.background import artifacts
@@ -42,13 +48,30 @@ def run(job: Job, folder: Path) -> tuple[str, str, float]:
             raise NotCompiled(problem)
         if not torch_private.has_compiler():
             raise NotCompiled("no C++ compiler found (g++, or what CXX names)")
-        compiled = compile_block(job.block, job.args, job.kwargs, made, threads=job.threads)
+        with _own_inductor_folder():
+            compiled = compile_block(job.block, job.args, job.kwargs, made, threads=job.threads)
         return "done", str(artifacts.write(compiled, made, job.into)), _cpu_seconds() - start
     except NotCompiled as reason:
         return "failed", str(reason), _cpu_seconds() - start
     except Exception as error:  # Inductor's own
         first = next(iter(str(error).strip().splitlines()), "")
         return "failed", f"compilation failed: {type(error).__name__}: {first[:160]}", _cpu_seconds() - start
+
+
+@contextmanager
+def _own_inductor_folder() -> Iterator[None]:
+    """Inside, Inductor reads nothing that somebody else can have written; by default its folder is one in /tmp."""
+    from hf_cpu_accel.compiler import torch_private
+    from hf_cpu_accel.runtime.home import cache_folder
+    from hf_cpu_accel.runtime.private import make_folder, problem
+
+    folder = torch_private.inductor_folder()
+    if problem(folder) is None:
+        make_folder(folder)
+        yield
+    else:
+        with torch_private.inductor_in(make_folder(cache_folder("inductor"))):
+            yield
 
 
 def _cpu_seconds() -> float:
@@ -61,15 +84,25 @@ def main(folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    job = torch.load(folder / JOB, weights_only=False)
-    kind, text, _ = run(job, folder)
-    partial = folder / f"{RESULT}.new"
-    partial.write_bytes(pickle.dumps((kind, text, _cpu_seconds())))
-    partial.rename(folder / RESULT)
+    job = torch.load(sys.stdin.buffer, weights_only=False)
+    state, text, _ = run(job, folder)
+    partial = folder / f"{_RESULT}.new"
+    partial.write_text(json.dumps({"state": state, "text": text, "cpu_seconds": _cpu_seconds()}))
+    partial.rename(folder / _RESULT)
 
 
-if __name__ == "__main__":
-    # As the module that others import it from: the job's class must be the same class.
-    from hf_cpu_accel.compiler.background import worker
+def result(folder: Path) -> Result | None:
+    """What the child that ran in `folder` has left there.
 
-    worker.main(Path(sys.argv[1]))
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        found = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    match found:
+        case {"state": "done" | "failed" as state, "text": str() as text, "cpu_seconds": float() as seconds}:
+            if math.isfinite(seconds):
+                return state, text, seconds
+    raise ValueError(f"no result: {str(found)[:80]}")

@@ -6,12 +6,15 @@ names cannot be used; the backend then hands the graph to Inductor as it is.
 
 from __future__ import annotations
 
+import json
 import operator
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +40,7 @@ _MODULES = (
     "torch._inductor.compile_fx",
     "torch._inductor.cpp_builder",
     "torch._inductor.custom_graph_pass",
+    "torch._inductor.runtime.cache_dir_utils",
     "torch.fx.experimental.proxy_tensor",
 )
 
@@ -131,13 +135,31 @@ def written_spec(program: torch.export.ExportedProgram) -> str:
 
 
 def nested(spec: str) -> Callable[[list[Any]], Any]:
-    """What gives a row of outputs the nesting that `written_spec` wrote."""
+    """What gives a row of outputs the nesting that `written_spec` wrote.
+
+    Raises:
+        ValueError: `spec` names a class to be imported, as torch's reader does for those of enumerations and of default dicts.
+    """
     from torch.utils._pytree import tree_unflatten, treespec_loads
 
+    if _imports(json.loads(spec)[1]):
+        raise ValueError("a nesting that names classes to be imported")
     read = treespec_loads(spec)
     if read.is_leaf():
         return operator.itemgetter(0)
     return lambda values: tree_unflatten(values, read)
+
+
+def _imports(spec: Any) -> bool:
+    context = spec["context"]
+    with suppress(
+        TypeError, ValueError
+    ):  # of some kinds of nodes it is no JSON, and of those nothing is decoded
+        context = json.loads(context)
+    enumerations = '"__enum__"' in json.dumps(context, ensure_ascii=False)
+    return (
+        spec["type"] == "collections.defaultdict" or enumerations or any(map(_imports, spec["children_spec"]))
+    )
 
 
 @contextmanager
@@ -175,6 +197,21 @@ def load_library(path: str) -> Callable[..., list[Tensor]]:
     # One runner: calls of several threads wait for each other.
     loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, -1)
     return lambda *inputs: loader.boxed_run(list(inputs))
+
+
+def inductor_folder() -> Path:
+    """Where Inductor keeps what it has compiled, some of it as pickles."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+
+
+def inductor_in(folder: Path) -> AbstractContextManager[Any]:
+    """Inside, Inductor keeps it in `folder`."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    manager: AbstractContextManager[Any] = temporary_cache_dir(str(folder))
+    return manager
 
 
 def modes_are_on() -> bool:
@@ -255,9 +292,9 @@ def is_of_module(number: torch.SymFloat) -> bool:
 
 def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Inductor as torch documents it for graphs of one's own."""
-    from torch._inductor import compile
+    from torch import _inductor
 
-    compiled: Any = compile(graph, list(inputs))
+    compiled: Any = _inductor.compile(graph, list(inputs))
     return compiled
 
 

@@ -1,0 +1,199 @@
+"""What belongs to a compiled block as JSON, its tensors as safetensors: text and numbers, so that reading it runs nothing.
+
+A value is written as itself, or as an object of one entry that names its kind: `{"dtype": "float32"}`, `{"PackedLinears": {...}}`.
+What is read back is of the few classes below, with exactly their fields, of the types that these have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import safetensors.torch
+import torch
+from huggingface_hub.dataclasses import type_validator
+from torch import Tensor
+
+from hf_cpu_accel.compiler import recipes
+from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place
+from hf_cpu_accel.compiler.background.reads import Read
+from hf_cpu_accel.compiler.bind import Request
+from hf_cpu_accel.compiler.report import GraphReport
+
+NAME, TENSORS = "block.json", "constants.safetensors"
+FORMAT = 2  # 1 was a pickle
+_LONGEST = 1 << 24  # bytes
+_BOUND = 1 << 63
+_CLASSES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        Compiled,
+        GraphReport,
+        Place,
+        Read,
+        Request,
+        recipes.Composed,
+        recipes.Computed,
+        recipes.FoldedNorm,
+        recipes.JoinedBiases,
+        recipes.PackedConvolution,
+        recipes.PackedLinears,
+        recipes.Part,
+        recipes.Value,
+    )
+}
+_OP = re.compile(r"(aten|prims|quantized_decomposed)\.\w+\.\w+")  # as passes/constants.py writes them
+
+
+def write(compiled: Compiled, folder: Path) -> None:
+    """Describe the library that is in `folder`, there.
+
+    Raises:
+        TypeError, ValueError: it holds a value that could not be read back.
+    """
+    tensors: dict[str, Tensor] = {}
+    written = _written(compiled, tensors)
+    safetensors.torch.save_file(tensors, folder / TENSORS)
+    hashes = {name: _hash((folder / name).read_bytes()) for name in (LIBRARY, TENSORS)}
+    text = json.dumps({"format": FORMAT, "hashes": hashes, "compiled": written}, indent=1, allow_nan=False)
+    (folder / NAME).write_text(text)
+    read(folder)
+
+
+def read(folder: Path) -> Compiled:
+    """What `write` has put into `folder`.
+
+    Raises:
+        OSError: something is missing.
+        TypeError, ValueError: it is damaged, of another format, or holds what no description does.
+    """
+    text = (folder / NAME).read_bytes()
+    if len(text) > _LONGEST:
+        raise ValueError(f"a description of {len(text)} bytes: accepted are {_LONGEST}")
+    found = json.loads(text, parse_constant=_refuse)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    held = (
+        folder / TENSORS
+    ).read_bytes()  # not mapped: a file that is cut off while it is in use would end the process
+    if found.get("hashes") != {LIBRARY: _hash((folder / LIBRARY).read_bytes()), TENSORS: _hash(held)}:
+        raise ValueError("its files are not those that were written")
+    try:
+        compiled = _read(found.get("compiled"), safetensors.torch.load(held))
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(compiled, Compiled):
+        raise ValueError("no description of a block")
+    _check(compiled)
+    return compiled
+
+
+def _written(value: Any, tensors: dict[str, Tensor]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if kind in (tuple, list, torch.Size):
+        return [_written(part, tensors) for part in value]
+    if kind is dict:
+        return {"dict": {name: _written(part, tensors) for name, part in value.items()}}
+    if kind is float:
+        return {"float": str(value)}
+    if kind is torch.dtype:
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.contiguous()
+        return {"tensor": name}
+    if _CLASSES.get(kind.__name__) is kind:
+        return {kind.__name__: {f.name: _written(getattr(value, f.name), tensors) for f in fields(value)}}
+    raise TypeError(f"a {kind.__name__} cannot be kept in a file")
+
+
+def _read(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return tuple([_read(part, tensors) for part in value])
+    if isinstance(value, int) and not -_BOUND <= value < _BOUND:
+        raise ValueError(f"a number of {value.bit_length()} bits")
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"an object of {len(value)} entries: accepted is one, the kind of a value")
+    ((kind, held),) = value.items()
+    if kind in _CLASSES:
+        return _object(_CLASSES[kind], held, tensors)
+    if kind == "dict" and isinstance(held, dict):
+        return {name: _read(part, tensors) for name, part in held.items()}
+    if kind == "float" and held in ("inf", "-inf", "nan"):
+        return float(held)
+    if kind == "dtype" and isinstance(held, str) and isinstance(getattr(torch, held, None), torch.dtype):
+        return getattr(torch, held)
+    if kind == "tensor" and isinstance(held, str) and held in tensors:
+        return tensors[held]
+    raise ValueError(f"not a value: {str(value)[:80]}")
+
+
+def _object(cls: Any, held: Any, tensors: Mapping[str, Tensor]) -> Any:
+    names = {field.name for field in fields(cls)}
+    if not isinstance(held, dict) or held.keys() != names:
+        raise ValueError(f"{cls.__name__}: expected the fields {sorted(names)}")
+    given = {name: _read(part, tensors) for name, part in held.items()}
+    for name, hint in get_type_hints(cls).items():
+        type_validator(name, given[name], hint)
+    made = cls(**given)
+    if isinstance(made, recipes.Computed):
+        for op, _, _ in made.steps:
+            _check_op(op)
+    return made
+
+
+def _check_op(name: str) -> None:
+    """Whether it is an op that computes tensors and does nothing else."""
+    op = attrgetter(name)(torch.ops) if _OP.fullmatch(name) else None
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        raise ValueError(f"not an op of a recipe: {name[:80]!r}")
+    if any(argument.name == "filename" for argument in op._schema.arguments):
+        raise ValueError(f"an op on files: {name!r}")
+
+
+def _check(compiled: Compiled) -> None:
+    """What the types do not say."""
+    used = [*compiled.kept, *(position for request in compiled.requests for position in request.positions)]
+    if not all(0 <= position < len(compiled.places) for position in used):
+        raise ValueError("an input that there is not")
+    if not all(map(_is_place, compiled.places)):
+        raise ValueError("an input from nowhere")
+    for output in compiled.outputs:
+        if type(output) is not int and not (
+            type(output) is tuple and len(output) == 2 and output[0] == "constant"
+        ):
+            raise ValueError("an output of no known kind")
+
+
+def _is_place(place: Place) -> bool:
+    if place.kind == "input":
+        return type(place.path) is int and place.path >= 0
+    if place.kind == "constant":
+        return place.path is None or isinstance(place.path, Tensor)
+    return place.kind == "state" and type(place.path) is tuple and all(map(_is_step, place.path))
+
+
+def _is_step(step: Any) -> bool:
+    if type(step) is not tuple or len(step) != 2:
+        return False
+    kind, name = step
+    return (kind == "attribute" and type(name) is str) or (kind == "item" and type(name) in (int, str))
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,43 @@
+"""Files and folders that nobody else can have written: what is read from there decides what runs, and some of it is code."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def problem(path: Path) -> str | None:
+    """Why somebody else may have written the file or folder, None if nobody can have, or there is none.
+
+    A symbolic link is a problem: who made it chose what it leads to.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, not to {os.geteuid()} who runs this"
+    if status.st_mode & _OTHERS_WRITE:
+        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def make_folder(path: Path) -> Path:
+    """Create the folder, and what is missing above it, for this user alone (mode 0700). Returns the path.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    for level in (*reversed(path.parents), path):
+        if not level.exists():
+            level.mkdir(mode=0o700, exist_ok=True)
+    if not path.is_dir():
+        raise NotADirectoryError(20, "Not a directory", str(path))
+    return path
