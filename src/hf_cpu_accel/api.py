@@ -18,6 +18,7 @@ from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
 from hf_cpu_accel.rewrite.changes import ThreadCount
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
+from hf_cpu_accel.rewrite.first_call import with_first_calls
 from hf_cpu_accel.rewrite.served_by import with_providers
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
@@ -149,7 +150,7 @@ def explain(target: object) -> Plan:
         for part in rewrite.accelerated_parts(root.module):
             acceleration = rewrite.acceleration_of(part)
             assert acceleration is not None
-            plan = with_providers(acceleration.plan, part)
+            plan = with_first_calls(with_providers(acceleration.plan, part), part)
             if acceleration.config.compile in ("now", "background"):
                 from hf_cpu_accel.compiler.background.attach import with_compiled
 

@@ -43,8 +43,10 @@ class CPUAccelConfig:
         threads: the number of intra-op threads, or None to take it from affinity, cgroup quota and physical cores.
         skip_modules: module paths, or shell-style patterns of them (`"*.pooler"`), that are left alone with all
             that is below them.
-        verify: compare each replacement with the module it replaces on a small random input, and leave the
-            original in place where they differ.
+        verify: compare each replacement with the module it replaces on a small random input, and leave the original in place
+            where they differ. With `"first"` the first real call of each fused part is compared with its own forward, too, and
+            a part that differs by more than is published goes back to that, with a warning; it takes as long as one forward.
+            `True` does without that, and False compares nothing.
         int4_group: how many input features of an int4 weight share a multiplier: 32 (4.25 bits per weight), 64 or 128.
         originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (a file
             that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
@@ -70,7 +72,7 @@ class CPUAccelConfig:
     compile: str = "auto"
     threads: int | None = None
     skip_modules: tuple[str, ...] = ()
-    verify: bool = True
+    verify: bool | str = "first"
     originals: str = "disk"
     providers: str = "auto"
     padding: str = "skip"
@@ -93,8 +95,10 @@ class CPUAccelConfig:
             raise ValueError(
                 f"int4_group={self.int4_group!r}: accepted are {', '.join(map(str, INT4_GROUPS))}"
             )
-        if not isinstance(self.verify, bool):
-            raise TypeError(f"verify={self.verify!r}: expected True or False")
+        if not isinstance(self.verify, bool | str):
+            raise TypeError(f'verify={self.verify!r}: expected True, False or "first"')
+        if isinstance(self.verify, str) and self.verify != "first":
+            raise ValueError(f'verify={self.verify!r}: accepted are True, False and "first"')
         if not isinstance(self.trust_compiled, bool):
             raise TypeError(f"trust_compiled={self.trust_compiled!r}: expected True or False")
         if self.compiled_bundle is not None:

@@ -187,7 +187,7 @@ def test_an_interrupt_inside_of_a_layer(tokenizer, eager, model):
 
 def test_prompts_of_any_length_need_no_set_up(monkeypatch):
     """Neither are layers bound again, nor is anything compiled or raced, for prompts of 1 to 2048 tokens."""
-    model = accelerate_for_cpu(make_model(limit=4096), dtype="int8", providers="own")
+    model = accelerate_for_cpu(make_model(limit=4096), dtype="int8", providers="own", verify=True)
     bound, bind = [], pending.bind
     monkeypatch.setattr(pending, "bind", lambda layers: bound.append(len(layers)) or bind(layers))
     torch._dynamo.utils.counters.clear()

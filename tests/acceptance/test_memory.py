@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.children import run_child
 
 # A process of its own: the peak of the resident set is reset once the model is there (clear_refs), and read at the end.
 SCRIPT = """
@@ -31,8 +32,8 @@ print((status("VmHWM") - before) / size, (status("VmRSS") - before) / size)
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", 0.15), ("bfloat16", -0.25), ("int8", -0.4)])
 def test_peak_and_resident_memory(dtype: str, kept: float) -> None:
     """The peak of accelerating and of the first forward, and what the process holds afterwards, as parts of the model's size."""
-    run = subprocess.run([sys.executable, "-c", SCRIPT, dtype], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
-    peak, resident = map(float, run.stdout.split()[-2:])
+    done = run_child([sys.executable, "-c", SCRIPT, dtype], cpu_seconds=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, resident = map(float, done.stdout.split()[-2:])
     assert peak <= 0.15
     assert resident <= kept

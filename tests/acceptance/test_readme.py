@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from hf_cpu_accel.cli.main import app
+from tests.children import run_child
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -81,11 +81,9 @@ def test_python_blocks_run_as_written(hub: Path, tmp_path: Path, monkeypatch: py
     script.write_text(python_blocks(README), encoding="utf-8")
     monkeypatch.setenv("HF_HOME", str(hub.parent))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    run = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert "modules replaced" in run.stdout
+    done = run_child([sys.executable, str(script)], cwd=tmp_path, cpu_seconds=180)
+    assert done.returncode == 0, done.stderr
+    assert "modules replaced" in done.stdout
     assert (tmp_path / "my-model" / "config.json").is_file()
     assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
 
@@ -119,6 +117,6 @@ def test_links_lead_somewhere(document: Path) -> None:
 )
 def test_examples_run_offline(example: str, arguments: list[str], expected: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / example), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    assert run.returncode == 0, run.stderr
-    assert expected in run.stdout
+    done = run_child(command, cpu_seconds=180)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout

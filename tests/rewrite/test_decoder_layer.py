@@ -60,18 +60,21 @@ def test_a_model_that_stops_early(lengths: list[int]) -> None:
 
 
 @torch.no_grad()
-def test_a_failure_between_layers_leaves_the_cache_as_it_was() -> None:
+def test_a_failure_between_layers_leaves_the_cache_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = accelerated(llama())
     expected = logits(model)
+    original = FusedDecoderLayer._understand
 
-    def fail(module: nn.Module, args: object) -> None:
-        raise KeyboardInterrupt
+    def fail(layer: FusedDecoderLayer, *call: object) -> object:
+        if layer is model.model.layers[3]:
+            raise KeyboardInterrupt
+        return original(layer, *call)
 
     cache = CPUCache(model.config)
-    hook = model.model.layers[3].register_forward_pre_hook(fail)
+    monkeypatch.setattr(FusedDecoderLayer, "_understand", fail)
     with pytest.raises(KeyboardInterrupt):
         logits(model, cache)
-    hook.remove()
+    monkeypatch.undo()
     assert cache.get_seq_length() == 0
     assert torch.equal(logits(model, cache), expected)
 

@@ -95,13 +95,33 @@ def test_two_ways_on_from_the_same_hidden_states(lengths: list[int]) -> None:
     first, second, third, *_ = model.model.layers
     states = torch.randn(2, 9, 64)
     cache = CPUCache(model.config)
+    lengths.clear()
     middle = first(states, position_embeddings=tables, past_key_values=cache)
     one = second(middle, position_embeddings=tables, past_key_values=cache)
     other = third(middle, position_embeddings=tables, past_key_values=cache)
-    lengths.clear()
     assert (one + 0).shape == (other + 0).shape
-    assert lengths == [1, 1]
+    assert lengths == [1, 1, 1]
     assert cache.layers[0].length == 9
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_is_written_after_a_layer_was_called_does_not_reach_it(inference: bool) -> None:
+    """Neither into its hidden states, nor into the buffer that the first layer was called with."""
+    model = llama()
+    tables = model.model.rotary_emb(torch.zeros(1), torch.arange(9)[None])
+
+    def late(layers: nn.ModuleList) -> Tensor:
+        buffer = torch.ones(2, 9, 64)
+        first = layers[0](buffer, position_embeddings=tables)
+        buffer.zero_()
+        second = layers[1](first, position_embeddings=tables)
+        first[:, 2:].mul_(3)
+        return layers[2](second, position_embeddings=tables) + first
+
+    with torch.inference_mode(inference), torch.no_grad():
+        expected = late(model.model.layers)
+        accelerated(model)
+        assert row_error(late(model.model.layers), expected) <= 1e-4
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.rewrite import served
 from hf_cpu_accel.rewrite.linear import pack
 
@@ -48,7 +49,7 @@ def _forget(gemms):
     return done
 
 
-def test_learns_which_members_share_an_input(linears, gemms):
+def test_one_recorded_forward_tells_which_members_share_an_input(linears, gemms):
     packed, input = pack(linears, "float32"), torch.randn(2, 5, WIDTH)
     _check(packed, linears, input, input, input)
     assert _forget(gemms) == [32, 64, 20]
@@ -72,7 +73,7 @@ def test_cross_attention_merges_key_and_value_only(linears, gemms):
     for _ in range(2):
         query, memory = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
         _check(packed, linears, query, memory, memory)
-    assert _forget(gemms) == [32, 64, 20, 32, 84]
+    assert _forget(gemms) == [32, 64, 20, 32, 84]  # recorded, then joined
     assert packed[0].group.runs == {1: (1, 2)}
 
 
@@ -84,12 +85,36 @@ def test_another_input_than_the_leaders_is_computed_on_its_own(linears):
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_an_input_changed_in_between_gives_no_stale_result(linears, inference):
-    with torch.inference_mode(inference):
+    """Neither while the members' forward is recorded nor after it was."""
+    with torch.inference_mode(inference), torch.no_grad():
         packed, input = pack(linears, "float32"), torch.randn(4, WIDTH)
-        for _ in range(3):
+        for writes in (True, True, False, False, False, True, False, True):
             for member, linear in zip(packed, linears, strict=True):
                 torch.testing.assert_close(member(input), linear(input), rtol=1e-5, atol=1e-5)
-                input.add_(1.0)
+                if writes:
+                    input.add_(1.0)
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_hooks_of_members_see_and_change_each_of_them(linears, kind):
+    packed, input = pack(linears, "float32"), torch.randn(4, WIDTH)
+    for _ in range(3):
+        _check(packed, linears, input, input, input)
+
+    def double(module, args, *output):
+        args[0].mul_(2.0)
+
+    handle = getattr(packed[1], f"register_{kind}_hook")(double)
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            given = torch.randn(1, WIDTH)
+            before = given.clone()
+            outputs = [member(given) for member in packed]
+            inputs = [before, before * 2 if kind == "forward_pre" else before, before * 2]
+            for output, linear, own in zip(outputs, linears, inputs, strict=True):
+                torch.testing.assert_close(output, linear(own), rtol=1e-5, atol=1e-5)
+    handle.remove()
+    _check(packed, linears, input, input, input)
 
 
 def test_slices_nobody_came_for_are_not_computed_again(linears, gemms):
@@ -104,20 +129,33 @@ def test_slices_nobody_came_for_are_not_computed_again(linears, gemms):
     assert gemms == [96, 32]
 
 
-def test_stops_taking_notes(linears):
-    group = pack(linears, "float32")[0].group
-    with torch.no_grad():
-        for _ in range(40):
-            group.forward(0, torch.randn(1, WIDTH))
-    assert group._lessons == 0
-    assert group.runs == {}
+def test_another_path_of_the_host_is_recorded_too(linears, gemms):
+    """Self-attention, then cross-attention, then self-attention again, where only key and value go on together."""
+    packed, ran = pack(linears, "float32"), []
+    for cross in (False, True, False):
+        for _ in range(4):
+            query, memory = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+            _check(packed, linears, query, *(memory if cross else query for _ in range(2)))
+        ran.append(_forget(gemms))
+    assert [gemm[-2:] for gemm in ran] == [[116, 116], [32, 84], [32, 84]]
 
 
-def test_holds_no_input_alive(linears):
+def test_a_host_that_goes_on_changing_its_path_is_served_one_by_one(linears, gemms):
+    packed = pack(linears, "float32")
+    for step in range(60):
+        query, memory = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+        _check(packed, linears, query, *(memory if step % 2 else query for _ in range(2)))
+    _forget(gemms)
+    for step in range(4):
+        query, memory = torch.randn(1, 2, WIDTH), torch.randn(1, 4, WIDTH)
+        _check(packed, linears, query, *(memory if step % 2 else query for _ in range(2)))
+    assert 116 not in gemms  # nothing is computed in vain
+
+
+def test_holds_no_input_alive_after_the_last_member(linears):
     packed, input = pack(linears, "float32"), torch.randn(4, WIDTH)
-    _check(packed, linears, input, input, input)
-    with torch.no_grad():
-        packed[0](input)
+    for _ in range(3):
+        _check(packed, linears, input, input, input)
     reference = weakref.ref(input)
     del input
     assert reference() is None
@@ -177,3 +215,19 @@ def test_empty_inputs(linears):
         for _ in range(2):
             for member, linear in zip(packed, linears, strict=True):
                 assert member(input).shape == linear(input).shape
+
+
+def test_the_first_forward_of_an_accelerated_model_is_the_recorded_one(linears, gemms):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = linears
+
+        def forward(self, x):
+            return self.query(x).sum() + self.key(x).sum() + self.value(x).sum()
+
+    model = accelerate_for_cpu(nn.Sequential(Block()).eval(), dtype="float32")
+    for _ in range(2):
+        with torch.no_grad():
+            model(torch.randn(3, WIDTH))
+    assert gemms[-1] == 116

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
+from hf_cpu_accel.remember import Memo
 
-_NONE = lambda: None  # noqa: E731  stands where the reference to weights would
+# Each of edge weights: layers of one model are given the same, or one set of their own each.
+_MOST_WEIGHTS = 2
 
 
 class Adjacency:
@@ -30,8 +29,8 @@ class Adjacency:
         self.rowptr, self.col, self.order = coo_to_csr(target, source, targets, sources, loops=loops)
         self._transposed: Transposed | None = None
         self._as_segments: Transposed | None = None
-        self._normalized: tuple[Callable[[], Tensor | None], int | None, Tensor] | None = None
-        self._sorted: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+        self._unweighted: Tensor | None = None
+        self._normalized, self._sorted = Memo(_MOST_WEIGHTS), Memo(_MOST_WEIGHTS)
 
     def transposed(self) -> Transposed:
         """The graph with its edges turned round, for gradients."""
@@ -51,25 +50,24 @@ class Adjacency:
         return self._as_segments
 
     def sort(self, value: Tensor) -> Tensor:
-        """`value` [edges, ...] in the order of the entries; kept for the last one that has no gradient. Not for added loops."""
-        known = self._sorted
-        if known is not None and known[0]() is value and known[1] == value._version:
-            return known[2]
-        ordered = value.index_select(0, self.order)
-        if not (value.requires_grad or value.is_inference() or torch.compiler.is_compiling()):
-            self._sorted = weakref.ref(value), value._version, ordered
-        return ordered
+        """`value` [edges, ...] in the order of the entries; remembered if it has no gradient. Not for added loops."""
+        if value.requires_grad:
+            return value.index_select(0, self.order)
+        return self._sorted.get(value, None, lambda: value.index_select(0, self.order))
 
     def normalized(self, edge_index: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """[entries] weight / sqrt(degree of source * degree of target), as GCN weighs edges: Kipf & Welling 2017, arXiv:1609.02907.
 
         A degree is the sum of the weights of a row; without `weight` [edges] each is one. Added loops weigh one, or what the loop
-        of `edge_index` that they stand for does. Kept for the last weights. Only for graphs with as many sources as targets.
+        of `edge_index` that they stand for does. Remembered. Only for graphs with as many sources as targets.
         """
-        known = self._normalized
-        version = None if weight is None or weight.is_inference() else weight._version
-        if known is not None and known[0]() is weight and known[1] == version:
-            return known[2]
+        if weight is None:
+            if self._unweighted is None:
+                self._unweighted = self._normalize(None, None)
+            return self._unweighted
+        return self._normalized.get(weight, None, lambda: self._normalize(edge_index, weight))
+
+    def _normalize(self, edge_index: Tensor | None, weight: Tensor | None) -> Tensor:
         targets = row_of_edge(self.rowptr, self.col.shape[0])
         if edge_index is None or weight is None:
             degree, value = self.rowptr.diff().float(), None
@@ -81,10 +79,7 @@ class Adjacency:
         normalized = inverse.index_select(0, self.col)
         if value is not None:
             normalized.mul_(value)
-        normalized.mul_(inverse.index_select(0, targets))
-        if weight is None or not (version is None or torch.compiler.is_compiling()):
-            self._normalized = _NONE if weight is None else weakref.ref(weight), version, normalized
-        return normalized
+        return normalized.mul_(inverse.index_select(0, targets))
 
     def _with_loops(self, edge_index: Tensor, weight: Tensor) -> Tensor:
         if self.loops < 0:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.nn.dense import Linear
 
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing import PackedWeight, pack_linear
+from hf_cpu_accel.remember import Memo
 
 _MAPPED_ANEW = 32 << 20  # bytes: larger tensors of torch are mapped by the system in every call, page by page
-_packed = WeakTensorKeyDictionary()
+_packed = Memo(most=4096)  # more weights than models have
 
 
 def are_plain(*linears: nn.Module | None) -> bool:
@@ -71,8 +71,5 @@ def _is_ours(x: Tensor, weight: Tensor, given: list[Tensor]) -> bool:
 
 
 def _packed_weight(weight: Tensor) -> PackedWeight:
-    known: tuple[int, PackedWeight] | None = _packed.get(weight)
-    if known is None or known[0] != weight._version:
-        known = weight._version, pack_linear(weight.detach(), str(weight.dtype).removeprefix("torch."))
-        _packed[weight] = known
-    return known[1]
+    dtype = str(weight.dtype).removeprefix("torch.")
+    return _packed.get(weight, None, lambda: pack_linear(weight.detach(), dtype))

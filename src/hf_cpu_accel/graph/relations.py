@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
+from hf_cpu_accel.remember import Memo
 
 
 class Relations:
@@ -57,12 +58,10 @@ class Relations:
 
 
 class RelationsCache:
-    """The relations of each adjacency, for the last tensor of types that was used with it and not written to since."""
+    """The relations of each adjacency, for the last tensor of types that was used with it."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Adjacency, tuple[weakref.ref[Tensor], int, int, Relations]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._known: WeakKeyDictionary[Adjacency, Memo] = WeakKeyDictionary()
 
     def get(self, adjacency: Adjacency, edge_type: Tensor, count: int) -> Relations:
         """Relations below `count`.
@@ -70,14 +69,10 @@ class RelationsCache:
         Raises:
             RuntimeError: a type is negative or not below `count`.
         """
-        if edge_type.is_inference():  # it has no version
-            return Relations(adjacency, edge_type, count)
-        known = self._known.get(adjacency)
-        if known is not None and known[0]() is edge_type and known[1:3] == (edge_type._version, count):
-            return known[3]
-        found = Relations(adjacency, edge_type, count)
-        self._known[adjacency] = weakref.ref(edge_type), edge_type._version, count, found
-        return found
+        memo = self._known.get(adjacency)
+        if memo is None:
+            memo = self._known[adjacency] = Memo(most=1)
+        return memo.get(edge_type, count, lambda: Relations(adjacency, edge_type, count))
 
 
 relations = RelationsCache()

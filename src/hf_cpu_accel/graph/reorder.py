@@ -8,12 +8,12 @@ aggregation takes about half the time; on random power-law graphs none of the or
 from __future__ import annotations
 
 import importlib.util
-import weakref
-from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from hf_cpu_accel.remember import Memo
 
 MOST_ORDERS = 4
 
@@ -49,9 +49,7 @@ class ReorderedForward:
             raise ValueError("reorder='rcm' needs scipy: install it, or take 'degree'")
         self.model, self.kind = model, kind
         self.served = 0
-        self._orders: OrderedDict[tuple[Any, ...], tuple[weakref.ref[Tensor], Tensor, Tensor, Tensor]] = (
-            OrderedDict()
-        )
+        self._orders = Memo(MOST_ORDERS)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = type(self.model).forward
@@ -66,7 +64,10 @@ class ReorderedForward:
         return output.index_select(0, number)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_orders": OrderedDict()}  # weak references are not copied or stored
+        return {**vars(self), "_orders": None}  # what is known of a graph is not copied or stored
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _orders=Memo(MOST_ORDERS))
 
     def _order_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -83,23 +84,15 @@ class ReorderedForward:
             isinstance(other, Tensor) and nodes in other.shape[:1] for other in (*others, *kwargs.values())
         ):
             return None
-        return self._known(edge_index, nodes)
+        return self._orders.get(edge_index, nodes, lambda: self._order(edge_index, nodes))
 
-    def _known(self, edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        key = id(edge_index), edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes
-        entry = self._orders.get(key)
-        if entry is not None and entry[0]() is edge_index:
-            return entry[1:]
+    def _order(self, edge_index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor] | None:
         if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= nodes):
             return None  # the model says so
         old = node_order(edge_index, nodes, self.kind)
         number = torch.empty_like(old)
         number[old] = torch.arange(nodes)
-        known = old, number, number[edge_index.long()].contiguous()
-        self._orders[key] = weakref.ref(edge_index, lambda _: self._orders.pop(key, None)), *known
-        while len(self._orders) > MOST_ORDERS:
-            self._orders.popitem(last=False)
-        return known
+        return old, number, number[edge_index.long()].contiguous()
 
 
 def _is_plain(tensor: object) -> bool:

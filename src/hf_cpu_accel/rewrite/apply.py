@@ -16,7 +16,9 @@ from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
 from hf_cpu_accel.rewrite.convolution_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
+from hf_cpu_accel.rewrite.edits import watch_edits
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
+from hf_cpu_accel.rewrite.first_call import check_first_calls
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.hooks import forget_children
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
@@ -112,6 +114,9 @@ def apply(
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)
+            watch_edits(root, journal)
+            if config.verify == "first":
+                check_first_calls(root, journal)
         acceleration = Acceleration(plan.with_items(tuple(items)), journal, name)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
+from hf_cpu_accel.rewrite.lazy_tensor import settled
 from hf_cpu_accel.rewrite.paged import paged_attention_forward
 from hf_cpu_accel.rewrite.stored_heads import readable
 from hf_cpu_accel.rewrite.window_mask import WindowMask, is_window
@@ -69,7 +70,8 @@ def attention_mask(
         if attention_mask is None or (not tracing and attention_mask.all()):
             return None
         missing = kv_offset + kv_length - attention_mask.shape[-1]
-        padding = attention_mask if missing <= 0 else nn.functional.pad(attention_mask, (0, missing))
+        # A copy in any case: it may be the caller's own, who may write to it before the last layer has run.
+        padding = nn.functional.pad(attention_mask, (0, missing)) if missing > 0 else attention_mask.clone()
         padding = padding[:, kv_offset : kv_offset + kv_length]
         mask = padding[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
         if q_length == kv_length and kv_offset == 0:
@@ -165,7 +167,7 @@ def attention_forward(
         # Prefill of a static cache: the queries are at its start, the keys behind them are empty slots.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
-    mask = attention_mask
+    mask = attention_mask = settled(attention_mask)
     if isinstance(mask, CausalMask) and position_bias is None and not mask.hides_by_window:
         mask, causal = mask.key_padding(), True
     elif position_bias is not None:

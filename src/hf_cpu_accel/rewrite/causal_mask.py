@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.remember import remember
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-
-_READING = "_hf_cpu_accel_reading"
 
 
 class CausalMask(LazyTensor):
@@ -36,7 +35,9 @@ class CausalMask(LazyTensor):
         cls, batch: int, q_len: int, kv_len: int, kv_offset: int, window: int | None, padding: Tensor | None
     ) -> CausalMask:
         mask: CausalMask = cls.like((batch, 1, q_len, kv_len), torch.bool)
-        mask.kv_offset, mask.window, mask.padding = kv_offset, window, padding
+        # A copy: it may be the caller's own, who may write to it before this mask is read.
+        mask.padding = None if padding is None else padding.clone()
+        mask.kv_offset, mask.window = kv_offset, window
         mask._start = False
         return mask
 
@@ -103,26 +104,27 @@ def causal_mask(
     return None if padding is None and aligned and not mask.hides_by_window else mask
 
 
-def read_mask(mask: Tensor, window: int | None, before: Tensor | None = None) -> CausalMask | None:
+def read_mask(
+    mask: Tensor, window: int | None, before: Tensor | None = None, *, hidden: bool = False
+) -> CausalMask | None:
     """A mask with its values, bool or added to the scores, as causality, the window and padding; None if it says anything else.
 
-    What is read is kept with the mask, for the layers that get the same one.
+    What is read is remembered, for the layers that get the same mask.
 
     Args:
         before: bool [batch, positions], True where there is a token, of the positions before the first key; None if there are none.
+        hidden: whether a mask of truth values is True where *not* to attend.
     """
-    known: tuple[int | None, CausalMask | None] | None = getattr(mask, _READING, None)
-    if known is None or known[0] != window:
-        known = (window, _read(mask, window, before))
-        setattr(mask, _READING, known)
-    return known[1]
+    told = None if before is None else (before.shape, before.numpy().tobytes())
+    key = "causal mask", window, told, hidden
+    return remember(mask, key, lambda: _read(mask, window, before, hidden), by_value=True)
 
 
-def _read(mask: Tensor, window: int | None, before: Tensor | None) -> CausalMask | None:
+def _read(mask: Tensor, window: int | None, before: Tensor | None, hidden: bool) -> CausalMask | None:
     if mask.dim() != 4 or mask.shape[1] != 1:
         return None
     batch, _, q_len, kv_len = mask.shape
-    seen = mask
+    seen = ~mask if hidden and mask.dtype is torch.bool else mask
     if mask.dtype is not torch.bool:
         seen = mask == 0
         if not (seen | (mask <= torch.finfo(mask.dtype).min / 2)).all():

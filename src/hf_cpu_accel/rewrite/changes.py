@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hf_cpu_accel.rewrite.hooks import move_hooks
+from hf_cpu_accel.rewrite.hooks import move_hooks, share_hooks
 from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
 
 
@@ -153,6 +153,7 @@ def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacemen
         original = parent._modules[name]
         assert original is not None
         journal.record(SwappedModule(parent, name, original))
+        share_hooks(original, replacement)
         parent._modules[name] = replacement
 
 

@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.activations import identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.served import FFNWork, Part
@@ -73,6 +73,9 @@ class FusedConvolutionBlock(Mixed):
         residual = image.permute(0, 2, 3, 1)
         output = route(rows, residual) if gain is None else torch.addcmul(residual, route(rows), gain)
         return output.permute(0, 3, 1, 2)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
 
     def _bind(self) -> tuple[Route, Tensor | None]:
         """What computes the linears, and the gain where their weights do not hold it."""

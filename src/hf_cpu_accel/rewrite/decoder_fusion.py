@@ -39,7 +39,8 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
     items: list[PlanItem] = []
     for stack in stacks_of(context.root):
         last = stack.layers[-1][1]
-        for (path, layer), role in zip(stack.layers, _roles(stack, context), strict=True):
+        following = [*(layer for _, layer in stack.layers[1:]), None]
+        for (path, layer), after, role in zip(stack.layers, following, _roles(stack, context), strict=True):
             if isinstance(role, str):
                 items.append(PlanItem.left(path, STRUCTURE, role))
             else:
@@ -48,7 +49,7 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
                     is_returned=layer is last and stack.returned,
                     skips_padding=context.config.padding == "skip",
                 )
-                swap_module(context.journal, context.slots[id(layer)], fuse(layer, role))
+                swap_module(context.journal, context.slots[id(layer)], fuse(layer, role, after))
                 items.append(PlanItem(path, STRUCTURE, "decoder_layers", context.dtype, 0, reason=None))
     return items
 

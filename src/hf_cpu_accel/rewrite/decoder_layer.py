@@ -23,7 +23,8 @@ from hf_cpu_accel.rewrite.decoder_scores import Slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.encoder_memory import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.hooks import has_foreign_hook, is_collecting
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.lazy_tensor import settled
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.pending import Call, PendingHiddenStates, Runs
@@ -85,6 +86,7 @@ class FusedDecoderLayer(Mixed):
 
     role: Role
     _hooks_inside: tuple[dict[int, Any], ...]
+    _hooks_of_next: dict[int, Any]
     _weights: DecoderLayer | None
     _runs: Runs
 
@@ -98,6 +100,33 @@ class FusedDecoderLayer(Mixed):
         pending = PendingHiddenStates.after(hidden_states, call)
         output = pending.tensor if self.role.is_returned or self._is_watched() else pending
         return output if self.role.rest is None else (output, *rest)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        """Without the cache, so of a call that begins a text."""
+        hidden_states, arguments = self._named(args, kwargs)
+        call = None if hidden_states is None else self._understand(hidden_states, (), arguments)
+        if call is None or (call.cache is not None and call.cache.get_seq_length(self.role.cache_index)):
+            return None
+        tokens = call.mask.padding if isinstance(call.mask, CausalMask) else None
+        return Reference(
+            (hidden_states,),
+            {**arguments, **({self.role.cache: None} if self.role.cache in arguments else {})},
+            tokens=None if tokens is None else tokens[:, -hidden_states.shape[1] :],
+            moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
+        )
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache, index = self._named(args, kwargs)[1].get(self.role.cache), self.role.cache_index
+        if cache is not None and self.role.encoder is not None:
+            cache.is_updated[index] = False
+            cache = cache.self_attention_cache
+        if cache is not None:
+            cache.layers[index].reset()
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The hidden states, and the other arguments by their names."""
+        given = dict(zip(("hidden_states", *self.role.names), args, strict=False)) | kwargs
+        return given.pop("hidden_states", None), given
 
     @property
     def weights(self) -> DecoderLayer:
@@ -123,6 +152,7 @@ class FusedDecoderLayer(Mixed):
         for name, value in arguments.items():
             if value is None or value is False or name in role.ignored:
                 continue
+            value = settled(value)
             if name == role.cache:
                 cache = value
             elif name == role.mask:
@@ -240,8 +270,10 @@ class FusedDecoderLayer(Mixed):
         return held is None or (window is not None and held >= window)
 
     def _is_watched(self) -> bool:
-        """Whether somebody gets the hidden states after this layer who may keep them."""
-        hooks = self._forward_hooks
+        """Whether somebody gets the hidden states after this layer who may keep them, or write to what the layers are given."""
+        hooks, of_next = self._forward_hooks, self._hooks_of_next
+        if of_next and has_foreign_hook(of_next):
+            return True
         return bool(hooks) and (has_foreign_hook(hooks) or is_collecting("hidden_states"))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedDecoderLayer:
@@ -257,9 +289,16 @@ class FusedDecoderLayer(Mixed):
         return {**self.__dict__, "_weights": None, "_runs": Runs()}  # views of what the modules hold
 
 
-def fuse(layer: nn.Module, role: Role) -> FusedDecoderLayer:
-    """`layer` with the fused forward; the original is not changed."""
-    fused: FusedDecoderLayer = fused_layer(FusedDecoderLayer, layer, role=role, _weights=None, _runs=Runs())
+def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:
+    """`layer` with the fused forward; the original is not changed.
+
+    Args:
+        following: the layer that the host calls next, if there is one: hooks ahead of it may look at what this one gives.
+    """
+    of_next = {} if following is None else following._forward_pre_hooks
+    fused: FusedDecoderLayer = fused_layer(
+        FusedDecoderLayer, layer, role=role, _hooks_of_next=of_next, _weights=None, _runs=Runs()
+    )
     return fused
 
 

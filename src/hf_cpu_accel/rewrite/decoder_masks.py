@@ -12,8 +12,6 @@ from hf_cpu_accel.rewrite.causal_mask import CausalMask, read_mask
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.cache import CPUCache
 
-_INVERTED = "_hf_cpu_accel_inverted"
-
 # True or 0 where to attend; True where not to attend (MPT); numbers to add to the scores, for each head (Falcon's ALiBi).
 MaskForm = Literal["seen", "hidden", "added"]
 
@@ -27,7 +25,7 @@ def form_of(mask: object, window: int | None) -> MaskForm | None:
     if mask.dtype is torch.bool and mask[-1, 0, 0, 0]:
         return "seen" if read_mask(mask, window) is not None else None
     if mask.dtype is torch.bool:
-        return "hidden" if read_mask(~mask, window) is not None else None
+        return "hidden" if read_mask(mask, window, hidden=True) is not None else None
     if read_mask(mask, window) is not None:
         return "seen"
     return "added" if window is None and _hides_later_keys(mask) else None
@@ -49,7 +47,7 @@ def understood(
             return None
         if form == "added":
             return mask if not offset and mask.is_floating_point() and _hides_later_keys(mask) else None
-        read = read_mask(_seen(mask, form), window, tokens_of(cache, offset, batch))
+        read = read_mask(mask, window, tokens_of(cache, offset, batch), hidden=form == "hidden")
         if read is None:
             return None
         mask = read
@@ -82,17 +80,6 @@ def mask_like(other: Any, mask: CausalMask, form: MaskForm) -> Tensor:
     if form == "added":
         numbers.normal_(generator=torch.Generator().manual_seed(0))
     return numbers.masked_fill(~mask.tensor, torch.finfo(other.dtype).min)
-
-
-def _seen(mask: Tensor, form: MaskForm) -> Tensor:
-    """True or 0 where to attend. It is kept with the mask, for the layers that get the same one."""
-    if form == "seen" or mask.dtype is not torch.bool:
-        return mask
-    inverted: Tensor | None = getattr(mask, _INVERTED, None)
-    if inverted is None:
-        inverted = ~mask
-        setattr(mask, _INVERTED, inverted)
-    return inverted
 
 
 def _first_key(cache: CPUCache | None, cache_index: int, q_len: int) -> int:

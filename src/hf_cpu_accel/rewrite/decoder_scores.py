@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.remember import remember
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall
 from hf_cpu_accel.rewrite.decoder_trace import AttentionCall
 
-_READ = "_hf_cpu_accel_slopes"  # attribute of a bias: the question and the answer of the last `says`
 # How far from a line a bias may be, relative to its largest value: rounding, and in bfloat16 that of the slopes too.
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
 _FIT = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7}
@@ -74,12 +74,8 @@ class Slopes:
             return False
         if bias.shape[0] not in (len(self.slopes), batch * len(self.slopes)):
             return False
-        known = getattr(bias, _READ, None)
-        if known is not None and known[:2] == (kv_len, id(self)) and known[2] is tokens:
-            return bool(known[3])
-        said = self._says(bias, tokens, kv_len)
-        setattr(bias, _READ, (kv_len, id(self), tokens, said))
-        return said
+        key = "slopes", self, kv_len
+        return remember(bias, key, lambda: self._says(bias, tokens, kv_len), also=(tokens,), by_value=True)
 
     def _says(self, bias: Tensor, tokens: Tensor | None, kv_len: int) -> bool:
         rows = self.factor * _rows(bias, len(self.slopes), kv_len).float()  # [B or 1, heads, keys]

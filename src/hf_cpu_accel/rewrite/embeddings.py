@@ -17,7 +17,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
 from hf_cpu_accel.rewrite.embedding_reading import IDS, POSITIONS, TYPES, Reading, read, tables_of
-from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, empty
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import row_error
@@ -56,6 +56,9 @@ class FusedEmbeddings(Mixed):
                 except (IndexError, KeyError, RuntimeError):
                     pass  # ids that are none, out of range or of another shape; tables that are parametrized
         return self._original_class.forward(self, *args, **kwargs)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
 
     def _is_ordinary(self) -> bool:
         """Nobody has put something else inside, wants to see what passes there, or trains it."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.remember import remember
 from hf_cpu_accel.rewrite.attention_interface import padding_of
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
@@ -29,7 +30,8 @@ from hf_cpu_accel.rewrite.encoder_parts import (
 )
 from hf_cpu_accel.rewrite.encoder_reading import parameter_names, read
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.lazy_tensor import settled
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
@@ -38,7 +40,6 @@ from hf_cpu_accel.rewrite.window_mask import WindowMask
 STRUCTURE = "encoder layer"
 
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
-_COMBINED = "_hf_cpu_accel_with_bias"  # attribute of a mask: a position bias, and both together
 _NO_TABLES = (None, None)
 _CAUSAL = "is_causal"
 
@@ -71,6 +72,16 @@ class FusedEncoderLayer(Mixed):
         output = _ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
         return self._signature.returned(output, bias)
 
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        hidden_states, *rest = args or (kwargs.get("hidden_states"),)
+        others = {name: value for name, value in kwargs.items() if name != "hidden_states" or args}
+        if not isinstance(hidden_states, Tensor):
+            return None
+        inputs = self._inputs(hidden_states, tuple(rest), others)
+        if inputs is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
+            return None
+        return Reference((hidden_states, *rest), others, tokens=inputs[0])
+
     def _inputs(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op's inputs from padding to window, and the layer's position bias; None if the op cannot do what is asked for."""
         signature = self._signature
@@ -87,6 +98,7 @@ class FusedEncoderLayer(Mixed):
             # None and False are what callers pass for what they do not want.
             if value is None or value is False or name in signature.ignored:
                 continue
+            value = settled(value)
             if name == MASK and name in signature.names and self._knows_mask(value):
                 mask = value
             elif name == BIAS and name in signature.names and _is_bias(value):
@@ -216,16 +228,15 @@ def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """One additive mask from both. All layers are handed the same two, so it is kept with the mask."""
+    """One additive mask from both. All layers are handed the same two, so it is remembered."""
     if mask is None:
         return bias
-    kept = getattr(mask, _COMBINED, None)
-    if kept is not None and kept[0] is bias:
-        return kept[1]
     lowest = torch.finfo(bias.dtype).min
-    combined = torch.where(mask, bias, lowest) if mask.dtype is torch.bool else bias + mask
-    setattr(mask, _COMBINED, (bias, combined))
-    return combined
+
+    def combine() -> Tensor:
+        return torch.where(mask, bias, lowest) if mask.dtype is torch.bool else bias + mask
+
+    return remember(mask, "with bias", combine, also=(bias,), by_value=True)
 
 
 def _is_bias(value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_cpu_accel.providers.route import Route
-from hf_cpu_accel.rewrite.hooks import carried_attributes
-from hf_cpu_accel.rewrite.mixed_class import Mixed, mixed_class
+from hf_cpu_accel.rewrite.hooks import carried_attributes, forward_hooks, share_hooks
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, mixed_class
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
 
@@ -30,14 +30,22 @@ class FusedContainer(Mixed):
         self, original: nn.Module, packed: Mapping[str, PackedLinear], inputs: tuple[str, ...]
     ) -> None:
         super().__init__()
+        own = set(vars(self))
         for name, value in carried_attributes(original).items():
-            if not name.startswith("_"):
+            if name not in own:
                 setattr(self, name, value)
         for name, child in original.named_children():
-            self.add_module(name, packed.get(name, child))
+            inner = packed.get(name, child)
+            self.add_module(name, inner)
+            share_hooks(child, inner)
         self.inputs = inputs
         self.training = False
         self.__class__ = mixed_class(type(self), type(original))  # type: ignore[assignment]
+        inside = [child for child in self.modules() if child is not self]
+        self._hooks_inside = tuple(hooks for child in inside for hooks in forward_hooks(child))
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
 
     def bind(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The inputs in the order of the original's forward."""

@@ -39,7 +39,8 @@ class GroupedConvolution(Mixed):
     def forward(self, input: Tensor) -> Tensor:
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
         margin, kernel = self.padding[0], self.kernel_size[0]
-        if not fits or input.shape[-1] + 2 * margin < kernel or torch.compiler.is_compiling():
+        short = input.shape[-1] + 2 * margin < kernel
+        if not fits or short or self.is_watched or torch.compiler.is_compiling():
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)

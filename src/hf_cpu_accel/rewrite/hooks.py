@@ -8,7 +8,16 @@ from typing import Any
 from torch import nn
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
+# nn.Module's dictionaries of what is called around a forward.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 _CAPTURE = "transformers.utils.output_capturing"
+_KNOWN = (_CAPTURE, "hf_cpu_accel.rewrite.first_call", "hf_cpu_accel.rewrite.edits")
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -16,9 +25,18 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_hooks, module._forward_pre_hooks
 
 
+def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
+    """Have what is registered on either of two modules called, whoever holds on to the one that is out of the model."""
+    for name in _HOOKS:
+        hooks, others = vars(replacement)[name], vars(original)[name]
+        if hooks is not others:
+            hooks.update(others)
+            vars(original)[name] = hooks
+
+
 def has_foreign_hook(hooks: dict[int, Any]) -> bool:
-    """Whether there is a hook besides those by which transformers collects the outputs that a caller asked for."""
-    return any(getattr(hook, "__module__", None) != _CAPTURE for hook in hooks.values())
+    """Whether there is a hook besides our own, and those by which transformers collects the outputs that a caller asked for."""
+    return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
 
 
 def own_forward(module: nn.Module) -> Any:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class LazyWeight(Tensor):
-    """What `linear.weight` gives where the weight is packed; read-only.
+    """What `linear.weight` gives where the weight is packed; read-only, with all its views.
 
     Some models read `linear.weight.dtype` in every forward (T5), so shape, dtype and device must cost nothing. A few
     compute with the values (MobileBERT's head, Mamba): these are dequantised once and kept in `memo`, so that such a
@@ -31,8 +31,10 @@ class LazyWeight(Tensor):
         dtype: torch.dtype,
         unpack: Callable[[], Tensor],
         memo: dict[torch.dtype, Tensor],
+        strides: Sequence[int] | None = None,
     ) -> LazyWeight:
-        weight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
+        device = torch.device("cpu")
+        weight = torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=dtype, device=device)
         weight.unpack = unpack
         weight.memo = memo
         return weight
@@ -45,11 +47,35 @@ class LazyWeight(Tensor):
 
     @property
     def data(self) -> Tensor:
-        return self.unpack()
+        return _read_only(self, self.unpack, self.memo)
 
     @data.setter
     def data(self, value: Tensor) -> None:
         raise read_only()
+
+    # These do not go through dispatch.
+    def numpy(self, *, force: bool = False) -> Any:
+        values = self.kept().numpy(force=force).view()
+        values.flags.writeable = False
+        return values
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def tolist(self) -> Any:
+        return self.kept().tolist()
+
+    def data_ptr(self) -> int:
+        return self.kept().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.unpack().untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self.unpack()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.unpack().__reduce_ex__(protocol)
 
     def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
         return f"LazyWeight({self.unpack()!r})"
@@ -62,13 +88,36 @@ class LazyWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func._schema.is_mutable and any(isinstance(arg, LazyWeight) for arg in args):
+        if func._schema.is_mutable and _writes_to_one(func._schema, args, kwargs or {}):
             raise read_only()
+        if func is torch.ops.aten.detach.default:
+            return _read_only(args[0], args[0].unpack, args[0].memo)
         args, kwargs = tree_map_only(LazyWeight, LazyWeight.kept, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        return tree_map_only(Tensor, _view, output) if func.is_view else output
+
+
+def _writes_to_one(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    for number, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            if any(
+                isinstance(value, LazyWeight) for value in (given if isinstance(given, list) else [given])
+            ):
+                return True
+    return False
+
+
+def _read_only(like: Tensor, unpack: Callable[[], Tensor], memo: dict[torch.dtype, Tensor]) -> LazyWeight:
+    return LazyWeight(like.shape, like.dtype, unpack, memo, like.stride())
+
+
+def _view(values: Tensor) -> LazyWeight:
+    """A view of values that must not be written to."""
+    return _read_only(values, lambda: values, {values.dtype: values})
 
 
 def read_only() -> RuntimeError:
     return RuntimeError(
-        "the weight of an accelerated layer is packed and read-only: call hf_cpu_accel.restore first"
+        "the weight of an accelerated layer is packed and read-only: call hf_cpu_accel.restore, write to it, and accelerate again"
     )

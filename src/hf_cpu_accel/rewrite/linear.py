@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.changes import Packed, free_weight, swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule
-from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
+from hf_cpu_accel.rewrite.projection_group import ProjectionGroup, members_apart
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import disagreement, probe
 from hf_cpu_accel.runtime.memory import trim_heap
@@ -85,7 +85,7 @@ def put_in_place(
     if context.config.verify:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
-            with torch.no_grad():
+            with torch.no_grad(), members_apart():  # which says nothing of how the host calls them
                 reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.hooks import (
     carried_attributes,
@@ -12,6 +13,23 @@ from hf_cpu_accel.rewrite.hooks import (
     has_foreign_hook,
     is_collecting_inside,
 )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How the own forward of a part is called for the same as its fused one.
+
+    Attributes:
+        args, kwargs: without what it would write to.
+        tokens: bool [B, L], the rows that count, or None for all.
+        moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tokens: Tensor | None = None
+    moves_rows: bool = False
+
 
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
@@ -29,6 +47,14 @@ class Mixed(nn.Module):
         if not any(self._hooks_inside):
             return False
         return is_collecting_inside() or any(map(has_foreign_hook, self._hooks_inside))
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
+        cannot be made twice. Parts that do not define it are not compared."""
+        return None
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take back what the call has left in its arguments, such as a cache."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return empty, (self._fused_class, self._original_class), self.__getstate__()

@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.served import FFNWork, GatedFFNWork
@@ -64,12 +64,18 @@ class FusedNestedFFN(Mixed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         input = args[0] if len(args) == 1 and not kwargs else None
-        hooked = any("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
-        if not isinstance(input, Tensor) or hooked or self.is_watched or torch.compiler.is_compiling():
+        if not isinstance(input, Tensor) or self._is_hooked() or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, input)
         route = self._route or self._bind()
         return route(input.tensor if isinstance(input, LazyTensor) else input)
+
+    def _is_hooked(self) -> bool:
+        replaced = ("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
+        return self.is_watched or any(replaced)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return None if self._is_hooked() else Reference(args, kwargs)
 
     def _bind(self) -> Route:
         ffn = self._ffn

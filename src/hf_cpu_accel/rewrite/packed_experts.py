@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.experts_form import ExpertsForm, Stack
-from hf_cpu_accel.rewrite.hooks import carried_attributes
+from hf_cpu_accel.rewrite.hooks import carried_attributes, forward_hooks
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight
 from hf_cpu_accel.rewrite.mixed_class import Mixed, empty
 from hf_cpu_accel.rewrite.packed_module import changed_dtype, check_inference, loading_refused
@@ -41,6 +41,11 @@ class PackedExperts(Mixed):
     _values: dict[str, dict[torch.dtype, Tensor]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.is_watched:
+            try:
+                return self._original_class.forward(self, *args, **kwargs)
+            finally:
+                self._values = {}  # all experts of one layer as numbers, which must not add up over the layers
         hidden_states, index, weights = (*args, *(kwargs[name] for name in self.form.inputs[len(args) :]))
         check_inference(self, hidden_states)
         return experts_ffn(hidden_states, index, weights, self.weights)
@@ -139,6 +144,7 @@ def pack_experts(original: nn.Module, form: ExpertsForm, dtype: str, int4_group:
         weight_dtype=first.dtype,
         _names=tuple(original._parameters),
         _experts=len(first),
+        _hooks_inside=tuple(hooks for child in original.children() for hooks in forward_hooks(child)),
         _weights=None,
         _values={},
     )

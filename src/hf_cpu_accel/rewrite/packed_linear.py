@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from hf_cpu_accel.packing import PackedWeight, unpack_linear
+from hf_cpu_accel.rewrite.hooks import forward_hooks
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.projection_group import ProjectionGroup
 
@@ -30,6 +31,7 @@ class PackedLinear(PackedModule):
         self.group = group
         self.index = index
         self.transposed = transposed
+        group.hooks.extend(forward_hooks(self))
 
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)

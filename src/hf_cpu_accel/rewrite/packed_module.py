@@ -63,6 +63,16 @@ class PackedModule(nn.Module):
     def weight(self, value: Tensor) -> None:
         raise read_only()
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As `nn.Module` does it, which is asked for assignments, too; but no other weight.
+
+        Raises:
+            RuntimeError: `name` is the weight.
+        """
+        if name == "weight":
+            raise read_only()
+        super().register_parameter(name, param)
+
     def keep_original(self, weight: nn.Parameter) -> None:
         """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
         # In front of the bias, where the original has it: state_dict keys keep their order.

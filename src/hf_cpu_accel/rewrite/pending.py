@@ -65,28 +65,39 @@ class PendingHiddenStates(LazyTensor):
     _input: Tensor
     _calls: tuple[Call, ...]
     _before: tuple[weakref.ref[PendingHiddenStates], ...]  # after each of the calls but the last
-    _continued: bool
+    _next: weakref.ref[PendingHiddenStates] | None  # after the first layer that was called with these
 
     @classmethod
     def after(cls, hidden_states: Tensor, call: Call) -> PendingHiddenStates:
         """What `call` makes of `hidden_states`."""
+        source: PendingHiddenStates | None = None
         calls: tuple[Call, ...] = ()
         before: tuple[weakref.ref[PendingHiddenStates], ...] = ()
         if isinstance(hidden_states, PendingHiddenStates):
-            if hidden_states._continued:
+            if hidden_states._next is not None:
                 hidden_states.tensor  # noqa: B018 (another layer has it already: it must be computed once for both)
             if hidden_states._tensor is not None:
                 hidden_states = hidden_states._tensor
             else:
-                hidden_states._continued = True
-                calls, before = hidden_states._calls, (*hidden_states._before, weakref.ref(hidden_states))
-                hidden_states = hidden_states._input
-        elif isinstance(hidden_states, LazyTensor):
-            hidden_states = hidden_states.tensor
+                source = hidden_states
+                calls, before = source._calls, (*source._before, weakref.ref(source))
+                hidden_states = source._input
+        else:  # a copy: it may be a buffer that its owner writes to before anybody reads what comes of it
+            hidden_states = hidden_states.clone()
         pending: PendingHiddenStates = cls.like(hidden_states.shape, hidden_states.dtype)
         pending._input, pending._calls, pending._before = hidden_states, (*calls, call), before
-        pending._continued = False
+        pending._next = None
+        if source is not None:
+            source._next = weakref.ref(pending)
         return pending
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values. The layer that was called with them runs first: whoever reads them may write to them."""
+        following = None if self._next is None else self._next()
+        if self._tensor is None and following is not None:
+            following.tensor  # noqa: B018 (makes these on its way)
+        return super().tensor
 
     def _make(self) -> Tensor:
         hidden_states, done = self._input, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,10 +14,13 @@ from torch import Tensor
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.providers.route import Route, deciding_nothing
+from hf_cpu_accel.remember import Stamp
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.served import LinearWork, Part, RunWork
 
-# Calls that may start a new run, after which a group has seen enough of its model and stops taking notes.
-_LESSONS_PER_MEMBER = 4
+# Of calls on whose path something else was joined than what had been proved. After that, members that a host calls in changing
+# ways are computed one by one.
+_MOST_RECORDINGS = 8
 
 
 _separately: ContextVar[bool] = ContextVar("separately", default=False)
@@ -38,18 +40,20 @@ def members_apart() -> Iterator[None]:
 class ProjectionGroup:
     """One packed weight whose output features are divided among members (query | key | value, gate | up, ...).
 
-    Which members belong together is not told by their names but learned: the first forward computes them one by one
-    and notes which ones are called in a row with the very same input tensor. From then on the first of them computes
-    all in one GEMM, and the others take their slices, provided that their input *is* that tensor, unchanged; any other
-    input (cross-attention) is computed on its own. A slice that nobody came for is not computed again. Each thread
-    has its own slices, so several threads may run one model.
+    Which members belong together is not told by their names but proved by a recorded forward, the first one: those that are called
+    in a row with the very same tensor, to which nobody writes in between. It is kept as a table. From then on the first of them
+    computes all in one GEMM, and the others take their slices. An input that is another tensor, that was written to, or whose
+    writes torch does not count (`torch.inference_mode`), is computed on its own, as it is where hooks see the members. Where slices
+    are left over, the host has come another way: they are taken out of the table, and the next forward is recorded, too. Each
+    thread has its own slices, so several threads may run one model.
 
     Attributes:
         packed: the whole weight.
         ranges: the (start, stop) output features of each member.
         biases: the bias of each member, or None.
         measured: whether other providers may serve where they were measured to be faster.
-        runs: what was learned: {first member called: (first, last member of the run)}.
+        runs: the table: {first member called: (first, last member of the run)}.
+        hooks: the dictionaries of the hooks of all members.
     """
 
     def __init__(
@@ -65,29 +69,43 @@ class ProjectionGroup:
         self.biases = tuple(biases)
         self.measured = measured
         self.runs: dict[int, tuple[int, int]] = {}
+        self.hooks: list[dict[int, Any]] = []
+        self._calls = threading.local()
+        self._recording_from: int | None = None  # the member with which a forward begins, where that is known
         self._reset()
 
     def forward(self, index: int, input: Tensor) -> Tensor:
         """Member `index` of `input` [..., in_features] -> [..., out_features of the member]."""
-        if len(self.ranges) == 1 or torch.compiler.is_compiling() or _separately.get():
+        if (
+            len(self.ranges) == 1
+            or torch.compiler.is_compiling()
+            or _separately.get()
+            or input.is_inference()
+            or any(self.hooks)
+        ):
             return self._compute(index, input)
+        if isinstance(input, LazyTensor):  # whose views share no version with it
+            input = input.tensor
         calls = self._calls
-        stash: _Stash | None = getattr(calls, "stash", None)
-        if stash is not None:
-            output = stash.take(index, input)
+        if self._recording:
+            self._record(index, input)
+        joined: _Joined | None = getattr(calls, "joined", None)
+        if joined is not None:
+            output = joined.take(index, input)
             if output is not None:
-                if not stash.outputs:
-                    calls.stash = None
+                if not joined.outputs:
+                    calls.joined = None
                 return output
-        if self._lessons:
-            self._learn(index, input)
+            if index == joined.leader or index in joined.outputs:
+                calls.joined = None
+                self._shrink(joined)
         first, last = self.runs.get(index, (index, index))
-        if stash is not None and stash.leader == index:
-            calls.stash = None
-            first, last = self._shrink(index, stash.outputs)
         if first == last:
             return self._compute(index, input)
-        return self._compute_run(index, first, last, input)
+        slices = self.route(first, last)(input)
+        outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
+        calls.joined = _Joined(index, input, outputs)
+        return slices[index - first]
 
     def weight(self, first: int, last: int) -> tuple[PackedWeight, Tensor | None]:
         """The packed weight and the bias of the members `first` to `last`, both included."""
@@ -136,13 +154,7 @@ class ProjectionGroup:
     def _compute(self, index: int, input: Tensor) -> Tensor:
         route = self._routes[index, index]
         # Before it is known what is computed together, it is not worth measuring what each takes alone.
-        return route.work.own(input) if self._lessons and len(self.ranges) > 1 else route(input)
-
-    def _compute_run(self, index: int, first: int, last: int, input: Tensor) -> Tensor:
-        slices = self.route(first, last)(input)
-        outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
-        self._calls.stash = _Stash(index, input, outputs)
-        return slices[index - first]
+        return route.work.own(input) if self._recording and len(self.ranges) > 1 else route(input)
 
     def _bias(self, first: int, last: int) -> Tensor | None:
         biases = self.biases[first : last + 1]
@@ -155,29 +167,32 @@ class ProjectionGroup:
         ]
         return torch.cat(parts)
 
-    def _learn(self, index: int, input: Tensor) -> None:
-        trace: _Trace | None = getattr(self._calls, "trace", None)
-        if trace is not None and trace.continues(index, input):
-            trace.members.append(index)
+    def _record(self, index: int, input: Tensor) -> None:
+        record: _Record | None = getattr(self._calls, "record", None)
+        if record is None and self._recording_from not in (None, index):
+            return  # in the middle of a forward
+        if record is None or index not in record.members:
+            self._calls.record = record = record or _Record()
+            record.add(index, input)
             return
-        if trace is not None and trace.members[0] not in self.runs:
-            first, last = min(trace.members), max(trace.members)
-            if 1 < len(trace.members) == last - first + 1 <= MAX_SPLIT:
-                self.runs[trace.members[0]] = (first, last)
-        self._lessons -= 1
-        self._calls.trace = None if index in self.runs or not self._lessons else _Trace(index, input)
+        # The next forward: the one before is complete.
+        self._calls.record, self._recording = None, False
+        self.runs = {**self.runs, **record.runs()}
 
-    def _shrink(self, leader: int, unclaimed: dict[int, Tensor]) -> tuple[int, int]:
-        """Take the members that nobody came for out of the run of `leader`, for good."""
-        first, last = self.runs[leader]
-        claimed = [member for member in range(first, last + 1) if member not in unclaimed]
+    def _shrink(self, joined: _Joined) -> None:
+        """Take the members that did not come for their slices out of the run."""
+        first, last = self.runs.get(joined.leader, (joined.leader, joined.leader))
+        claimed = [member for member in range(first, last + 1) if member not in joined.outputs]
         while claimed and claimed[-1] - claimed[0] + 1 != len(claimed):
-            claimed.remove(max(claimed, key=lambda member: abs(member - leader)))
-        self.runs[leader] = (claimed[0], claimed[-1])
-        return self.runs[leader]
+            claimed.remove(max(claimed, key=lambda member: abs(member - joined.leader)))
+        self.runs = {**self.runs, joined.leader: (claimed[0], claimed[-1])}
+        if self._recordings_left > 0:
+            self._recordings_left -= 1
+            self._recording, self._recording_from = True, joined.leader
 
     def _reset(self) -> None:
-        self._lessons = _LESSONS_PER_MEMBER * len(self.ranges)
+        self._recording, self._recording_from = not self.runs, None
+        self._recordings_left = _MOST_RECORDINGS
         self._calls = threading.local()
         self._parts: dict[tuple[int, int], Part] = {}
         self._routes: dict[tuple[int, int], Route] = {}
@@ -186,7 +201,7 @@ class ProjectionGroup:
             self.route(index, index)  # now, so that nothing is made while a graph is traced
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("packed", "ranges", "biases", "measured", "runs")
+        names = ("packed", "ranges", "biases", "measured", "runs", "hooks")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -194,46 +209,45 @@ class ProjectionGroup:
         self._reset()
 
 
-class _Input:
-    """Remembers a tensor without keeping it alive, and notices if it was written to.
-
-    Tensors made under `torch.inference_mode` count no versions, so their sum stands in for it.
-    """
-
-    def __init__(self, tensor: Tensor, *, checksum: bool) -> None:
-        self.reference = weakref.ref(tensor)
-        self.checksum = checksum
-        self.stamp = self._stamp(tensor)
-
-    def matches(self, tensor: Tensor) -> bool:
-        return self.reference() is tensor and self._stamp(tensor) == self.stamp
-
-    def _stamp(self, tensor: Tensor) -> float | None:
-        if not tensor.is_inference():
-            return tensor._version
-        return tensor.sum(dtype=torch.float64).item() if self.checksum else None
-
-
-class _Trace:
-    """The members called in a row with one input, while learning."""
-
-    def __init__(self, index: int, input: Tensor) -> None:
-        self.input = _Input(input, checksum=True)
-        self.members = [index]
-
-    def continues(self, index: int, input: Tensor) -> bool:
-        return index not in self.members and self.input.matches(input)
-
-
-class _Stash:
-    """The slices that the leader of a run computed for the others."""
+class _Joined:
+    """What the leader of a run computed for the others."""
 
     def __init__(self, leader: int, input: Tensor, outputs: dict[int, Tensor]) -> None:
         self.leader = leader
-        self.input = _Input(input, checksum=False)
         self.outputs = outputs
+        self._input = input  # alive as long as it has to be recognised
+        self._version = input._version
 
     def take(self, index: int, input: Tensor) -> Tensor | None:
-        if index in self.outputs and self.input.matches(input):
-            return self.outputs.pop(index)
+        """The slice of a member; None if it has none of this input, as it is now."""
+        if input is self._input and input._version == self._version:
+            return self.outputs.pop(index, None)
         return None
+
+
+class _Record:
+    """The members that one forward called, in this order."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self._shared: set[int] = set()  # places of those that had the input of the one before
+        self._input: Stamp | None = None
+
+    def add(self, index: int, input: Tensor) -> None:
+        if self._input is not None and self._input.holds(input):
+            self._shared.add(len(self.members))
+        self.members.append(index)
+        self._input = Stamp(input)
+
+    def runs(self) -> dict[int, tuple[int, int]]:
+        """{first called: (first, last)} of the members that had one input and lie side by side."""
+        found: dict[int, tuple[int, int]] = {}
+        start = 0
+        for stop in range(1, len(self.members) + 1):
+            if stop in self._shared:
+                continue
+            run = self.members[start:stop]
+            if 1 < len(run) == max(run) - min(run) + 1 <= MAX_SPLIT:
+                found[run[0]] = (min(run), max(run))
+            start = stop
+        return found

@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.convolution_trace import (
 )
 from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
@@ -65,6 +65,9 @@ class FusedResidualBlock(Mixed):
         check_inference(self, image)
         image = image.tensor if isinstance(image, LazyTensor) else image
         return convolutions(image, self._bound or self._bind())
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.kv_cache import features_of, from_storage
-from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, settled
 
 
 class StoredHeads(LazyTensor):
@@ -33,4 +33,5 @@ class StoredHeads(LazyTensor):
 
 def readable(heads: Tensor) -> Tensor:
     """What the attention op is to read for keys or values that may be `StoredHeads`."""
+    heads = settled(heads)
     return heads.stored if isinstance(heads, StoredHeads) else heads

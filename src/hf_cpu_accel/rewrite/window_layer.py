@@ -120,8 +120,7 @@ class FusedWindowLayer(Mixed):
         state = vars(self)
         numbers = [state[name] for name in self._numbers]
         tables = [self.get_parameter(path) for path in self._tables]
-        versions = [(id(table), None if table.is_inference() else table._version) for table in tables]
-        return hidden_states.shape[1], hidden_states.dtype, call, *numbers, *versions
+        return hidden_states.shape[1], hidden_states.dtype, call, *numbers, *map(_state, tables)
 
     def _keep(self, key: Any, windows: Windows | None) -> None:
         """In a dictionary of its own, since other threads may read this one."""
@@ -150,6 +149,12 @@ class FusedWindowLayer(Mixed):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
+
+
+def _state(table: Tensor) -> tuple[int, int, Any]:
+    """Another one after the parameter was exchanged or written to; by its few values where versions are not counted."""
+    values = table.detach().float().numpy().tobytes() if table.is_inference() else table._version
+    return id(table), table.data_ptr(), values
 
 
 def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) -> Tensor:

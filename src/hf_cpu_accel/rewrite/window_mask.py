@@ -26,7 +26,8 @@ class WindowMask(LazyTensor):
     @classmethod
     def of(cls, batch_size: int, length: int, window: int, padding: Tensor | None) -> WindowMask:
         mask: WindowMask = cls.like((batch_size, 1, length, length), torch.bool)
-        mask.window, mask.padding = window, padding
+        # A copy: it may be the caller's own, who may write to it before this mask is read.
+        mask.window, mask.padding = window, None if padding is None else padding.clone()
         return mask
 
     def _make(self) -> Tensor:

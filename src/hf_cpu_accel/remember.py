@@ -1,0 +1,125 @@
+"""What was computed from a tensor, for as long as that tensor is what it was.
+
+Hosts hand the same mask to each of their layers, and the same graph to each layer and epoch: what we make of it is made once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+# Where versions are not counted, tensors up to this many bytes are compared with a copy; larger ones are never recognised.
+MOST_COPIED = 16 << 20
+_MOST_REMEMBERED = 256
+
+
+class Stamp:
+    """Recognises one tensor: the same object, on the same storage, with the same shape, strides and values.
+
+    Torch counts the writes to a tensor as its version. Tensors made under `torch.inference_mode` have none: their values are
+    compared with a copy. So are those of any tensor with `by_value`, which sees the writes that go past torch's counting, too
+    (`.data`, numpy).
+
+    Args:
+        by_value: for tensors that are small beside what is computed with them.
+    """
+
+    __slots__ = ("_copy", "_layout", "_reference", "_version")
+
+    def __init__(
+        self, tensor: Tensor, *, by_value: bool = False, forget: Callable[[], object] | None = None
+    ) -> None:
+        """`forget` is called when the tensor is gone."""
+        self._reference = weakref.ref(tensor, None if forget is None else lambda _: forget())
+        self._layout = _layout(tensor)
+        self._version = None if tensor.is_inference() else tensor._version
+        compared = (by_value or self._version is None) and tensor.nbytes <= MOST_COPIED
+        self._copy = tensor.detach().clone() if compared else None
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is what this stamp was made of, unchanged since."""
+        if self._reference() is not tensor or _layout(tensor) != self._layout:
+            return False
+        if self._copy is not None:
+            return torch.equal(tensor, self._copy)
+        return self._version is not None and tensor._version == self._version
+
+
+class Memo:
+    """Results by the tensors that they were made of, which are held weakly: with a tensor goes what was made of it.
+
+    At most `most` results are kept, the last ones used, so one that refers to its own tensor does not stay for ever.
+    """
+
+    def __init__(self, most: int = _MOST_REMEMBERED) -> None:
+        self._most = most
+        # Without a lock: each change is one atomic call, and a collection may make one in the middle of any other.
+        self._entries: OrderedDict[tuple[int, Hashable], tuple[list[Stamp | None], object]] = OrderedDict()
+
+    def get(
+        self,
+        tensor: Tensor,
+        key: Hashable,
+        make: Callable[[], T],
+        *,
+        also: Sequence[Tensor | None] = (),
+        by_value: bool = False,
+    ) -> T:
+        """`make()`, or what it gave before for the same key and the same tensors.
+
+        While a graph is traced nothing is remembered.
+
+        Args:
+            key: what the result depends on besides the tensors, and which of the results for `tensor` it is.
+            also: other tensors that the result depends on.
+            by_value: see `Stamp`.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return make()
+        place, tensors = (id(tensor), key), (tensor, *also)
+        entry = self._entries.get(place)
+        if entry is not None and all(map(_holds, entry[0], tensors)):
+            with suppress(KeyError):  # another thread may just have put it out
+                self._entries.move_to_end(place)
+            return entry[1]  # type: ignore[return-value]
+        # Before it is made: a write meanwhile, by another thread, makes the result unknown instead of wrong.
+        stamps = [
+            None if part is None else Stamp(part, by_value=by_value, forget=self._forgetting(place))
+            for part in tensors
+        ]
+        made = make()
+        self._entries[place] = stamps, made
+        with suppress(KeyError):
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        return made
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _forgetting(self, place: tuple[int, Hashable]) -> Callable[[], object]:
+        return lambda: self._entries.pop(place, None)
+
+
+def _holds(stamp: Stamp | None, tensor: Tensor | None) -> bool:
+    return tensor is None if stamp is None else tensor is not None and stamp.holds(tensor)
+
+
+def _layout(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+remember = Memo().get
+"""Memoises what layers make of the masks and biases that they are handed."""

@@ -1,0 +1,218 @@
+"""Parameters that stay in an accelerated model may be written to: what was made of them is then made anew, or the call is refused.
+
+Kernels read most biases and gains from where they lie, but fused layers also hold values made of several of them (the biases of
+query, key and value side by side), and convolutions have their norms folded in. A version does not count every write (`.data`,
+numpy), so the few thousand values that were copied are compared with what they were, once per call of the layers that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_cpu_accel.rewrite.changes import Journal
+from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
+from hf_cpu_accel.rewrite.grouped_convolution import GroupedConvolution
+from hf_cpu_accel.rewrite.mixed_class import Mixed
+from hf_cpu_accel.rewrite.norm import FusedNorm
+from hf_cpu_accel.rewrite.packed_experts import PackedExperts
+from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.packed_module import PackedModule
+from hf_cpu_accel.rewrite.residual_block import FusedResidualBlock
+
+# Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
+_MOST_VALUES, _SAMPLED = 1 << 16, 64
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter or buffer by the dictionary that holds it, its name there and its path in the model.
+
+    Attributes:
+        is_copied: whether values were made of it; else it is read from where it lies, and may only not be exchanged unseen.
+        is_packed: whether packed weights were made of it, which cannot be made anew.
+    """
+
+    holder: dict[str, Tensor | None]
+    name: str
+    path: str
+    is_copied: bool
+    is_packed: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        """
+        Raises:
+            KeyError: it is there no more.
+        """
+        tensor = self.holder[self.name]
+        if tensor is None:
+            raise KeyError(self.name)
+        return tensor
+
+
+class EditWatch:
+    """Called ahead of a module's forward, for the parameters inside of which values were made."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._places = [(slot.holder, slot.name) for slot in slots]
+        self._take_in()
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """
+        Raises:
+            RuntimeError: a parameter was written to of which packed weights were made.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
+            return
+        for number, slot in enumerate(self._slots):
+            if slot.is_packed and not self._is_same(number):
+                raise RuntimeError(
+                    f"{slot.path} was written to after acceleration, when packed weights had been made of it: call "
+                    "hf_cpu_accel.restore, write to it, and accelerate again"
+                )
+        module._apply(_identity)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        self._tensors = [slot.tensor for slot in self._slots]
+        self._large = [tensor for tensor in self._tensors if tensor.numel() > _MOST_VALUES]
+        self._state = self._state_of_large()
+        # By dtype, since only what has one dtype can be compared in one go.
+        small: dict[torch.dtype, list[int]] = {}
+        for number, (slot, tensor) in enumerate(zip(self._slots, self._tensors, strict=True)):
+            if slot.is_copied:
+                small.setdefault(tensor.dtype, []).append(number)
+        self._numbers = list(small.values())
+        self._values = [self._present(numbers) for numbers in self._numbers]
+
+    def _is_unchanged(self) -> bool:
+        try:
+            tensors = [holder[name] for holder, name in self._places]
+        except KeyError:
+            return False
+        return (
+            all(map(is_, tensors, self._tensors))
+            and self._state == self._state_of_large()
+            and all(
+                torch.equal(self._present(numbers), values)
+                for numbers, values in zip(self._numbers, self._values, strict=True)
+            )
+        )
+
+    def _present(self, numbers: Iterable[int]) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([_vector(self._tensors[number]) for number in numbers])
+
+    def _state_of_large(self) -> list[tuple[int, int]]:
+        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._large]
+
+    def _is_same(self, number: int) -> bool:
+        """Whether one of the tensors is what it was."""
+        tensor = self._slots[number].tensor
+        for numbers, values in zip(self._numbers, self._values, strict=True):
+            if number in numbers:
+                start = sum(len(_vector(self._tensors[n])) for n in numbers[: numbers.index(number)])
+                present = _vector(tensor)
+                before = values[start : start + len(present)]
+                # `model.to(dtype)` casts what is kept along with the rest.
+                is_cast = present.dtype is not before.dtype
+                if not torch.equal(present, before.to(present.dtype)):
+                    return False
+                return is_cast or not self._is_another_large(tensor)
+        return True
+
+    def _is_another_large(self, tensor: Tensor) -> bool:
+        """Whether a large one is no longer the tensor, memory and version that it was."""
+        if tensor.numel() <= _MOST_VALUES:
+            return False
+        states = zip(self._large, self._state, self._state_of_large(), strict=True)
+        return not any(large is tensor and now == then for large, then, now in states)
+
+
+class WatchedModule:
+    """A module has an `EditWatch` ahead of its forward."""
+
+    def __init__(self, module: nn.Module, watch: EditWatch) -> None:
+        self._module, self._watch = module, watch
+        self._handle: RemovableHandle | None = None
+
+    def start(self) -> None:
+        self._handle = self._module.register_forward_pre_hook(self._watch)
+
+    def undo(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+
+def watch_edits(root: nn.Module, journal: Journal) -> None:
+    """Have writes to the parameters of an accelerated model noticed, stack of layers by stack."""
+    stacks: dict[str, list[Slot]] = {}
+    for path, slot in _slots(root, (), ""):
+        stacks.setdefault(_stack_of(path, root), []).append(slot)
+    for path, slots in stacks.items():
+        if any(slot.is_copied for slot in slots):
+            watched = WatchedModule(root.get_submodule(path), EditWatch(slots))
+            journal.record(watched)
+            watched.start()
+
+
+def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Iterator[tuple[str, Slot]]:
+    """(path of the module, parameter or buffer) of all that fused layers, the modules `around` among them, read."""
+    within = (*around, module)
+    parametrized = any(isinstance(part, GroupedConvolution) for part in within)
+    folded = parametrized or isinstance(module, FoldedNorm)
+    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if folded else [])]
+    for holder in holders:
+        for name, tensor in holder.items():
+            packed = folded or (isinstance(module, PackedModule) and name == "weight")
+            packed |= isinstance(module, nn.Embedding) and _are(
+                within, FusedEncoderLayer
+            )  # a table of distances
+            copied = packed or _is_copied(module, within)
+            if tensor is not None and (copied or _are(within, Mixed)):
+                yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
+    for name, child in module.named_children():
+        yield from _slots(child, within, f"{path}.{name}" if path else name)
+
+
+def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
+    """Whether something is made of the parameters of `module` that does not follow them."""
+    if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts):
+        return True
+    if isinstance(module, PackedLinear):
+        return len(module.group.ranges) > 1
+    return isinstance(module, FusedNorm) and module._shifted is not None
+
+
+def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
+    return any(isinstance(module, kind) for module in modules)
+
+
+def _stack_of(path: str, root: nn.Module) -> str:
+    """The module that calls the list of layers which `path` is in; the root if it is in none."""
+    parts = path.split(".")
+    for length in range(1, len(parts)):
+        if isinstance(root.get_submodule(".".join(parts[:length])), nn.ModuleList):
+            return ".".join(parts[: length - 1])
+    return ""
+
+
+def _vector(tensor: Tensor) -> Tensor:
+    """The values to be compared, as one dimension."""
+    if tensor.numel() <= _MOST_VALUES:
+        return tensor if tensor.dim() == 1 else tensor.reshape(-1)
+    return tensor.detach().view(-1)[:: tensor.numel() // _SAMPLED]
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
