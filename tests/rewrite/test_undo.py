@@ -250,3 +250,20 @@ def test_flags_of_parameters_come_back_as_they_were():
     assert not any(p.requires_grad for p in model.parameters())
     restore(model)
     assert {name: p.requires_grad for name, p in model.named_parameters()} == flags
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_strides_come_back(dtype):
+    """Weights that were made as views of others, or are stored with their channels last (SEW-D)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(32, 32, 3), nn.Linear(30, 32), nn.Linear(32, 64)).eval()
+    model[0].weight = nn.Parameter(torch.randn(32, 3, 32).transpose(1, 2))
+    model[2].weight = nn.Parameter(torch.randn(32, 64).T)
+    before = {name: (p.clone(), p.stride()) for name, p in model.named_parameters()}
+    accelerate_for_cpu(model, dtype=dtype)
+    assert len(explain(model).replaced) >= 2
+    restore(model)
+    for name, parameter in model.named_parameters():
+        values, strides = before[name]
+        assert torch.equal(parameter, values)
+        assert parameter.stride() == strides

@@ -77,17 +77,21 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class FreedWeight:
-    """The values of `parameter` were released; they come from `store`, or exactly from the packed weight."""
+    """The values of `parameter` were released; they come from `store`, or exactly from the packed weight.
+
+    `strides`: in which they lay, and will lie again.
+    """
 
     parameter: nn.Parameter
     packed: Packed
     store: OriginalsStore
     ticket: Ticket | None
+    strides: tuple[int, ...]
 
     def undo(self) -> None:
         ticket = self.ticket
         values = self.packed.unpack() if ticket is None else self.store.get(ticket)
-        self.parameter.data = values.to(self.packed.weight_dtype)
+        self.parameter.data = _laid_out(values.to(self.packed.weight_dtype), self.strides)
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,15 @@ def free_weight(
 ) -> None:
     """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
     ticket = None if lossless else store.put(parameter.data)
-    journal.record(FreedWeight(parameter, packed, store, ticket))
+    journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride()))
     parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+def _laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """`values` in these strides; as they are where elements would share their memory (an expanded parameter)."""
+    if values.stride() == strides or 0 in strides:
+        return values
+    return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
 
 
 def freeze_parameters(journal: Journal, module: nn.Module) -> None:
