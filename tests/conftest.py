@@ -19,6 +19,8 @@ settings.load_profile("repeatable")
 
 # No test depends on what is fastest on the machine it runs on; those of the choice itself set it up with numbers of their own.
 os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
+# An error of our own fails the test; without it, it would read as a layer that is not recognised.
+os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from hf_cpu_accel.rewrite.modes import set_eval_mode
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
+from hf_cpu_accel.rewrite.refusal import refusal_items
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.rule import Rule
@@ -111,6 +112,7 @@ def apply(
             items.extend(fuse_encoder_layers(context))
             items.extend(fuse_window_layers(context))
             items.extend(fuse_decoder_layers(context))
+            items.extend(refusal_items(context.refused, items))
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)

@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.changes import Journal
 from hf_cpu_accel.rewrite.epilogue import Fold, NormAfter
 from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.originals import OriginalsStore
+from hf_cpu_accel.rewrite.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
@@ -46,6 +47,7 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
+        refused: the parts that somebody would have expected to be fused, and that are not.
     """
 
     root: nn.Module
@@ -63,6 +65,7 @@ class Context:
     kept_for_adapters: dict[int, str] = field(default_factory=dict)
     measured: bool = False
     name: str = ""
+    refused: list[RefusedPart] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -104,6 +107,10 @@ class Context:
         """What the norm behind a convolution multiplies and adds, or None if there is none to be packed with it."""
         after = self.norms_after.get(id(convolution))
         return None if after is None else after.fold
+
+    def refuse(self, path: str, structure: str, refusal: Refusal) -> None:
+        """Have `explain()` say why the part at `path` is not fused, unless something else is made of it."""
+        self.refused.append(RefusedPart(path, structure, refusal))
 
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal
 
 CACHES = frozenset({"past_key_values", "layer_past", "past_key_value"})  # names of arguments
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
@@ -64,7 +66,15 @@ class Stack:
     returned: bool
 
 
-def stacks_of(root: nn.Module) -> Iterator[Stack]:
+@dataclass(frozen=True)
+class RefusedStack:
+    """Layers that take a cache of keys and values, whose model does not call them as such layers are called."""
+
+    layers: tuple[tuple[str, nn.Module], ...]
+    refusal: Refusal
+
+
+def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
     """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
     if "transformers" not in sys.modules:  # none of its models can be in there
         return
@@ -81,8 +91,11 @@ def stacks_of(root: nn.Module) -> Iterator[Stack]:
                 owner = owners[max(above, key=len)]
                 found.setdefault(id(owner), (owner, []))[1].append((path, module))
     for owner, candidates in found.values():
-        stack = _run(owner, _outermost(candidates))
-        if stack is not None:
+        layers = _outermost(candidates)
+        stack = attempt(layers[0][0], _run, owner, layers)
+        if isinstance(stack, Refusal):
+            yield RefusedStack(tuple(layers), stack)
+        elif stack is not None:
             yield stack
 
 
@@ -113,19 +126,19 @@ def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
     ]
 
 
-def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | None:
-    """The calls of a prompt's forward, or None if `owner` does not take one or does not call each layer once."""
+def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | None:
+    """The calls of a prompt's forward; None if the layers were given no cache, and are not those of a decoder."""
     takes = inspect.signature(owner.forward).parameters
     crosses = _ENCODER in takes and all(_ENCODER in parameter_names(layer) for _, layer in layers)
     # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
-    return (_run_prompt(owner, layers, crosses=True) if crosses else None) or _run_prompt(
-        owner, layers, crosses=False
-    )
+    stack = _run_prompt(owner, layers, crosses=True) if crosses else None
+    return stack if isinstance(stack, Stack) else _run_prompt(owner, layers, crosses=False)
 
 
-def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: bool) -> Stack | None:
-    from transformers import DynamicCache, EncoderDecoderCache
-
+def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: bool) -> Stack | Refusal | None:
+    prompt = call_foreign(_prompt, owner, crosses=crosses)
+    if isinstance(prompt, Refusal):
+        return prompt
     seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -139,29 +152,40 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for _, layer in layers]
     hooks.append(layers[-1][1].register_forward_hook(keep_last))
     try:
-        ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
-        padding = torch.ones(2, _PROMPT, dtype=torch.long)
-        padding[0, :PADDING] = 0
-        cache: Any = DynamicCache(config=owner.config)
-        encoded: dict[str, Tensor] = {}
-        if crosses:
-            cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
-            encoded = _encoded(owner)
         with torch.no_grad(), members_apart():
-            outputs = owner(
-                input_ids=ids, attention_mask=padding, past_key_values=cache, use_cache=True, **encoded
-            )
-    except Exception:  # unknown code: whatever it raises, it does not take a prompt
-        return None
+            outputs = call_foreign(owner, **prompt)
     finally:
         for hook in hooks:
             hook.remove()
+    if isinstance(outputs, Refusal):
+        return Refusal(f"given a prompt and a cache, {outputs.reason}")
     if [id(module) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
-        return None
+        return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
     calls = [_call(*call) for call in seen]
     made = tuple(call for call in calls if call is not None)
     returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in outputs.values())
     return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
+
+
+def _prompt(owner: Any, *, crosses: bool) -> dict[str, Any]:
+    """Arguments for the model's forward, with what its config says; whatever that is, may raise."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
+    padding = torch.ones(2, _PROMPT, dtype=torch.long)
+    padding[0, :PADDING] = 0
+    cache: Any = DynamicCache(config=owner.config)
+    encoded: dict[str, Tensor] = {}
+    if crosses:
+        cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
+        encoded = _encoded(owner)
+    return {
+        "input_ids": ids,
+        "attention_mask": padding,
+        "past_key_values": cache,
+        "use_cache": True,
+        **encoded,
+    }
 
 
 def _encoded(owner: Any) -> dict[str, Tensor]:

@@ -14,21 +14,24 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.causal_mask import CausalMask
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context
-from hf_cpu_accel.rewrite.decoder_calls import LayerCall, Stack, stacks_of
+from hf_cpu_accel.rewrite.decoder_calls import LayerCall, RefusedStack, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer, Role, fuse
 from hf_cpu_accel.rewrite.decoder_masks import MaskForm, form_of
 from hf_cpu_accel.rewrite.decoder_probe import trace
 from hf_cpu_accel.rewrite.decoder_proof import Proof
-from hf_cpu_accel.rewrite.decoder_reading import OTHER, read
+from hf_cpu_accel.rewrite.decoder_reading import read
 from hf_cpu_accel.rewrite.decoder_scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder_structure import DecoderParts
 from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder_twin import twin_of
+from hf_cpu_accel.rewrite.foreign import attempt
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.position_bias import PositionBias, RelativeBias, read_relative_bias
+from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.rotary_source import RotaryGroups, Rotation, rotations
 
 STRUCTURE = "decoder layer"
+WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts are served one by one"
 
 # An error that can be nothing but rounding of float32.
 _EXACT = 1e-5
@@ -38,12 +41,16 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
     items: list[PlanItem] = []
     for stack in stacks_of(context.root):
+        if isinstance(stack, RefusedStack):
+            for path, _ in stack.layers:
+                context.refuse(path, STRUCTURE, stack.refusal)
+            continue
         last = stack.layers[-1][1]
         following = [*(layer for _, layer in stack.layers[1:]), None]
         for (path, layer), after, role in zip(stack.layers, following, _roles(stack, context), strict=True):
-            if isinstance(role, str):
-                items.append(PlanItem.left(path, STRUCTURE, role))
-            else:
+            if isinstance(role, Refusal):
+                context.refuse(path, STRUCTURE, role)
+            elif role is not None:
                 role = dataclasses.replace(
                     role,
                     is_returned=layer is last and stack.returned,
@@ -54,20 +61,23 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
     return items
 
 
-def _roles(stack: Stack, context: Context) -> Iterator[Role | str]:
-    """The proved reading of each layer, or why it is left."""
+def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
+    """The proved reading of each layer, or why it is left; None for one that is no decoder layer."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
-        yield reader.role(layer, call) if _may_be_fused(path, layer, context) else OTHER
+        if isinstance(layer, FusedDecoderLayer) or not context.slots[id(layer)]:
+            yield None
+        elif _may_be_fused(path, layer, context):
+            yield attempt(path, reader.role, layer, call)
+        else:
+            yield Refusal(WATCHED)
 
 
 def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
     """Nobody asked for it to be left, and nobody watches or changes what passes inside."""
     inside = [module for module in layer.modules() if module is not layer]
     return (
-        not isinstance(layer, FusedDecoderLayer)
-        and bool(context.slots[id(layer)])
-        and not any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
+        not any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
         and layer._compiled_call_impl is None
         and not any("forward" in vars(module) for module in layer.modules())
         and not any(has_foreign_hook(hooks) for module in inside for hooks in forward_hooks(module))
@@ -85,36 +95,47 @@ class _Reader:
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
 
-    def role(self, layer: nn.Module, call: LayerCall) -> Role | str:
+    def role(self, layer: nn.Module, call: LayerCall) -> Role | Refusal | None:
+        """None if it keeps nothing in the cache: it is an encoder layer that may be built to be a decoder's.
+
+        Raises:
+            Refused: it does not take what it is called with.
+        """
         with torch.no_grad():
-            try:
-                twin = twin_of(layer)
-                seen = trace(twin, call)
-                biases = self._biases(layer, twin, call, seen)
-            except Exception:  # unknown code: whatever it raises, it does not take what its host passes
-                return OTHER
+            twin = twin_of(layer)
+            seen = trace(twin, call)
+            if not seen.stored:
+                return None
+            biases = self._biases(layer, twin, call, seen)
             dtype = call.hidden_states.dtype
             if biases is None:
-                return OTHER
+                return Refusal("what it adds to its scores comes from no table of distances")
             parts = read(twin, seen, biases.own, dtype)
-            if isinstance(parts, str):
+            if isinstance(parts, Refusal):
                 return parts
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
             form = form_of(mask, window)
             slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
-            if form is None or (slopes is None and parts.alibi is not None):
-                return OTHER
+            if form is None:
+                return Refusal("its mask is of no form that is known")
+            if slopes is None and parts.alibi is not None:
+                return Refusal("its slopes (ALiBi) are not in what it is given")
             alibi = None if slopes is None else slopes.slopes
             role = _role(
                 dataclasses.replace(parts, window=window, alibi=alibi), call, seen, biases, form, slopes
             )
-            role = None if role is None else self._turning(role, layer, twin, call, biases)
             if role is None:
-                return OTHER
+                return Refusal("it returns what only itself can make")
+            role = self._turning(role, layer, twin, call, biases)
+            if role is None:
+                return Refusal("no use of its rotary tables that is known gives what it computes")
             proof = Proof(layer, call, role.cache_index, None, biases.handed)
-            return role if proof.error(role) <= proof.tolerance else OTHER
+            error = proof.error(role)
+            if error > proof.tolerance:
+                return Refusal(f"fused it would be off by {error:.1e} (allowed {proof.tolerance:.0e})")
+            return role
 
     def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
         """Where a layer has its slopes from: the same object for layers that are handed the same."""

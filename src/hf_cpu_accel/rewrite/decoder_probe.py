@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.decoder_calls import LayerCall
 from hf_cpu_accel.rewrite.decoder_trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder_watch import recording_cache, watched
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.packed_experts import PackedExperts
+from hf_cpu_accel.rewrite.refusal import required
 
 _BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
 
@@ -24,7 +26,7 @@ def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
         past: how many tokens the cache pretends to hold.
 
     Raises:
-        Exception: whatever the layer's code raises.
+        Refused: the layer's code raises something.
     """
     features = call.hidden_states.shape[-1]
     generator = torch.Generator().manual_seed(0)
@@ -39,7 +41,7 @@ def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
         arguments[call.encoder_mask] = None
     arguments |= {call.mask: None, call.cache: recording_cache(seen, past)}
     with torch.no_grad(), watched(layer, seen):
-        output = layer(seen.input, **arguments)
+        output = required(call_foreign(layer, seen.input, **arguments))
     seen.output, *rest = output if isinstance(output, tuple) else (output,)
     seen.rest = tuple(rest) if isinstance(output, tuple) else None
     return seen

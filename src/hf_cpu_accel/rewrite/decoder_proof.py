@@ -12,10 +12,12 @@ from hf_cpu_accel.rewrite.causal_mask import CausalMask
 from hf_cpu_accel.rewrite.decoder_calls import PADDING, LayerCall
 from hf_cpu_accel.rewrite.decoder_layer import Role, fuse
 from hf_cpu_accel.rewrite.decoder_masks import mask_like
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.mixture_structure import MixtureParts
 from hf_cpu_accel.rewrite.pending import PendingHiddenStates
 from hf_cpu_accel.rewrite.position_bias import PositionBias
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import required
 from hf_cpu_accel.rewrite.verify import row_errors
 
 # By the dtype of the activations; what is left between two that are the same is rounding, and what quantised inputs make of it.
@@ -67,6 +69,9 @@ class Proof:
 
         Args:
             masked: with a cache and a mask, or without either.
+
+        Raises:
+            Refused: the layer does not take that.
         """
         key = (role.parts.window, masked)
         if key not in self._expected:
@@ -113,7 +118,12 @@ class Proof:
                 other = call.arguments[call.mask]
                 arguments[call.mask] = mask_like(other, mask, role.mask_form) if masked else None
                 arguments[call.cache] = cache
-                output = module(states, **arguments)
+                own = module is self.layer
+                output = (
+                    required(call_foreign(module, states, **arguments))
+                    if own
+                    else module(states, **arguments)
+                )
                 output = output[0] if isinstance(output, tuple) else output
                 if isinstance(output, PendingHiddenStates):
                     output.tensor  # noqa: B018 (the next step needs its keys in the cache)

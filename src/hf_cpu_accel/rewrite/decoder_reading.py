@@ -36,6 +36,7 @@ from hf_cpu_accel.rewrite.mixture_structure import FeedForwardParts, MixturePart
 from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.position_bias import RelativeBias
+from hf_cpu_accel.rewrite.refusal import Refusal
 
 OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts are served one by one"
 OTHER_ROUTING = (
@@ -46,7 +47,7 @@ OTHER_ROUTING = (
 
 def read(
     layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
-) -> DecoderParts | str:
+) -> DecoderParts | Refusal:
     """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows); or why not.
 
     Args:
@@ -54,7 +55,7 @@ def read(
         dtype: in which the host made what it handed to the layer.
     """
     reading = _Reading(layer, seen, relative, dtype)
-    return reading.parts() or reading.refusal
+    return reading.parts() or Refusal(reading.reason)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Reading:
         self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
     ) -> None:
         self.dtype = dtype
-        self.refusal = OTHER
+        self.reason = OTHER
         self.layer = layer
         self.seen = seen
         self.relative = relative
@@ -87,27 +88,36 @@ class _Reading:
         seen = self.seen
         attentions = 1 if seen.encoder is None else 2
         before, middle, after = seen.stages
-        if not len(seen.stored) == len(seen.attention) == attentions or not self._covers_all() or seen.clips:
+        if not len(seen.stored) == len(seen.attention) == attentions:
+            return self._left(
+                f"attention was seen {len(seen.attention)} times and the cache filled {len(seen.stored)} times, "
+                f"where {attentions} was expected"
+            )
+        if seen.clips:
+            return self._left("it bounds what its projections give")
+        if not self._covers_all():
             return None
         projections = [call for call in before if isinstance(call, LinearCall)]
         qkv = self._side_by_side([call.linear for call in projections])
         if len(projections) != len(before) or qkv is None or not middle:
-            return None
+            return self._left("its projections of queries, keys and values are not packed side by side")
         output, *rest = middle
         entering = self.norms.between(seen.input, projections[0].input)
         if not entering or any(differ(c.input, projections[0].input) for c in projections):
-            return None
+            return self._left(
+                "its projections are given something else than hidden states, or a norm of them"
+            )
         if not isinstance(output, LinearCall) or not isinstance(seen.output, Tensor):
             return None
         crossing = None
         if seen.encoder is not None:
             crossing = self._crossing(rest, after)
             if crossing is None:
-                return None
+                return self._left("its attention to the encoder is of another kind")
             rest = after[1:]
         heads = self._heads(projections)
         if heads is None:
-            return None
+            return self._left("what its cache is given is not what its projections give, perhaps with a norm")
         attention = Branch(projections[0].input, output.output)
         cross = None if crossing is None else crossing[1]
         ways = (
@@ -122,7 +132,7 @@ class _Reading:
             read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
         )
         if scores is None:
-            return None
+            return self._left("its scores are not scaled products of queries and keys, perhaps with ALiBi")
         return DecoderParts(
             qkv=qkv,
             heads=call.query.shape[1],
@@ -253,6 +263,10 @@ class _Reading:
         )
         return parts, Branch(query.input, output.output)
 
+    def _left(self, reason: str) -> DecoderParts | None:
+        self.reason = f"{reason}: its parts are served one by one"
+        return None
+
     def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:
         """What the calls after attention may be: an FFN, or experts beside one that all tokens go to."""
         mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
@@ -267,7 +281,7 @@ class _Reading:
         call, loose = mixtures[0], self._unknown()
         router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
         if router is None:
-            self.refusal = OTHER_ROUTING
+            self.reason = OTHER_ROUTING
             return
         path = self.paths[id(call.experts)]
         if dense is None:

@@ -14,13 +14,19 @@ from torch import nn
 
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.attention import dispatches
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.norm import FusedNorm
 from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.refusal import required
 
 
 def twin_of(layer: nn.Module) -> nn.Module:
-    """A copy of `layer` in float32 with the same packed weights, other norms and other biases."""
+    """A copy of `layer` in float32 with the same packed weights, other norms and other biases.
+
+    Raises:
+        Refused: it cannot be copied.
+    """
     memo: dict[int, Any] = {}
     for module in layer.modules():
         packed: tuple[PackedWeight, ...] = ()
@@ -33,7 +39,7 @@ def twin_of(layer: nn.Module) -> nn.Module:
         memo |= {id(kept): kept for kept in _originals(module)}
     memo |= {id(config): copy.copy(config) for config in attention_configs(layer)}
     shared = set(memo)
-    twin = copy.deepcopy(layer, memo)
+    twin: nn.Module = required(call_foreign(copy.deepcopy, layer, memo))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in twin.parameters():

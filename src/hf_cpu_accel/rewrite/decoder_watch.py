@@ -22,9 +22,11 @@ from hf_cpu_accel.rewrite.decoder_trace import (
     Stored,
 )
 from hf_cpu_accel.rewrite.decoder_twin import attention_configs
+from hf_cpu_accel.rewrite.foreign import ours
 from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal, required
 
 _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
@@ -115,6 +117,11 @@ class _FunctionCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        with ours():
+            self._note(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
         if func is torch.nn.functional.scaled_dot_product_attention:
             query = args[0] if args else kwargs["query"]
             self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
@@ -125,7 +132,6 @@ class _FunctionCalls(TorchFunctionMode):
             self._product(*factors)
         elif func in _SOFTMAX:
             self._softmax(args[0])
-        return func(*args, **kwargs)
 
     def _product(self, query: Tensor, key: Tensor) -> None:
         """Notes query times the key that went into the cache, the heads side by side with the batch or not."""
@@ -162,18 +168,30 @@ class _OpCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        with ours():
+            self._note_call(func, args, output)
+        return output
+
+    def _note_call(self, func: Any, args: Any, output: Tensor) -> None:
         if func is _LINEAR:
-            linear = self.packed[args[1].data_ptr()]
+            linear = self._linear(args[1])
             self._note(LinearCall(linear, self._rows(args[0]), self._rows(output), args[6]))
         elif func is _FFN:
-            up, down = (self.packed[args[place].data_ptr()] for place in (1, 4))
+            up, down = (self._linear(args[place]) for place in (1, 4))
             self._note(FFNCall(up, down, args[10], self._rows(args[0]), self._rows(output)))
         elif func in _CLIPS:
             self.seen.clips |= not self.seen.stored
         elif func is _EXPERTS:
             rows = [self._rows(part) for part in (*args[:3], output)]
             self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
-        return output
+
+    def _linear(self, weight: Tensor) -> PackedLinear:
+        """
+        Raises:
+            Refused: it is none of the layer's own.
+        """
+        linear = self.packed.get(weight.data_ptr())
+        return required(Refusal("it calls a linear that is not its own") if linear is None else linear)
 
     def _note(self, call: OpCall) -> None:
         self.seen.stages[min(len(self.seen.stored), 2)].append(call)

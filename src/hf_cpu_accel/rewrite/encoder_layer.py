@@ -28,19 +28,22 @@ from hf_cpu_accel.rewrite.encoder_parts import (
     EncoderSignature,
     lengthened,
 )
-from hf_cpu_accel.rewrite.encoder_reading import parameter_names, read
+from hf_cpu_accel.rewrite.encoder_reading import Reading, parameter_names, read
+from hf_cpu_accel.rewrite.foreign import attempt
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.lazy_tensor import settled
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.refusal import Refusal, is_layer
 from hf_cpu_accel.rewrite.window_mask import WindowMask
 
 STRUCTURE = "encoder layer"
 
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _NO_TABLES = (None, None)
+_FEWEST, _MOST = 4, 7  # linears of a layer
 _CAUSAL = "is_causal"
 
 
@@ -161,21 +164,25 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     items: list[PlanItem] = []
     inside: set[int] = set()  # modules of a layer that is fused already
     for path, layer in list(context.root.named_modules()):
-        if (
-            id(layer) in inside
-            or not context.slots[id(layer)]
-            or any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
-            or not _may_be_layer(layer)
-        ):
+        if id(layer) in inside or not context.slots[id(layer)] or not _holds_attention(layer):
             continue
-        reading = read(layer, partial(fuse, layer, skips_padding=False, narrow=False))
-        if reading is None:
+        reading = attempt(path, _reading, layer, path, context)
+        if isinstance(reading, Refusal):
+            if is_layer(context.root, path):
+                context.refuse(path, STRUCTURE, reading)
             continue
         inside.update(id(module) for module in layer.modules())
         fused = fuse(layer, *reading, skips_padding=context.config.padding == "skip")
         swap_module(context.journal, context.slots[id(layer)], fused)
         items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
     return items
+
+
+def _reading(layer: nn.Module, path: str, context: Context) -> Reading | Refusal:
+    if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
+        return Refusal("skip_modules")
+    refusal = _refusal(layer)
+    return refusal or read(layer, partial(fuse, layer, skips_padding=False, narrow=False))
 
 
 def fuse(
@@ -199,24 +206,36 @@ def fuse(
     return fused
 
 
-def _may_be_layer(module: nn.Module) -> bool:
-    """Four to seven packed linears, one or two norms, and nobody who watches or changes what passes between them."""
-    if (
-        isinstance(module, FusedEncoderLayer)
-        or "forward" in vars(module)
-        or module._compiled_call_impl is not None
-    ):
+def _holds_attention(module: nn.Module) -> bool:
+    """Whether the linears of a layer are in there at least."""
+    if isinstance(module, FusedEncoderLayer):
         return False
-    linears = sum(isinstance(child, PackedLinear) for child in module.modules())
-    if not 4 <= linears <= 7 or parameter_names(module)[:1] != ("hidden_states",):
-        return False
+    return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
+
+
+def _refusal(module: nn.Module) -> Refusal | None:
+    """What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
     inside = [child for child in module.modules() if child is not module]
-    if any("forward" in vars(child) for child in inside) or any(
-        has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)
-    ):
-        return False
+    names = parameter_names(module)
+    linears = sum(isinstance(child, PackedLinear) for child in inside)
     norms = sum(identify_norm(child) is not None for child in module.modules())
-    return norms in (1, 2) and not any(True for _ in module.buffers())
+    if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
+        return Refusal("its forward, or that of a module in it, was replaced or compiled")
+    if names[:1] != ("hidden_states",):
+        first = names[0] if names else "nothing"
+        return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+    if linears > _MOST:
+        return Refusal(
+            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {_MOST}",
+            yields=True,
+        )
+    if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
+        return Refusal("there are hooks on modules in it")
+    if norms not in (1, 2):
+        return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
+    if any(True for _ in module.buffers()):
+        return Refusal("it holds buffers, which may decide what it computes", yields=True)
+    return None
 
 
 def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:

@@ -23,10 +23,12 @@ from hf_cpu_accel.rewrite.encoder_parts import (
     are_adjacent,
     lengthened,
 )
-from hf_cpu_accel.rewrite.layer_trace import LayerTrace
+from hf_cpu_accel.rewrite.foreign import call_foreign
+from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.verify import probe, row_error
 
 # How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
@@ -47,13 +49,10 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
-def read(layer: nn.Module, fuse: Fuse) -> Reading | None:
+def read(layer: nn.Module, fuse: Fuse) -> Reading | Refusal:
     """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes."""
     with torch.no_grad(), members_apart(), _gains_of_one(layer):
-        try:
-            return _Reader(layer, fuse).reading()
-        except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
-            return None
+        return _Reader(layer, fuse).reading()
 
 
 @dataclass
@@ -72,30 +71,53 @@ class _Reader:
             None,
         )
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> Reading | Refusal:
+        """
+        Raises:
+            Refused: the layer does not take what it is called with, or does what no reading says.
+        """
         seen = LayerTrace(self.layer)
         with seen:
-            output = self.layer(self.hidden_states, **self._alone(turn=False))
+            output = self._call(self.hidden_states, **self._alone(turn=False))
         signature = self._signature(seen, output)
-        if signature is None:
-            return None
         relative = self._relative(seen)
         candidates = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
-        if not candidates or not _explained(self.layer, candidates[0]):
-            return None
+        if not candidates:
+            return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
+        unknown = _unexplained(self.layer, candidates[0])
+        if unknown is not None:
+            return Refusal(f"its parameter {unknown} belongs to no linear and no norm")
         for boolean_masks in (True, False):
             called = replace(signature, boolean_masks=boolean_masks)
             best = self._best(candidates, called)
             if best is not None:
                 return best, called
-        return None
+        return Refusal("it computes something else than its linears, norms and attention suggest")
+
+    def _call(self, hidden_states: Tensor, **arguments: Any) -> Any:
+        """
+        Raises:
+            Refused: the layer does not take that.
+        """
+        return required(call_foreign(self.layer, hidden_states, **arguments))
+
+    def _states(self, **arguments: Any) -> Tensor:
+        """What the layer makes of the hidden states.
+
+        Raises:
+            Refused: it does not take that, or makes no hidden states of it.
+        """
+        output = hidden_states_of(self._call(self.hidden_states, **arguments))
+        if not isinstance(output, Tensor) or output.shape != self.hidden_states.shape:
+            raise Refused(Refusal("it does not return hidden states as it takes them"))
+        return output
 
     def _best(
         self, candidates: list[EncoderLayerParts], signature: EncoderSignature
     ) -> EncoderLayerParts | None:
         """The guess that computes what the layer computes."""
         calls = list(self._calls(signature))
-        expected = [hidden_states_of(self.layer(self.hidden_states, **call)) for call in calls]
+        expected = [self._states(**call) for call in calls]
         best, best_error = None, TOLERANCES[self.hidden_states.dtype]
         for parts in candidates:
             fused = self.fuse(parts, signature)
@@ -147,22 +169,21 @@ class _Reader:
         tables = (table.to(self.hidden_states.dtype) for table in (angles.cos(), angles.sin()))
         return {**given, ROTARY: tuple(tables)}
 
-    def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature | None:
-        """What can be told from one call; None if the layer returns what only itself can make."""
-        call = seen.attention[0] if len(seen.attention) == 1 else None
-        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
-        if call is None or (call.scale is None and not CACHES.isdisjoint(self.names)):
-            return None
+    def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature:
+        """What can be told from one call.
+
+        Raises:
+            Refused: it does not attend as encoder layers do, or returns what only itself can make.
+        """
+        call = self._attention(seen)
         self.heads = call.heads
         rest: list[Literal["bias"] | None] = []
         for value in output[1:] if isinstance(output, tuple) else ():
-            if value is not None and (call.bias is None or not torch.equal(value, call.bias)):
-                return None
+            is_bias = isinstance(value, Tensor) and call.bias is not None and torch.equal(value, call.bias)
+            if value is not None and not is_bias:
+                raise Refused(Refusal("it returns more than hidden states and the bias of its attention"))
             rest.append(None if value is None else "bias")
-        turned, unturned = (
-            hidden_states_of(self.layer(self.hidden_states, **self._alone(turn=turn)))
-            for turn in (True, False)
-        )
+        turned, unturned = (self._states(**self._alone(turn=turn)) for turn in (True, False))
         rotates = not torch.equal(turned, unturned)
         ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
         return EncoderSignature(
@@ -173,23 +194,42 @@ class _Reader:
             rest=tuple(rest) if isinstance(output, tuple) else None,
         )
 
+    def _attention(self, seen: LayerTrace) -> AttentionCall:
+        """
+        Raises:
+            Refused: it is not called once, or on something else than what linears gave.
+        """
+        if len(seen.attention) != 1:
+            times = len(seen.attention)
+            raise Refused(Refusal(f"attention was seen {times} times in it, not once", yields=True))
+        call = seen.attention[0]
+        if call is None:
+            raise Refused(Refusal("its attention is causal, or not of what its linears give", yields=True))
+        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
+        if call.scale is None and not CACHES.isdisjoint(self.names):
+            raise Refused(
+                Refusal("it takes a cache, and writes its attention out as decoders do", yields=True)
+            )
+        return call
+
     def _turns_the_last(self) -> bool:
         """Whether tables without the first position do what tables do that leave it as it is."""
         given = self._alone(turn=True)
         short = tuple(table[:, 1:] for table in given[ROTARY])
-        try:
-            output = hidden_states_of(self.layer(self.hidden_states, **{**given, ROTARY: short}))
-        except (RuntimeError, ValueError):  # sizes that do not match
+        output = call_foreign(self.layer, self.hidden_states, **{**given, ROTARY: short})
+        if isinstance(output, Refusal):  # sizes that do not match
             return False
         given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
-        expected = hidden_states_of(self.layer(self.hidden_states, **given))
-        return torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
+        expected = self._states(**given)
+        output = hidden_states_of(output)
+        alike = isinstance(output, Tensor) and output.shape == expected.shape
+        return alike and torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
 
     def _relative(self, seen: LayerTrace) -> Tensor | None:
         """The table of the bias that the layer makes by itself.
 
         Raises:
-            ValueError: it makes one that is no table.
+            Refused: it makes one that is no table.
         """
         call = seen.attention[0]
         if call is None or call.bias is None or not call.bias.any():
@@ -197,11 +237,11 @@ class _Reader:
         width = self.hidden_states.shape[2]
         longer = LayerTrace(self.layer)
         with longer:
-            self.layer(self.hidden_states.new_zeros(1, TOKENS, width), **self._alone(turn=False))
+            self._call(self.hidden_states.new_zeros(1, TOKENS, width), **self._alone(turn=False))
         again = longer.attention[0] if longer.attention else None
         table = None if again is None or again.bias is None else table_of(again.bias)
         if table is None:
-            raise ValueError("not a bias of distances")
+            raise Refused(Refusal("what it adds to its scores is no table of distances"))
         return table
 
 
@@ -253,13 +293,14 @@ def _gains(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
     return (vectors[0], vectors[1]) if len(vectors) == 2 else None
 
 
-def _explained(layer: nn.Module, parts: EncoderLayerParts) -> bool:
-    """Whether the parts say what each parameter is for: one whose effect a few random tokens do not show could be anything."""
+def _unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
+    """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
     known = known_parameters(layer) | {id(gain) for gain in _gains(layer) or ()}
-    others = [p for p in layer.parameters() if id(p) not in known]
-    return all(
-        parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads for p in others
-    )
+    for path, p in layer.named_parameters():
+        is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
+        if id(p) not in known and not is_table:
+            return path
+    return None
 
 
 def known_parameters(layer: nn.Module) -> set[int]:

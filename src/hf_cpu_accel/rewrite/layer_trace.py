@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.foreign import ours
 from hf_cpu_accel.rewrite.norm import FusedNorm, identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 
@@ -149,6 +150,11 @@ class _OpCalls(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         output = func(*args, **(kwargs or {}))
+        with ours():
+            self._note(func, args, output)
+        return output
+
+    def _note(self, func: Any, args: tuple[Any, ...], output: Any) -> None:
         if func is _LINEAR:
             self._linear(args[1], output)
         elif func is _FFN:
@@ -167,7 +173,6 @@ class _OpCalls(TorchDispatchMode):
             norm = self.norms.get(weights[0].data_ptr()) if weights else None
             if norm is not None:
                 self.trace.norms.append(norm)
-        return output
 
     def _linear(self, weight: Tensor, output: Tensor | None) -> None:
         packed = self.packed.get(weight.data_ptr())
@@ -185,12 +190,15 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
-            first, second = args
-            if self.scores is None:
-                self.scores = first, second.mT
-            else:
-                self.trace.attended(*self.scores, second, None, None)
+            with ours():
+                self._note(*args)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, first: Tensor, second: Tensor) -> None:
+        if self.scores is None:
+            self.scores = first, second.mT
+        else:
+            self.trace.attended(*self.scores, second, None, None)
 
 
 def _ratio(values: Tensor, reference: Tensor) -> float | None:
