@@ -55,7 +55,7 @@ def read(
         dtype: in which the host made what it handed to the layer.
     """
     reading = _Reading(layer, seen, relative, dtype)
-    return reading.parts() or Refusal(reading.reason)
+    return reading.parts() or Refusal(reading.reason, yields=reading.is_other_kind)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Reading:
         self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
     ) -> None:
         self.dtype = dtype
-        self.reason = OTHER
+        self.reason, self.is_other_kind = OTHER, False
         self.layer = layer
         self.seen = seen
         self.relative = relative
@@ -89,6 +89,7 @@ class _Reading:
         attentions = 1 if seen.encoder is None else 2
         before, middle, after = seen.stages
         if not len(seen.stored) == len(seen.attention) == attentions:
+            self.is_other_kind = True  # an encoder layer that could be a decoder's, say
             return self._left(
                 f"attention was seen {len(seen.attention)} times and the cache filled {len(seen.stored)} times, "
                 f"where {attentions} was expected"
