@@ -16,6 +16,7 @@ from hf_cpu_accel.frontends.adapters import follow_pipeline, leave_pipeline
 from hf_cpu_accel.frontends.find import Root, find
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
+from hf_cpu_accel.rewrite.autotune import with_unfused
 from hf_cpu_accel.rewrite.changes import ThreadCount
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.first_call import with_first_calls
@@ -150,7 +151,8 @@ def explain(target: object) -> Plan:
         for part in rewrite.accelerated_parts(root.module):
             acceleration = rewrite.acceleration_of(part)
             assert acceleration is not None
-            plan = with_first_calls(with_providers(acceleration.plan, part), part)
+            plan = with_unfused(with_providers(acceleration.plan, part), part)
+            plan = with_first_calls(plan, part)
             if acceleration.config.compile in ("now", "background"):
                 from hf_cpu_accel.compiler.background.attach import with_compiled
 

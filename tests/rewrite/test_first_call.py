@@ -15,9 +15,11 @@ from decoder_families import DECODERS, padded
 from encoder_decoder_families import FAMILIES
 from encoder_families import bert, dinov2, modernbert, t5, vit
 from torch import Tensor, nn
+from transformers import SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.rewrite import window_layer
 from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
 from hf_cpu_accel.rewrite.first_call import FirstCall
 from hf_cpu_accel.rewrite.mixed_class import Mixed
@@ -279,3 +281,20 @@ def test_faults_of_decoder_layers(name: str, fault: str, with_cache: bool) -> No
     part.role = dataclasses.replace(part.role, parts=DECODER_FAULTS[fault](part.role.parts))
     part.forget()
     check_fault(model, part, path, IDS, expected, with_cache=with_cache)
+
+
+def test_a_fault_of_a_layer_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are learnt from one image; a fault that only a batch shows is found when the batch is computed."""
+    config = SwinConfig(image_size=32, patch_size=4, embed_dim=32, depths=[2], num_heads=[2], window_size=4)
+    model = SwinModel(config, add_pooling_layer=False).eval()
+    expected = output(model, PIXELS)
+    accelerate_for_cpu(model, dtype="float32")
+    compute = window_layer._compute
+    monkeypatch.setattr(window_layer, "_compute", lambda x, *rest: compute(x, *rest) + (len(x) > 1))
+    output(model, PIXELS)
+    with pytest.warns(
+        RuntimeWarning, match=r"blocks\.0, fused by hf_cpu_accel: on its first call it was off by"
+    ):
+        assert row_error(output(model, PIXELS), expected) <= 1e-3
+    assert row_error(output(model, PIXELS), expected) <= 1e-3
+    assert any("first call" in (item.reason or "") for item in explain(model).items)

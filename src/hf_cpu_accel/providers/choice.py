@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,6 +75,19 @@ def row_range(rows: int) -> tuple[int, int]:
     return last // 2 + 1, last
 
 
+@dataclass(frozen=True)
+class Contest:
+    """What a race is between.
+
+    Attributes:
+        own: does the work once, our way.
+        others: by name, what makes the others, who may need copies of weights.
+    """
+
+    own: Callable[[], object]
+    others: Mapping[str, Callable[[], Callable[[], object]]]
+
+
 class Chooser:
     """Choices for this process.
 
@@ -113,17 +127,34 @@ class Chooser:
         Args:
             dtype: of the input.
         """
+        range_ = f"{str(dtype).removeprefix('torch.')} rows<={row_range(rows)[1]}"
+        measured_rows = race_rows(work, rows, torch.get_num_threads())
+        return self.decide(
+            f"{work.key} {range_}", measured_rows, lambda: self._contest(work, measured_rows, dtype)
+        )
+
+    def decide(self, key: str, rows: int, contest: Callable[[], Contest]) -> Choice | None:
+        """Who wins `contest`; None if that is not known and could not be measured now.
+
+        Args:
+            key: names the work and its sizes; contests with the same key take the same time.
+            rows: that are measured, for the record.
+            contest: makes it, where it must be held.
+        """
         threads = torch.get_num_threads()
-        key = f"{work.key} {str(dtype).removeprefix('torch.')} rows<={row_range(rows)[1]}"
         choice = self._known.get(threads, {}).get(key)
         if choice is not None or not self._lock.acquire(blocking=False):
             return choice
         start = self._clock()
         try:
-            return self._look_up(key, threads) or self._measure(work, key, rows, dtype, threads)
+            return self._look_up(key, threads) or self._measure(contest, key, rows, threads)
         finally:
             self._budget.spend(self._clock() - start)
             self._lock.release()
+
+    def can_measure(self) -> bool:
+        """Whether there is time left for a race."""
+        return self._budget.left() > 0
 
     def store(self, threads: int) -> Store:
         """The choices on disk for that number of threads."""
@@ -136,24 +167,28 @@ class Chooser:
             self._known[threads] = self.store(threads).load()
         return self._known[threads].get(key)
 
-    def _measure(self, work: Work, key: str, rows: int, dtype: torch.dtype, threads: int) -> Choice | None:
+    def _contest(self, work: Work, rows: int, dtype: torch.dtype) -> Contest:
+        providers = self._candidates(work.dtype)
+        inputs = work.sample(rows, dtype) if providers else ()
+        others = {provider.name: partial(_by, work, provider, inputs) for provider in providers}
+        return Contest(partial(work.own, *inputs), others)
+
+    def _measure(self, contest: Callable[[], Contest], key: str, rows: int, threads: int) -> Choice | None:
         left = self._budget.left()
         if left <= self._needed.get(key, 0.0):
             return None
-        providers = self._candidates(work.dtype)
-        if not providers:
-            return self._remember(key, threads, Choice(OWN, {}, 0))
-        measured_rows = race_rows(work, rows, threads)
         with torch.no_grad():
-            inputs = work.sample(measured_rows, dtype)
+            held = contest()
+            if not held.others:
+                return self._remember(key, threads, Choice(OWN, {}, 0))
             start = self._clock()
-            work.own(*inputs)
-            needed = (self._clock() - start) * _CALLS_AHEAD * (1 + len(providers))
+            held.own()
+            needed = (self._clock() - start) * _CALLS_AHEAD * (1 + len(held.others))
             if needed > left:
                 self._needed[key] = needed
                 return None
-            result = self._run_race(_contestants(work, providers, inputs))
-        choice = self._remember(key, threads, Choice(result.winner, result.seconds, measured_rows))
+            result = self._run_race(_contestants(held))
+        choice = self._remember(key, threads, Choice(result.winner, result.seconds, rows))
         if result.steady and not self._is_busy():
             # Another process may have been first: then its answer is the machine's.
             choice = self._remember(key, threads, self.store(threads).add({key: choice})[key])
@@ -171,15 +206,17 @@ def race_rows(work: Work, rows: int, threads: int) -> int:
     return min(last, max(_RACE_ROWS_AT_LEAST, 1 << (max(1, affordable).bit_length() - 1)))
 
 
-def _contestants(
-    work: Work, providers: Sequence[Provider], inputs: tuple[Tensor, ...]
-) -> dict[str, Callable[[], object]]:
+def _contestants(contest: Contest) -> dict[str, Callable[[], object]]:
     """Ours, and the others for whose copies there is room."""
-    runs: dict[str, Run] = {OWN: work.own}
-    for provider in providers:
+    runs = {OWN: contest.own}
+    for name, make in contest.others.items():
         with suppress(MemoryError):
-            runs[provider.name] = work.by(provider)
-    return {name: partial(run, *inputs) for name, run in runs.items()}
+            runs[name] = make()
+    return runs
+
+
+def _by(work: Work, provider: Provider, inputs: tuple[Tensor, ...]) -> Callable[[], object]:
+    return partial(work.by(provider), *inputs)
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from torch import nn
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.adapters import follow_adapters
+from hf_cpu_accel.rewrite.autotune import autotune
 from hf_cpu_accel.rewrite.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
 from hf_cpu_accel.rewrite.context import Context
@@ -119,6 +120,8 @@ def apply(
             watch_edits(root, journal)
             if config.verify == "first":
                 check_first_calls(root, journal)
+            if context.measured:
+                autotune(root, journal)
         acceleration = Acceleration(plan.with_items(tuple(items)), journal, name)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)

@@ -27,6 +27,7 @@ from hf_cpu_accel.rewrite.packed_experts import PackedExperts
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule
 from hf_cpu_accel.rewrite.residual_block import FusedResidualBlock
+from hf_cpu_accel.rewrite.stacks import stack_of
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
 _MOST_VALUES, _SAMPLED = 1 << 16, 64
@@ -158,7 +159,7 @@ def watch_edits(root: nn.Module, journal: Journal) -> None:
     """Have writes to the parameters of an accelerated model noticed, stack of layers by stack."""
     stacks: dict[str, list[Slot]] = {}
     for path, slot in _slots(root, (), ""):
-        stacks.setdefault(_stack_of(path, root), []).append(slot)
+        stacks.setdefault(stack_of(path, root), []).append(slot)
     for path, slots in stacks.items():
         if any(slot.is_copied for slot in slots):
             watched = WatchedModule(root.get_submodule(path), EditWatch(slots))
@@ -196,15 +197,6 @@ def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
 
 def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
     return any(isinstance(module, kind) for module in modules)
-
-
-def _stack_of(path: str, root: nn.Module) -> str:
-    """The module that calls the list of layers which `path` is in; the root if it is in none."""
-    parts = path.split(".")
-    for length in range(1, len(parts)):
-        if isinstance(root.get_submodule(".".join(parts[:length])), nn.ModuleList):
-            return ".".join(parts[: length - 1])
-    return ""
 
 
 def _vector(tensor: Tensor) -> Tensor:

@@ -71,15 +71,8 @@ class FirstCall:
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the own forward."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not is_comparable(module):
             return
-        if (
-            _call.is_reference
-            or is_collecting_inside()
-            or module.is_watched
-            or own_forward(module) is not None
-        ):
-            return  # not a call of the fused part alone
         reference = module.reference_call(args, kwargs)
         if reference is None:
             return
@@ -97,7 +90,7 @@ class FirstCall:
         if reference is None:
             return None
         self.undo()
-        difference = self._difference(_first(output), _first(expected), reference)
+        difference = self._difference(first_output(output), first_output(expected), reference)
         if difference is None or isinstance(getattr(module, _REASON, None), str):
             return None
         reason = f"on its first call it was {difference}: its own forward serves"
@@ -134,17 +127,30 @@ class FirstCall:
         return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
 
 
-def check_first_calls(root: nn.Module, journal: Journal) -> None:
-    """Have the first call of each fused part of an accelerated model compared; of parts in one another, the outer one's."""
+def is_comparable(module: Mixed) -> bool:
+    """Whether a call of `module` now is one of the fused part alone."""
+    if _call.is_reference or is_collecting_inside() or module.is_watched:
+        return False
+    return own_forward(module) is None
+
+
+def fused_parts(root: nn.Module) -> Iterator[tuple[str, Mixed]]:
+    """(path, part) of those that can be compared with their own forward; of parts in one another, the outer one."""
     inside: set[int] = set()
     for path, module in root.named_modules():
         if id(module) in inside or not isinstance(module, Mixed):
             continue
         if type(module).reference_call is not Mixed.reference_call:
             inside.update(id(part) for part in module.modules())
-            first = FirstCall(module, path, _coarsest(module))
-            journal.record(first)
-            first.start()
+            yield path, module
+
+
+def check_first_calls(root: nn.Module, journal: Journal) -> None:
+    """Have the first call of each fused part of an accelerated model compared."""
+    for path, module in fused_parts(root):
+        first = FirstCall(module, path, _coarsest(module))
+        journal.record(first)
+        first.start()
 
 
 def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
@@ -175,7 +181,7 @@ def _coarsest(module: nn.Module) -> str:
     return next((dtype for dtype in reversed(TOLERANCES) if dtype in held), "float32")
 
 
-def _first(output: Any) -> Tensor | None:
+def first_output(output: Any) -> Tensor | None:
     """The hidden states of what a part returns."""
     while isinstance(output, tuple | list) and output:
         output = output[0]

@@ -17,7 +17,7 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _CAPTURE = "transformers.utils.output_capturing"
-_KNOWN = (_CAPTURE, "hf_cpu_accel.rewrite.first_call", "hf_cpu_accel.rewrite.edits")
+_KNOWN = (_CAPTURE, *(f"hf_cpu_accel.rewrite.{name}" for name in ("autotune", "edits", "first_call")))
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:

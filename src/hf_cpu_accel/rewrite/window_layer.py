@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder_reading import TOLERANCES, guesses, hidden_states_of, known_parameters
 from hf_cpu_accel.rewrite.layer_trace import LayerTrace
-from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
+from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
@@ -84,6 +84,13 @@ class FusedWindowLayer(Mixed):
             bound = self._bound = self._parts.weights(narrow=True).arguments()
         output = _compute(hidden_states, windows, bound)
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        """Of an image whose size was seen before; the first of a size runs the own forward."""
+        if len(args) < 2 or not self._serves(args[0], args[2:], kwargs):
+            return None
+        key = self._key(args[0], (tuple(args[1]), *args[2:], *kwargs.items()))
+        return None if self._known.get(key) is None else Reference(args, kwargs)
 
     def _serves(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if (
