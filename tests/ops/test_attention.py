@@ -277,3 +277,23 @@ def test_scores_far_below_the_largest_cost_nothing(dtype: torch.dtype) -> None:
     # And they are left out as if they were hidden.
     mask = torch.zeros(32, 1, 49, 49, dtype=dtype).masked_fill(hidden, -100.0)
     assert torch.equal(attention(query, key, value, mask=mask), attention(query, key, value, mask=~hidden))
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -1e30, -1e9], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rows_of_which_all_keys_have_the_lowest_float(lowest: float, dtype: torch.dtype) -> None:
+    """What transformers adds for a row of padding: every key counts the same, and nothing overflows."""
+    check_lowest(lowest, dtype)
+
+
+def check_lowest(lowest: float, dtype: torch.dtype) -> None:
+    case = Case(q_len=40, kv_len=70, dtype=dtype)
+    query, key, value, _ = inputs(case, 0)
+    mask = torch.zeros(1, 1, 40, 70)
+    mask[:, :, ::3] = lowest
+    mask[:, :, 1, :60] = lowest
+    truth = attention_reference(query.float(), key.float(), value.float(), mask, False, None)
+    got = attention(query, key, value, mask=mask)
+    assert got.isfinite().all()
+    bound = 1e-4 if dtype is torch.float32 else 4 * BFLOAT16_ROUNDING
+    assert (got.float() - truth).abs().max() <= bound * truth.abs().max()

@@ -107,3 +107,11 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
         "torch.testing.assert_close(model(ids)[0], expected, rtol=1e-4, atol=1e-5); print(explain(model).kernels)"
     )
     assert run("generic", model).strip() == "reference"
+
+
+@pytest.mark.skipif(best != "avx512_bf16", reason="the CPU has no vdpbf16ps instruction")
+def test_rows_of_the_lowest_float_where_the_cpu_multiplies_bfloat16() -> None:
+    """Which is measured at load and may not be so here."""
+    code = "import torch; from test_attention import check_lowest; "
+    code += "[check_lowest(x, torch.bfloat16) for x in (torch.finfo(torch.float32).min, -1e30, -1e9)]"
+    run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT="1")

@@ -43,8 +43,6 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                       value.size(2) == a.kv_len && (kv_heads == heads || (kv_heads > 0 && heads % kv_heads == 0)),
                   "hf_cpu_accel::attention: key and value do not fit the query");
   Tensor output = empty_of(query, {batch, a.q_len, heads, a.value_dim});
-  if (batch * heads * a.q_len * a.value_dim == 0) return output;
-  a.group = heads / kv_heads;
   a.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   Tensor keep_query = query, keep_key = key, keep_value = value, keep_mask = query;
   a.query = heads_of(query, floating(is_bf16(query)), keep_query);
@@ -52,9 +50,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   a.output = {output.mutable_data_ptr(), output.stride(0), output.stride(2), output.stride(1), floating(is_bf16(output))};
   std::vector<TokenRange> ranges(static_cast<size_t>(batch), TokenRange{0, a.kv_len});
   if (mask) {
-    const bool boolean = mask->scalar_type() == ScalarType::Bool;
-    if (!boolean) check_floating(*mask, "attention", "mask");
-    if (boolean && mask->dim() == 2) {
+    if (mask->scalar_type() == ScalarType::Bool && mask->dim() == 2) {
       STD_TORCH_CHECK(mask->size(0) == batch && mask->size(1) == a.kv_len, "hf_cpu_accel::attention: a mask of two dimensions must be [batch, kv_len]");
       ranges = read_padding(a, *mask, keep_mask);
     } else {
@@ -62,6 +58,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     }
   }
 
+  if (batch * heads * a.q_len * a.value_dim == 0) return output;
+  a.group = heads / kv_heads;
   std::vector<AttentionSequence> sequences(static_cast<size_t>(batch));
   for (int64_t b = 0; b < batch; ++b) {
     const TokenRange range = ranges[static_cast<size_t>(b)];

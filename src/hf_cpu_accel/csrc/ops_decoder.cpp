@@ -17,6 +17,21 @@ struct Step {
   Attention mask;  // only its mask
 };
 
+// That the rows of the positions that are looked at are there in all caches.
+void check_rows(const Step& step, const std::vector<Tensor>& keys, const std::vector<Tensor>& values) {
+  int64_t there = INT32_MAX;
+  for (const std::vector<Tensor>* side : {&keys, &values})
+    for (const Tensor& t : *side) there = std::min(there, t.size(0));
+  int32_t least = 0, most = 0;
+  for (int64_t b = 0; b < step.batch; ++b)
+    for (int64_t position = step.start ? std::max<int32_t>(step.start[b], 0) : 0; position < step.longest; ++position) {
+      const int32_t row = step.rows[b * step.rows_stride + position];
+      least = std::min(least, row), most = std::max(most, row);
+    }
+  STD_TORCH_CHECK(least >= 0 && most < there, "hf_cpu_accel::decoder_layers: rows must name rows from 0 to ", there - 1, " of keys and values, and names ",
+                  least < 0 ? least : most);
+}
+
 // The attention of each sequence of a layer over its cache.
 std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const DecoderLayer& layer, const LayerLayout& l, const LayerScalars& s, const Step& step,
                                             const LayerArguments& arguments) {
@@ -135,7 +150,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 
   Step step;
   step.batch = hidden_states.size(0), step.q_len = hidden_states.size(1), step.longest = *std::max_element(past.begin(), past.end());
-  STD_TORCH_CHECK(*std::min_element(past.begin(), past.end()) >= 0 && step.batch * (step.longest + step.q_len) <= INT32_MAX,
+  STD_TORCH_CHECK(*std::min_element(past.begin(), past.end()) >= 0 && step.longest <= INT32_MAX && step.batch * (step.longest + step.q_len) <= INT32_MAX,
                   "hf_cpu_accel::decoder_layers: past must not be negative, and there may be at most 2^31 - 1 tokens");
   if (start) step.start = indices_of(*start, "start", step.batch, -1);
   if (rows) step.rows = indices_of(*rows, "rows", step.batch, step.longest), step.rows_stride = rows->stride(0);
@@ -159,7 +174,6 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       for (int64_t i = 0; i < s.count; ++i) index.push_back(static_cast<int32_t>((&s - call.sequences.data()) * step.q_len + s.begin + i));
     }
   }
-  if (call.tokens == 0 || features == 0) return result;
   Tensor keep_input = hidden_states, keep_mask = hidden_states;
   call.input = as_rows(hidden_states, keep_input);
   if (!index.empty()) call.input.index = call.result.index = index.data();
@@ -244,6 +258,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.up.write_to({call.intermediate, l.intermediate_features});
     if (layer.up.gated) layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
   }
+  if (step.rows) check_rows(step, keys, values);
+  if (call.tokens == 0 || features == 0) return result;
   widths.buffer = std::max(widths.buffer, norm_buffer_rows * features);
 
   // Memory of each thread, or of all together.

@@ -64,6 +64,8 @@ Tensor embedding_norm(const Tensor& ids, const Tensor& words, const std::optiona
   STD_TORCH_CHECK(ids.dim() == 2 && words.dim() == 2, "hf_cpu_accel::embedding_norm: ids and words must have two dimensions");
   STD_TORCH_CHECK(types || !type_ids, "hf_cpu_accel::embedding_norm: type_ids need types");
   STD_TORCH_CHECK(positions || !position_ids, "hf_cpu_accel::embedding_norm: position_ids need positions");
+  constexpr int64_t most = int64_t{1} << 48;  // positions that are counted from there stay within an int64
+  STD_TORCH_CHECK(-most <= first_position && first_position <= most, "hf_cpu_accel::embedding_norm: no table has a position ", first_position);
   const int64_t batch = ids.size(0), length = ids.size(1), tokens = batch * length, columns = words.size(1);
   Workspace indices(max_tables * Workspace::size_of<int32_t>(tokens));
   EmbeddingNorm embedding;

@@ -1,4 +1,5 @@
 // encoder_layer: schema, checks, cutting out the padding, call.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -183,15 +184,16 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   const int64_t total = hidden_states.size(0) * hidden_states.size(1), features = hidden_states.size(2);
   const int64_t batch = rows ? rows->size(0) : hidden_states.size(0), length = rows ? rows->size(1) : hidden_states.size(1);
   STD_TORCH_CHECK(total <= INT32_MAX, "hf_cpu_accel::encoder_layer: at most 2^31 - 1 tokens");
+  constexpr int64_t in_order[] = {0, 1, 2};
   STD_TORCH_CHECK(head_size >= 1 && attention_features >= 1 && attention_features % head_size == 0,
                   "hf_cpu_accel::encoder_layer: attention_features must be a multiple of head_size");
-  STD_TORCH_CHECK(order.size() == 3 && (1 << order[0] | 1 << order[1] | 1 << order[2]) == 7,
+  STD_TORCH_CHECK(order.size() == 3 && std::is_permutation(order.begin(), order.end(), in_order),
                   "hf_cpu_accel::encoder_layer: order must be a permutation of 0, 1, 2");
   STD_TORCH_CHECK(norms.size() == 2 && norms[1] != 0 && (norm_before || norms[0] != 0),
                   "hf_cpu_accel::encoder_layer: there must be two norms; only the first of two that come before may be missing");
   STD_TORCH_CHECK(norm_before || !(attention_gain || ffn_gain), "hf_cpu_accel::encoder_layer: gains go with norms that come before");
   STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::encoder_layer: a gated FFN's width must be a multiple of ", panel_columns);
-  STD_TORCH_CHECK(window >= 0 && cos.has_value() == sin.has_value(), "hf_cpu_accel::encoder_layer: window must not be negative, cos and sin go together");
+  STD_TORCH_CHECK(window >= 0 && window <= INT32_MAX && cos.has_value() == sin.has_value(), "hf_cpu_accel::encoder_layer: window must not be negative, cos and sin go together");
 
   Tensor keep_padding = hidden_states, keep_mask = hidden_states, keep_input = hidden_states, keep_tables[2] = {hidden_states, hidden_states};
   const bool* tokens_in = nullptr;
@@ -206,9 +208,9 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   EncoderLayer layer;
   layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;
   layer.intermediate_features = intermediate_features;
-  layer.qkv = gemm_of(op, tokens.total, 3 * attention_features, features, qkv, qkv_scale, qkv_bias);
+  layer.qkv = gemm_of(op, tokens.total, times_features(3, attention_features), features, qkv, qkv_scale, qkv_bias);
   layer.output = gemm_of(op, tokens.total, features, attention_features, output, output_scale, output_bias);
-  layer.up = gemm_of(op, tokens.total, (gated ? 2 : 1) * intermediate_features, features, up, up_scale, up_bias, activation_of(activation, op));
+  layer.up = gemm_of(op, tokens.total, times_features(gated ? 2 : 1, intermediate_features), features, up, up_scale, up_bias, activation_of(activation, op));
   layer.up.gated = gated;
   layer.down = gemm_of(op, tokens.total, features, intermediate_features, down, down_scale, down_bias);
   layer.attention_norm = norm_of(norms[0], attention_norm_weight, attention_norm_bias, attention_norm_eps, features);
@@ -219,7 +221,6 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   Tensor result = empty_of(hidden_states, sizes_of(hidden_states));
   layer.result = {result.mutable_data_ptr(), features, is_bf16(result)};
   if (tokens.total < total) clear_padding(layer.result, tokens, length, features);
-  if (tokens.total == 0 || features == 0) return result;
   layer.input = as_rows(hidden_states, keep_input);
   if (!tokens.index.empty()) layer.input.index = layer.result.index = tokens.index.data();
 
@@ -234,6 +235,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   std::vector<AttentionSequence> sequences = sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
                                                           {mask, relative, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
 
+  if (tokens.total == 0 || features == 0) return result;
   const int64_t threads = team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
   const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);
   const EncoderPlan plan(layer, attention, threads);

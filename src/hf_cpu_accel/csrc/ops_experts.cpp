@@ -37,9 +37,9 @@ Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, cons
                       sizes_of(expert_weights) == sizes_of(expert_index),
                   "hf_cpu_accel::experts_ffn: expert_index must be int64 [", tokens, ", top_k] and expert_weights of the same shape");
   STD_TORCH_CHECK(experts >= 1 && experts <= INT32_MAX && intermediate_features >= 1, "hf_cpu_accel::experts_ffn: at least one expert of some width");
-  const int64_t width = (gated ? 2 : 1) * intermediate_features;
-  const Mixture m = mixture_of(op, gemm_of(op, tokens, experts * width, features, up, up_scale, up_bias),
-                               gemm_of(op, tokens, experts * features, intermediate_features, down, down_scale, down_bias), experts, expert_index.size(1),
+  const int64_t width = times_features(gated ? 2 : 1, intermediate_features);
+  const Mixture m = mixture_of(op, gemm_of(op, tokens, times_features(experts, width), features, up, up_scale, up_bias),
+                               gemm_of(op, tokens, times_features(experts, features), intermediate_features, down, down_scale, down_bias), experts, expert_index.size(1),
                                intermediate_features, features, activation_of(activation, op), gated, limit);
   Tensor output = empty_of(hidden_states, {tokens, features});
   if (tokens == 0) return output;

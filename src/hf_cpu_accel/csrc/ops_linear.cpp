@@ -42,7 +42,7 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
   check_floating(input, "linear_split", "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear_split: input must have at least one dimension");
   int64_t out_features = 0;
-  for (int64_t size : sizes) out_features += size;
+  for (int64_t size : sizes) out_features = __builtin_add_overflow(out_features, size, &out_features) ? -1 : out_features;
   Gemm g = gemm_of("linear_split", row_count(input), out_features, input.size(input.dim() - 1), weight, scale, bias);
   split_outputs(g, sizes, "linear_split");
   Tensor keep_input = input;
@@ -66,7 +66,7 @@ Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up,
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
   const bool gated = gate != Gate::none;
   STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op, ": intermediate_features must be a multiple of ", panel_columns);
-  const int64_t m = row_count(input), up_features = (gated ? 2 : 1) * intermediate_features;
+  const int64_t m = row_count(input), up_features = times_features(gated ? 2 : 1, intermediate_features);
   Gemm first = gemm_of(op, m, up_features, input.size(input.dim() - 1), up, up_scale, up_bias, activation_of(activation, op));
   first.gated = gated, first.gate_last = gate == Gate::last;
   Gemm second = gemm_of(op, m, out_features, intermediate_features, down, down_scale, down_bias);

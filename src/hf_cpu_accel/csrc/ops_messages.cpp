@@ -52,7 +52,7 @@ void each_target(const char* op, const Message& m, const std::optional<Tensor>& 
 // The names in "sum,max", as numbers of `names`.
 std::vector<int> parse(const std::string& list, const std::vector<std::string>& names, const char* op) {
   std::vector<int> found;
-  for (size_t begin = 0; begin < list.size();) {
+  for (size_t begin = 0; !list.empty() && begin <= list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
     const auto known = std::find(names.begin(), names.end(), list.substr(begin, end - begin));
     STD_TORCH_CHECK(known != names.end(), "hf_cpu_accel::", op, ": unknown name in '", list, "'");
@@ -75,7 +75,10 @@ std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optio
   for (int w : wanted) r.wanted[r.count++] = static_cast<Aggregate>(w);
   Tensor output = empty_of(x, {r.message.graph.rows, r.count * r.message.features});
   Tensor ties = empty_float32({with_ties ? r.message.graph.rows : 0, 2 * r.message.features});
-  if (output.numel() == 0) return {output, ties};
+  if (output.numel() == 0) {
+    check_graph(valid_graph(r.message.graph) && valid_order(r.message, edge ? edge->size(0) : 0, 0, r.message.graph.rows), op);
+    return {output, ties};
+  }
   r.output = dense(output);
   if (with_ties) r.ties = static_cast<float*>(ties.mutable_data_ptr());
   each_target(op, r.message, edge, r.message.features, [&](int64_t begin, int64_t end) { dispatch().messages.reduce(r, begin, end); });
@@ -89,7 +92,10 @@ Tensor edge_messages(const Tensor& rowptr, const std::optional<Tensor>& col, con
   MessageMemory keep(x);
   const Message m = message_of(op, rowptr, col, order, x, target, edge, relu, keep);
   Tensor output = empty_of(x, {m.graph.edges, m.features});
-  if (output.numel() == 0) return output;
+  if (output.numel() == 0) {
+    check_graph(valid_graph(m.graph) && valid_order(m, edge ? edge->size(0) : 0, 0, m.graph.rows), op);
+    return output;
+  }
   const Matrix rows = dense(output);
   each_target(op, m, edge, m.features, [&](int64_t begin, int64_t end) { dispatch().messages.write(m, rows, begin, end); });
   const int64_t element = static_cast<int64_t>(output.element_size()), used = std::max<int64_t>(m.graph.rowptr[m.graph.rows], 0);
@@ -124,7 +130,10 @@ std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::o
   const int64_t edge_rows = (edge ? *edge : x).size(0);
   Tensor grad_target = empty_of(x, {with_target ? g.message.graph.rows : 0, g.message.features});
   Tensor grad_edge = empty_of(x, {with_edge ? edge_rows : 0, g.message.features});
-  if (grad_target.numel() + grad_edge.numel() == 0) return {grad_target, grad_edge};
+  if (grad_target.numel() + grad_edge.numel() == 0) {
+    check_graph(valid_graph(g.message.graph) && valid_order(g.message, edge_rows, 0, g.message.graph.rows), op);
+    return {grad_target, grad_edge};
+  }
   if (with_target) g.grad_target = dense(grad_target);
   if (with_edge) {
     g.grad_edge = dense(grad_edge);
@@ -151,7 +160,10 @@ Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const T
   if (target) g.message.target = rows_like(*target, x, targets, x.size(1), op, "target", keep.target);
   set_table(g, table, groups, targets, op, keep_table);
   Tensor grad_x = empty_of(x, {g.message.graph.rows, g.message.features});
-  if (grad_x.numel() == 0) return grad_x;
+  if (grad_x.numel() == 0) {
+    check_graph(valid_graph(g.message.graph), op);
+    return grad_x;
+  }
   g.grad_x = dense(grad_x);
   const auto kernel = dispatch().messages.gradient_by_source;
   check_graph(each_rows(g.message.graph, g.groups * g.message.features, [&](int64_t begin, int64_t end) { kernel(g, begin, end); }), op);

@@ -31,6 +31,7 @@ Tensor paged_attention(const Tensor& query, const Tensor& key, const Tensor& val
   const HeadType key_type = head_type(key, op, "key"), value_type = head_type(value, op, "value");
   STD_TORCH_CHECK(query.dim() == 3 && key.dim() == 3 && value.dim() == 3 && (query.size(2) == 1 || query.stride(2) == 1),
                   "hf_cpu_accel::paged_attention: query, key and value must be [tokens or slots, heads, features], query with a dense last dimension");
+  STD_TORCH_CHECK(0 <= window, "hf_cpu_accel::paged_attention: window must be the number of keys that a query sees, or 0 for all");
   const int64_t tokens = query.size(0), heads = query.size(1), kv_heads = key.size(1), sequences = query_begin.dim() == 1 ? query_begin.size(0) - 1 : -1;
   Attention shared;
   shared.head_dim = query.size(2), shared.value_dim = value.size(2) - width_of(value_type, 0);

@@ -45,7 +45,9 @@ double measure_flops(const std::string& dtype, int64_t threads) {
 
 // Billions of bytes per second read from `megabytes` of memory, shared out over `threads` of torch's threads.
 double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
-  STD_TORCH_CHECK(threads >= 1 && megabytes >= 1, "hf_cpu_accel::measure_read_bandwidth: threads and megabytes must be at least 1");
+  constexpr int64_t most = 1 << 20;
+  STD_TORCH_CHECK(threads >= 1 && threads <= most && megabytes >= 1 && megabytes <= most,
+                  "hf_cpu_accel::measure_read_bandwidth: threads and megabytes must be from 1 to ", most);
   const int64_t floats = megabytes * (1 << 20) / 4 / threads / 128 * 128;
   std::vector<float> memory(static_cast<size_t>(floats * threads), 1.0f);
   const auto read = [&](int64_t t) {

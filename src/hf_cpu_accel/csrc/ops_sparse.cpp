@@ -40,12 +40,15 @@ std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std:
   set_values(s, value, op);
   Tensor output = empty_of(x, {s.graph.rows, s.features});
   Tensor ties = empty_float32({with_ties ? s.graph.rows : 0, s.features});
-  if (s.graph.rows == 0 || s.features == 0) return {output, ties};
   Tensor keep_x = x, keep_addend = x;
-  s.x = as_rows(x, keep_x);
   if (addend) s.addend = rows_like(*addend, x, s.graph.rows, s.features, op, "addend", keep_addend);
   s.addend_scale = static_cast<float>(addend_scale);
   if (bias) s.bias = floats(*bias, op, "bias", {s.features});
+  if (s.graph.rows == 0 || s.features == 0) {
+    check_graph(valid_graph(s.graph), op);
+    return {output, ties};
+  }
+  s.x = as_rows(x, keep_x);
   s.output = dense(output);
   if (with_ties) s.ties = static_cast<float*>(ties.mutable_data_ptr());
   check_graph(run_spmm(s), op);
@@ -73,13 +76,16 @@ Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const 
   b.graph = csr_of(op, t_rowptr, t_col, 0, output.size(0));
   b.features = x.size(1);
   Tensor grad_x = empty_of(x, {b.graph.rows, b.features});
-  if (grad_x.numel() == 0) return grad_x;
   Tensor keep_x = x, keep_output = x, keep_grad = x;
   b.x = rows_like(x, x, b.graph.rows, b.features, op, "x", keep_x);
   b.output = rows_like(output, x, b.graph.sources, b.features, op, "output", keep_output);
   b.grad = rows_like(grad, x, b.graph.sources, b.features, op, "grad", keep_grad);
   b.grad_x = dense(grad_x);
   if (t_value) b.value = floats(*t_value, op, "value", {b.graph.edges});
+  if (grad_x.numel() == 0) {
+    check_graph(valid_graph(b.graph), op);
+    return grad_x;
+  }
   check_graph(each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().sparse.extreme_backward_rows(b, begin, end); }), op);
   return grad_x;
 }
@@ -134,7 +140,10 @@ Tensor run_attention(const char* op, GraphAttention& g, const Tensor& rowptr, co
   Tensor output = empty_of(x, {s.graph.rows, s.features}), keep = x;
   s.x = as_rows(x, keep);
   s.output = dense(output);
-  if (output.numel() == 0) return output;
+  if (output.numel() == 0) {
+    check_graph(valid_graph(s.graph), op);
+    return output;
+  }
   const bool valid = each_rows(s.graph, 2 * s.features, [&](int64_t begin, int64_t end) {
     Workspace workspace(Workspace::size_of<float>(heads * longest_row(s.graph, begin, end)));
     dispatch().sparse.attention_rows(g, begin, end, workspace.take<float>(0));
@@ -239,6 +248,7 @@ std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row, const Tensor& c
 }
 
 std::tuple<Tensor, Tensor, Tensor> csr_transpose(const Tensor& rowptr, const Tensor& col, int64_t cols) {
+  STD_TORCH_CHECK(cols >= 0 && cols <= most_edges, "hf_cpu_accel::csr_transpose: cols must be from 0 to 2^30");
   const Csr graph = csr_of("csr_transpose", rowptr, col, 0, cols);
   bool valid = true;
   for (int64_t r = 0; r < graph.rows; ++r) valid &= graph.rowptr[r] <= graph.rowptr[r + 1];

@@ -35,12 +35,17 @@ def to_storage(heads: Tensor, dtype: torch.dtype) -> Tensor:
     steps = (x * inverse).nan_to_num(0.0).round().to(torch.int8)
     # Infinity and NaN make the whole vector NaN: what is broken stays visible.
     step = torch.where(finite, largest / _STEPS, torch.nan)
-    return torch.cat([steps, step.view(torch.int8)], dim=-1)
+    return torch.cat([steps, _dense(step).view(torch.int8)], dim=-1)
 
 
 def from_storage(storage: Tensor, dtype: torch.dtype) -> Tensor:
     """The heads [..., features] of a storage, in `dtype`; the storage itself where nothing is to be changed."""
     if storage.dtype is not torch.int8:
         return storage.to(dtype)
-    steps, step = storage[..., :-SCALE_BYTES], storage[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    steps, step = storage[..., :-SCALE_BYTES], _dense(storage[..., -SCALE_BYTES:]).view(torch.float32)
     return (steps * step).to(dtype)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """With strides and an offset that any dtype can be seen through: `contiguous` leaves those of an empty tensor as they are."""
+    return x.clone(memory_format=torch.contiguous_format) if x.numel() else x.new_empty(x.shape)

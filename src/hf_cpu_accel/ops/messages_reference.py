@@ -67,7 +67,7 @@ def message_reduce_reference(
         "min": lambda: extreme(False),
         "max": lambda: extreme(True),
         "var": lambda: var,
-        "std": lambda: torch.where(var > 1e-5, var.clamp(min=1e-5).sqrt(), 0.0),
+        "std": lambda: torch.where(var <= 1e-5, 0.0, var.clamp(min=1e-5).sqrt()),
     }
     output = torch.cat([parts[reduce]() for reduce in reduces.split(",")], dim=1)
     counts = torch.zeros(0, 2 * x.shape[1])

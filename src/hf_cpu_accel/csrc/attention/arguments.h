@@ -36,6 +36,7 @@ inline bool has_holes(const bool* row, TokenRange range) { return std::find(row 
 inline void read_mask(Attention& a, const Tensor& mask, const int64_t (&sizes)[4], const char* op, Tensor& keep) {
   STD_TORCH_CHECK(mask.dim() == 4 && mask.size(3) == sizes[3], "hf_cpu_accel::", op, ": mask must be [batch, kv_len] boolean or have four "
                   "dimensions of which the last is kv_len");
+  if (mask.scalar_type() != ScalarType::Bool) check_floating(mask, op, "mask");
   keep = mask.size(3) == 1 || mask.stride(3) == 1 ? mask : torch::stable::contiguous(mask);
   int64_t strides[3];
   for (int64_t i = 0; i < 3; ++i) {

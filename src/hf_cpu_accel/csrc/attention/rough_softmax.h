@@ -22,13 +22,14 @@ template <class Store>
 inline float rough_exponentials(const float* scores, int64_t distance, int64_t visible, int64_t keys, float shift, float power, const Store& store) {
   constexpr float log2_e = 1.44269504088896341f;
   constexpr int halves = chunk / Simd::width / 2;
-  const Float factor = Simd::set1(log2_e), offset = Simd::set1(power - shift * log2_e);
+  const Float factor = Simd::set1(log2_e), offset = Simd::set1(power), centre = Simd::set1(shift);
   Float sum[2] = {Simd::zero(), Simd::zero()};
   for (int64_t k = 0; k < keys; k += chunk, scores += distance) {
     const int64_t left = visible - k;
     const auto step = [&](auto v, bool full) HFCA_INLINE {
       constexpr int at = decltype(v)::number * Simd::width;
-      const Float x = rough_power_of_two(Simd::fma(Simd::load(scores + at), factor, offset));
+      // Not score * log2_e - shift * log2_e: where a mask is the lowest float or -1e9, the difference is all that counts.
+      const Float x = rough_power_of_two(Simd::fma(Simd::sub(Simd::load(scores + at), centre), factor, offset));
       return full || left - at >= Simd::width ? x : left > at ? Simd::select_n(x, static_cast<int>(left - at), Simd::zero()) : Simd::zero();
     };
     const auto all = [&](bool full) HFCA_INLINE {

@@ -18,7 +18,7 @@ struct LayerArguments {
 
   const float* vector(int64_t first, int64_t count) const {
     if (first < 0) return nullptr;
-    STD_TORCH_CHECK(first + count <= elements, "hf_cpu_accel::decoder_layers: layout names elements that vectors does not have");
+    STD_TORCH_CHECK(0 <= count && count <= elements && first <= elements - count, "hf_cpu_accel::decoder_layers: layout names elements that vectors does not have");
     return vectors + first;
   }
   Array array(int64_t first, int64_t count) const { return {const_cast<float*>(vector(first, count)), false}; }
@@ -33,10 +33,13 @@ struct LayerArguments {
   }
 
   OptionalNorm norm(const NormLayout& n, double eps, int64_t features) const {
+    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm), "hf_cpu_accel::decoder_layers: layout names a norm of no kind");
     return optional_norm(n.kind, array(n.weight, features), array(n.bias, features), eps, features);
   }
 
   HeadNorm head_norm(const NormLayout& n, int64_t scope, double eps, int64_t heads, int64_t head_dim) const {
+    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm) && 0 <= scope && scope <= static_cast<int64_t>(NormScope::all_heads),
+                    "hf_cpu_accel::decoder_layers: layout names a norm of heads of no kind");
     HeadNorm norm;
     norm.kind = static_cast<NormKind>(n.kind), norm.scope = static_cast<NormScope>(scope);
     const int64_t count = norm.scope == NormScope::head ? head_dim : heads * head_dim;
@@ -47,15 +50,22 @@ struct LayerArguments {
 };
 
 inline void check_places(const HeadsLayout& h, int64_t kv_heads, int64_t width, int64_t features) {
-  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first + (kv_heads - 1) * h.stride + width <= features,
+  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first <= features && h.stride <= features && h.first + (kv_heads - 1) * h.stride + width <= features,
                   "hf_cpu_accel::decoder_layers: heads lie outside of the qkv projection");
+}
+
+inline void check_activation(int64_t number) {
+  STD_TORCH_CHECK(0 <= number && number < activations, "hf_cpu_accel::decoder_layers: layout names an activation that there is not");
 }
 
 // The mixture of experts in place of an FFN, which is its shared expert then.
 inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
-  const int64_t width = (l.experts_gated ? 2 : 1) * l.expert_features;
-  layer.mixture = mixture_of(decoder_op, arguments.gemm(l.experts_up, tokens, l.experts * width, features),
-                             arguments.gemm(l.experts_down, tokens, l.experts * features, l.expert_features), l.experts, l.top_k, l.expert_features, features,
+  check_activation(l.experts_activation);
+  STD_TORCH_CHECK(l.experts <= INT32_MAX && 0 <= l.scoring && l.scoring <= static_cast<int64_t>(Scoring::sigmoid),
+                  "hf_cpu_accel::decoder_layers: layout names a scoring that there is not");
+  const int64_t width = times_features(l.experts_gated ? 2 : 1, l.expert_features);
+  layer.mixture = mixture_of(decoder_op, arguments.gemm(l.experts_up, tokens, times_features(l.experts, width), features),
+                             arguments.gemm(l.experts_down, tokens, times_features(l.experts, features), l.expert_features), l.experts, l.top_k, l.expert_features, features,
                              static_cast<Activation>(l.experts_activation), l.experts_gated != 0, s.experts_limit);
   layer.mixture.shared_up = layer.up, layer.mixture.shared_down = layer.down;
   Router& router = layer.router;
@@ -69,8 +79,11 @@ inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, c
 
 inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
   DecoderLayer layer;
-  STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads % l.kv_heads == 0 && l.head_dim >= 1 && l.head_dim <= largest_head_dim && l.value_dim >= 1,
+  STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads <= INT32_MAX && l.heads % l.kv_heads == 0 && l.head_dim >= 1 && l.head_dim <= largest_head_dim &&
+                      l.value_dim >= 1 && l.value_dim <= INT32_MAX,
                   "hf_cpu_accel::decoder_layers: heads must be a multiple of kv_heads and of 1 to ", largest_head_dim, " features");
+  STD_TORCH_CHECK(0 <= l.window && l.window <= INT32_MAX && (l.relative < 0 || (1 <= l.relative_count && l.relative_count <= INT32_MAX)),
+                  "hf_cpu_accel::decoder_layers: window must not be negative, and relative needs a number for each head");
   check_places(l.query, l.kv_heads, l.heads / l.kv_heads * l.head_dim, l.qkv_features);
   check_places(l.key, l.kv_heads, l.head_dim, l.qkv_features);
   check_places(l.value, l.kv_heads, l.value_dim, l.qkv_features);
@@ -79,7 +92,8 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
   layer.qkv = arguments.gemm(l.qkv, tokens, l.qkv_features, features);
   layer.output = arguments.gemm(l.output, tokens, features, l.heads * l.value_dim);
   if (l.up.weight >= 0) {
-    layer.up = arguments.gemm(l.up, tokens, (l.gated ? 2 : 1) * l.intermediate_features, features);
+    check_activation(l.activation);
+    layer.up = arguments.gemm(l.up, tokens, times_features(l.gated ? 2 : 1, l.intermediate_features), features);
     layer.up.activation = static_cast<Activation>(l.activation), layer.up.gated = l.gated != 0;
     STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0, "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ",
                     panel_columns);
@@ -97,7 +111,8 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
   layer.parallel = l.parallel != 0;
   layer.crosses = l.cross_heads > 0;
   if (layer.crosses) {
-    STD_TORCH_CHECK(l.cross_kv_heads >= 1 && l.cross_heads % l.cross_kv_heads == 0 && l.cross_head_dim >= 1 && l.cross_value_dim >= 1,
+    STD_TORCH_CHECK(l.cross_kv_heads >= 1 && l.cross_heads <= INT32_MAX && l.cross_heads % l.cross_kv_heads == 0 && l.cross_head_dim >= 1 &&
+                        l.cross_head_dim <= INT32_MAX && l.cross_value_dim >= 1 && l.cross_value_dim <= INT32_MAX,
                     "hf_cpu_accel::decoder_layers: cross_heads must be a multiple of cross_kv_heads");
     layer.cross_query = arguments.gemm(l.cross_query, tokens, l.cross_heads * l.cross_head_dim, features);
     layer.cross_output = arguments.gemm(l.cross_output, tokens, features, l.cross_heads * l.cross_value_dim);
@@ -125,7 +140,7 @@ inline Heads cache_of(const Tensor& t, const char* name, int64_t batch, int64_t 
 // The number of the tables that this layer uses among those of the call.
 inline int64_t tables_of(std::vector<RotaryTables>& tables, const LayerLayout& l, const std::vector<Tensor>& rotary, int64_t batch, int64_t q_len) {
   if (l.rotary_dim == 0) return -1;
-  STD_TORCH_CHECK(l.rotary >= 0 && 2 * l.rotary + 1 < static_cast<int64_t>(rotary.size()), "hf_cpu_accel::decoder_layers: rotary has no table ", l.rotary);
+  STD_TORCH_CHECK(l.rotary >= 0 && l.rotary < static_cast<int64_t>(rotary.size() / 2), "hf_cpu_accel::decoder_layers: rotary has no table ", l.rotary);
   RotaryTables t;
   t.half = l.rotary_dim / 2;
   const auto read = [&](const Tensor& table, const void*& data, int64_t (&strides)[2]) {

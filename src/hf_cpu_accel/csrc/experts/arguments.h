@@ -12,6 +12,7 @@ inline Mixture mixture_of(const char* op, Gemm up, const Gemm& down, int64_t exp
                   ": tokens must go to 1 to ", max_top_k, " of the experts");
   STD_TORCH_CHECK(features % panel_columns == 0 && intermediate % panel_columns == 0, "hf_cpu_accel::", op,
                   ": the widths of experts must be multiples of ", panel_columns);
+  STD_TORCH_CHECK(limit >= 0.0, "hf_cpu_accel::", op, ": limit must be 0 for none, or more");
   up.activation = activation, up.gated = gated, up.limit = static_cast<float>(limit);
   Mixture m;
   m.experts = experts, m.top_k = top_k, m.intermediate = intermediate, m.up = up, m.down = down;

@@ -53,10 +53,14 @@ struct RowUnits {
 
 inline int64_t sparse_team(double edges, double rows, double features) { return team_size((edges + rows) * (features + 4)); }
 
+// Whether all rows refer to what is there, and the one number of rowptr where there are none.
+inline bool valid_graph(const Csr& graph) { return dispatch().sparse.valid(graph, 0, graph.rows); }
+
 // f(begin, end) over all rows once what they refer to was found to be there; false if it was not. share_hubs is for callers that do the
 // parts themselves.
 template <class F>
 bool each_rows(const Csr& graph, int64_t features, const F& f) {
+  if (graph.rows == 0) return valid_graph(graph);
   const RowUnits work(graph, false);
   std::atomic<bool> valid{true};
   const auto check = dispatch().sparse.valid;
