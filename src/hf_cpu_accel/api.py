@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.autotune import with_unfused
 from hf_cpu_accel.rewrite.changes import ThreadCount
 from hf_cpu_accel.rewrite.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.first_call import with_first_calls
+from hf_cpu_accel.rewrite.interruption import Uninterrupted
 from hf_cpu_accel.rewrite.served_by import with_providers
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
@@ -78,23 +79,24 @@ def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
             for part in rewrite.accelerated_parts(root.module):
                 rewrite.undo(part)
         before = torch.get_num_threads()
-        threads = apply_threads(settings.threads)
-        changed = ThreadCount(before, torch.get_num_threads())
-        done: list[nn.Module] = []
+        begun: list[nn.Module] = []
         try:
+            threads = apply_threads(settings.threads)
+            changed = ThreadCount(before, torch.get_num_threads())
             for root in roots:
                 plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
+                begun.append(root.module)
                 acceleration = rewrite.apply(root.module, plan, trains=root.trains, name=root.name)
-                done.append(root.module)
                 acceleration.journal.changes.insert(0, changed)
                 if settings.compile in ("now", "background") and not root.trains:
                     from hf_cpu_accel.compiler.background.attach import attach
 
                     attach(root.module, acceleration)
         except BaseException:
-            changed.undo()
-            for module in reversed(done):
-                rewrite.undo(module)
+            with Uninterrupted():
+                ThreadCount(before, torch.get_num_threads()).undo()
+                for module in reversed(begun):
+                    rewrite.undo(module)
             raise
 
 
@@ -163,7 +165,7 @@ def explain(target: object) -> Plan:
 
 def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
     acceleration = rewrite.acceleration_of(module)
-    return acceleration is not None and acceleration.config == settings
+    return acceleration is not None and acceleration.is_whole and acceleration.config == settings
 
 
 def _check(root: Root) -> None:

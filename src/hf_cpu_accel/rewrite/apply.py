@@ -40,11 +40,17 @@ _ATTRIBUTE = "_hf_cpu_accel"
 
 @dataclass(frozen=True)
 class Acceleration:
-    """The state of an accelerated model; `name` is what the target called it, if it had several."""
+    """The state of an accelerated model.
+
+    Attributes:
+        name: what the target called it, if it had several.
+        is_whole: False while it is being made, and if that was interrupted and could not be undone: `undo` then goes on.
+    """
 
     plan: Plan
     journal: Journal
     name: str = ""
+    is_whole: bool = True
 
     @property
     def config(self) -> CPUAccelConfig:
@@ -102,6 +108,7 @@ def apply(
     added = _AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
+        setattr(root, _ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
         items = accelerate_message_passing(context)
         if not trains:
             freeze_parameters(journal, root)

@@ -9,17 +9,22 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.rewrite.hooks import move_hooks, share_hooks
+from hf_cpu_accel.rewrite.interruption import Uninterrupted
 from hf_cpu_accel.rewrite.originals import OriginalsStore, Ticket
 
 
 class Change(Protocol):
-    """One change. `undo` either succeeds or raises with nothing done."""
+    """One change.
+
+    `undo` can be called for a change that was not made yet, and again after it was interrupted, or had succeeded: an interruption
+    may come between any two steps.
+    """
 
     def undo(self) -> None: ...
 
 
 class Journal:
-    """The changes of one model. They are recorded one by one, so a failure at any point can be undone.
+    """The changes of one model. Each is recorded before it is made, so a failure at any point can be undone.
 
     Changes are plain values that refer to modules and parameters: deep copies and pickles of the model take the journal
     along, and can be restored like the model itself.
@@ -32,10 +37,14 @@ class Journal:
         self.changes.append(change)
 
     def undo(self) -> None:
-        """Undo the changes from the last to the first, releasing what they hold one by one."""
-        while self.changes:
-            self.changes[-1].undo()
-            self.changes.pop()
+        """Undo the changes from the last to the first, releasing what they hold one by one; signals wait until all are.
+
+        If one fails (no memory, a disk that cannot be read), it and those before it are left for another call.
+        """
+        with Uninterrupted():
+            while self.changes:
+                self.changes[-1].undo()
+                self.changes.pop()
 
     def check(self) -> None:
         """Fail before the first change is undone if a weight cannot be brought back.
@@ -59,6 +68,8 @@ class SwappedModule:
 
     def undo(self) -> None:
         replacement = self.parent._modules[self.name]
+        if replacement is self.original:
+            return
         if replacement is not None:
             if replacement.training != self.original.training:
                 self.original.train(replacement.training)  # model.train() reached the replacement only

@@ -131,9 +131,10 @@ class FusedDecoderLayer(Mixed):
     @property
     def weights(self) -> DecoderLayer:
         """The layer as the op takes it, with its present weights."""
-        if self._weights is None:
-            self._weights = self.role.parts.of(self)
-        return self._weights
+        weights = self._weights  # once: another thread may forget them meanwhile
+        if weights is None:
+            weights = self._weights = self.role.parts.of(self)
+        return weights
 
     @property
     def runs(self) -> Runs:

@@ -7,9 +7,10 @@ numpy), so the few thousand values that were copied are compared with what they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_
+from threading import Lock
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from hf_cpu_accel.rewrite.stacks import stack_of
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
 _MOST_VALUES, _SAMPLED = 1 << 16, 64
+_taking_in = Lock()  # of all watches: they are copied and pickled with their models
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class EditWatch:
     def __init__(self, slots: list[Slot]) -> None:
         self._slots = slots
         self._places = [(slot.holder, slot.name) for slot in slots]
-        self._take_in()
+        self._seen = _Seen.of(slots)
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """
@@ -75,54 +77,67 @@ class EditWatch:
         """
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
             return
+        with _taking_in:
+            if not self._is_unchanged():  # else another thread has taken it in meanwhile
+                self._take_in(module)
+
+    def _take_in(self, module: nn.Module) -> None:
         for number, slot in enumerate(self._slots):
-            if slot.is_packed and not self._is_same(number):
+            if slot.is_packed and not self._seen.has(number, slot.tensor):
                 raise RuntimeError(
                     f"{slot.path} was written to after acceleration, when packed weights had been made of it: call "
                     "hf_cpu_accel.restore, write to it, and accelerate again"
                 )
+        seen = _Seen.of(self._slots)  # before: what is written meanwhile is noticed by the next call
         module._apply(_identity)
-        self._take_in()
-
-    def _take_in(self) -> None:
-        self._tensors = [slot.tensor for slot in self._slots]
-        self._large = [tensor for tensor in self._tensors if tensor.numel() > _MOST_VALUES]
-        self._state = self._state_of_large()
-        # By dtype, since only what has one dtype can be compared in one go.
-        small: dict[torch.dtype, list[int]] = {}
-        for number, (slot, tensor) in enumerate(zip(self._slots, self._tensors, strict=True)):
-            if slot.is_copied:
-                small.setdefault(tensor.dtype, []).append(number)
-        self._numbers = list(small.values())
-        self._values = [self._present(numbers) for numbers in self._numbers]
+        self._seen = seen
 
     def _is_unchanged(self) -> bool:
         try:
             tensors = [holder[name] for holder, name in self._places]
         except KeyError:
             return False
+        return self._seen.is_state_of(tensors)
+
+
+class _Seen:
+    """The parameters as they were when values were made of them. It does not change: threads may be at it.
+
+    Attributes:
+        numbers, values: by dtype, since only what has one dtype can be compared in one go.
+    """
+
+    def __init__(self, tensors: list[Tensor], numbers: list[list[int]]) -> None:
+        self.tensors, self.numbers = tensors, numbers
+        self.large = [tensor for tensor in tensors if tensor.numel() > _MOST_VALUES]
+        self.state = self._state_of_large()
+        self.values = [self._present(some) for some in numbers]
+
+    @classmethod
+    def of(cls, slots: list[Slot]) -> _Seen:
+        tensors = [slot.tensor for slot in slots]
+        small: dict[torch.dtype, list[int]] = {}
+        for number, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
+            if slot.is_copied:
+                small.setdefault(tensor.dtype, []).append(number)
+        return cls(tensors, list(small.values()))
+
+    def is_state_of(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether the parameters are now `tensors`, and these what they were."""
         return (
-            all(map(is_, tensors, self._tensors))
-            and self._state == self._state_of_large()
+            all(map(is_, tensors, self.tensors))
+            and self.state == self._state_of_large()
             and all(
                 torch.equal(self._present(numbers), values)
-                for numbers, values in zip(self._numbers, self._values, strict=True)
+                for numbers, values in zip(self.numbers, self.values, strict=True)
             )
         )
 
-    def _present(self, numbers: Iterable[int]) -> Tensor:
-        with torch.no_grad():
-            return torch.cat([_vector(self._tensors[number]) for number in numbers])
-
-    def _state_of_large(self) -> list[tuple[int, int]]:
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self._large]
-
-    def _is_same(self, number: int) -> bool:
-        """Whether one of the tensors is what it was."""
-        tensor = self._slots[number].tensor
-        for numbers, values in zip(self._numbers, self._values, strict=True):
+    def has(self, number: int, tensor: Tensor) -> bool:
+        """Whether `tensor`, one of the parameters, is what it was."""
+        for numbers, values in zip(self.numbers, self.values, strict=True):
             if number in numbers:
-                start = sum(len(_vector(self._tensors[n])) for n in numbers[: numbers.index(number)])
+                start = sum(len(_vector(self.tensors[n])) for n in numbers[: numbers.index(number)])
                 present = _vector(tensor)
                 before = values[start : start + len(present)]
                 # `model.to(dtype)` casts what is kept along with the rest.
@@ -132,11 +147,18 @@ class EditWatch:
                 return is_cast or not self._is_another_large(tensor)
         return True
 
+    def _present(self, numbers: Iterable[int]) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([_vector(self.tensors[number]) for number in numbers])
+
+    def _state_of_large(self) -> list[tuple[int, int]]:
+        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
+
     def _is_another_large(self, tensor: Tensor) -> bool:
         """Whether a large one is no longer the tensor, memory and version that it was."""
         if tensor.numel() <= _MOST_VALUES:
             return False
-        states = zip(self._large, self._state, self._state_of_large(), strict=True)
+        states = zip(self.large, self.state, self._state_of_large(), strict=True)
         return not any(large is tensor and now == then for large, then, now in states)
 
 

@@ -69,9 +69,15 @@ class FirstCall:
             for handle in self._handles:
                 handle.remove()
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the own forward."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not is_comparable(module):
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Run the own forward.
+
+        Without the keywords: another thread has compared its call, and taken this hook away, after torch had found it.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        _call.expected.pop(id(self), None)  # of a call that was interrupted
+        if kwargs is None or not is_comparable(module):
             return
         reference = module.reference_call(args, kwargs)
         if reference is None:
@@ -82,13 +88,18 @@ class FirstCall:
             expected = module._original_class.forward(module, *own, **reference.kwargs)
         _call.expected[id(self)] = expected, reference
 
-    def after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Compare; what is wrong is not handed on."""
+    def after(self, module: Any, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Compare; what is wrong is not handed on.
+
+        Args:
+            rest: the keywords and the output; the latter alone as in `before`.
+        """
         if torch.compiler.is_compiling():
             return None
         expected, reference = _call.expected.pop(id(self), (None, None))
-        if reference is None:
+        if reference is None or len(rest) != 2:
             return None
+        kwargs, output = rest
         self.undo()
         difference = self._difference(first_output(output), first_output(expected), reference)
         if difference is None or isinstance(getattr(module, _REASON, None), str):
@@ -168,8 +179,8 @@ def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
 
 @contextmanager
 def _as_reference() -> Iterator[None]:
-    _call.is_reference = True
     try:
+        _call.is_reference = True
         with members_apart():
             yield
     finally:

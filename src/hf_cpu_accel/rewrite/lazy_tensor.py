@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
+from threading import RLock
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ from torch.utils._pytree import tree_map_only
 class LazyTensor(Tensor):
     """Shape and dtype are known and cost nothing; the first op that reads or writes the values has them made by `_make`.
 
-    Code between two of our layers, or a user's hook, cannot tell it from a tensor that holds its values.
+    Code between two of our layers, or a user's hook, cannot tell it from a tensor that holds its values. They are made once, also
+    where several threads ask for them at the same time; where making them fails, the next who asks has it tried again.
     """
 
     _tensor: Tensor | None
+    _lock: AbstractContextManager[Any]  # held by who makes the values, or joins in what will make them
     _is_exposed: bool  # somebody may have a view of the values
 
     # What torch functions do with it they do through dispatch: no wrapping of results.
@@ -28,14 +32,17 @@ class LazyTensor(Tensor):
     def like(cls, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Any:
         """An instance without values, on the CPU; contiguous if no strides are given."""
         lazy = torch.Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=dtype, device=_CPU)
-        lazy._tensor, lazy._is_exposed = None, False
+        lazy._tensor, lazy._is_exposed, lazy._lock = None, False, RLock()
         return lazy
 
     @property
     def tensor(self) -> Tensor:
         """The ordinary tensor, made now if it is not there yet."""
         if self._tensor is None:
-            self._tensor = self._make()
+            with self._lock:
+                if self._tensor is None:
+                    self._tensor = self._make()
+                    self._forget()
         return self._tensor
 
     @property
@@ -54,7 +61,10 @@ class LazyTensor(Tensor):
 
     @abstractmethod
     def _make(self) -> Tensor:
-        """The values."""
+        """The values, for the one caller that holds the lock. It may ask for those of tensors that were there before this one."""
+
+    def _forget(self) -> None:
+        """Release what the values were made of, which are there now."""
 
     def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
         return repr(self.tensor)

@@ -70,33 +70,36 @@ class PendingHiddenStates(LazyTensor):
     @classmethod
     def after(cls, hidden_states: Tensor, call: Call) -> PendingHiddenStates:
         """What `call` makes of `hidden_states`."""
-        source: PendingHiddenStates | None = None
-        calls: tuple[Call, ...] = ()
-        before: tuple[weakref.ref[PendingHiddenStates], ...] = ()
-        if isinstance(hidden_states, PendingHiddenStates):
+        if not isinstance(hidden_states, PendingHiddenStates):
+            # A copy: it may be a buffer that its owner writes to before anybody reads what comes of it.
+            return cls._of(hidden_states.clone(), (call,), ())
+        with hidden_states._lock:
             if hidden_states._next is not None:
                 hidden_states.tensor  # noqa: B018 (another layer has it already: it must be computed once for both)
             if hidden_states._tensor is not None:
-                hidden_states = hidden_states._tensor
-            else:
-                source = hidden_states
-                calls, before = source._calls, (*source._before, weakref.ref(source))
-                hidden_states = source._input
-        else:  # a copy: it may be a buffer that its owner writes to before anybody reads what comes of it
-            hidden_states = hidden_states.clone()
-        pending: PendingHiddenStates = cls.like(hidden_states.shape, hidden_states.dtype)
-        pending._input, pending._calls, pending._before = hidden_states, (*calls, call), before
-        pending._next = None
-        if source is not None:
-            source._next = weakref.ref(pending)
+                return cls._of(hidden_states._tensor, (call,), ())
+            before = (*hidden_states._before, weakref.ref(hidden_states))
+            pending = cls._of(hidden_states._input, (*hidden_states._calls, call), before)
+            pending._lock = hidden_states._lock  # one for all that make one another's values
+            hidden_states._next = weakref.ref(pending)
+            return pending
+
+    @classmethod
+    def _of(
+        cls, input: Tensor, calls: tuple[Call, ...], before: tuple[weakref.ref[PendingHiddenStates], ...]
+    ) -> PendingHiddenStates:
+        pending: PendingHiddenStates = cls.like(input.shape, input.dtype)
+        pending._input, pending._calls, pending._before, pending._next = input, calls, before, None
         return pending
 
     @property
     def tensor(self) -> Tensor:
         """The values. The layer that was called with them runs first: whoever reads them may write to them."""
-        following = None if self._next is None else self._next()
-        if self._tensor is None and following is not None:
-            following.tensor  # noqa: B018 (makes these on its way)
+        if self._tensor is None:
+            with self._lock:
+                following = None if self._next is None else self._next()
+                if self._tensor is None and following is not None:
+                    following.tensor  # noqa: B018 (makes these on its way)
         return super().tensor
 
     def _make(self) -> Tensor:
@@ -108,9 +111,10 @@ class PendingHiddenStates(LazyTensor):
             if kept._tensor is None:
                 kept._tensor = run(hidden_states, self._calls[done:number])
             hidden_states, done = kept._tensor, number
-        output = run(hidden_states, self._calls[done:])
+        return run(hidden_states, self._calls[done:])
+
+    def _forget(self) -> None:
         del self._input, self._calls, self._before
-        return output
 
 
 class Runs:

@@ -89,9 +89,10 @@ class PendingConvolution(LazyTensor):
 
     def normalised(self, fold: Fold) -> PendingConvolution | None:
         """With the norm that is `fold`, if that is the one behind this convolution."""
-        if self._tensor is not None or self._normalised or self._call.convolution.fold is not fold:
-            return None
-        return self._followed(True, None)
+        with self._lock:
+            if self._tensor is not None or self._normalised or self._call.convolution.fold is not fold:
+                return None
+            return self._followed(True, None)
 
     def _followed(self, normalised: bool, residual: Unwritten | None) -> PendingConvolution:
         pending = PendingConvolution.of(self._call, self.shape, self.dtype)
@@ -99,9 +100,10 @@ class PendingConvolution(LazyTensor):
         return pending
 
     def _make(self) -> Tensor:
-        output = self._compute("none")
+        return self._compute("none")
+
+    def _forget(self) -> None:
         del self._call, self._residual  # and with them the input
-        return output
 
     def _compute(self, activation: str) -> Tensor:
         """The output, once more if it was computed with another epilogue before."""
@@ -114,30 +116,38 @@ class PendingConvolution(LazyTensor):
         return self._tensor is None and (self._normalised or self._call.convolution.fold is None)
 
     def _activated(self, activation: str, *, in_place: bool) -> Tensor | None:
-        if not self._is_open or not self._call.convolution.activates:
-            return None
-        if not self._call.convolution.supports(activation, residual=self._residual is not None):
-            return None
-        output = self._compute(activation)
-        if in_place:
-            self._tensor = output
-        return output
+        with self._lock:
+            if not self._is_open or not self._call.convolution.activates:
+                return None
+            if not self._call.convolution.supports(activation, residual=self._residual is not None):
+                return None
+            output = self._compute(activation)
+            if in_place:
+                self._tensor = output
+            return output
 
     def _added(self, residual: object, *, in_place: bool) -> PendingConvolution | None:
-        if not self._is_open or self._residual is not None or not self._call.convolution.adds:
-            return None
-        if residual is self or not isinstance(residual, Tensor):
+        if not self._adds or residual is self or not isinstance(residual, Tensor):
             return None
         if residual.shape != self.shape or residual.dtype != self.dtype:
             return None
+        # Before the lock: another thread may add the two the other way round.
         unwritten = Unwritten(_ordinary(residual), _WAITS)
-        if not in_place:
-            return self._followed(self._normalised, unwritten)
-        self._residual = unwritten
-        return self
+        with self._lock:
+            if not self._adds:
+                return None
+            if not in_place:
+                return self._followed(self._normalised, unwritten)
+            self._residual = unwritten
+            return self
+
+    @property
+    def _adds(self) -> bool:
+        return self._is_open and self._residual is None and self._call.convolution.adds
 
     def _unchanged(self) -> PendingConvolution | None:
-        return self._followed(self._normalised, self._residual) if self._is_open else None
+        with self._lock:
+            return self._followed(self._normalised, self._residual) if self._is_open else None
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
