@@ -29,7 +29,7 @@ def test_an_unknown_model_names_the_known() -> None:
         workloads.parse("bert-huge:1x8")
 
 
-@pytest.mark.parametrize("name", {*workloads.DEFAULT, *workloads.AGAINST_RIVALS})
+@pytest.mark.parametrize("name", dict.fromkeys([*workloads.DEFAULT, *workloads.AGAINST_RIVALS]))
 def test_default_workloads_exist(name: str) -> None:
     batch, tokens = name.split(":")[1].split("x")
     lengths = workloads.parse(name).lengths

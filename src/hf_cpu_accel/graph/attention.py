@@ -169,8 +169,13 @@ def transformer_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones."""
-    if return_attention_weights is not None or propagate.reduce != "sum":
+    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones.
+
+    Attention weights that are asked for come besides, so that the output is the same to the last bit with and without them.
+    """
+    if propagate.reduce != "sum" or (
+        return_attention_weights is not None and not _is_list_of_edges(edge_index)
+    ):
         return NotImplemented
     if (edge_attr is None) != (conv.lin_edge is None):
         return NotImplemented
@@ -191,8 +196,20 @@ def transformer_conv(
         output = _attend(conv, adjacency, query, key, value, edge_attr)
     if not conv.concat:
         output = output.view(-1, conv.heads, conv.out_channels).mean(dim=1)
-    if not conv.root_weight:
+    if conv.root_weight:
+        output = _with_root(conv, output, target)
+    if return_attention_weights is None:
         return output
+    weights, _ = _attention_weights(conv, adjacency, query, key, edge_attr)
+    return output, (edge_index, torch.empty_like(weights).index_copy(0, adjacency.order.long(), weights))
+
+
+def _is_list_of_edges(edge_index: Any) -> bool:
+    return isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+
+
+def _with_root(conv: TransformerConv, output: Tensor, target: Tensor) -> Tensor:
+    """`output` and the node's own features, each by its share where the layer learns one."""
     own = conv.lin_skip(target)
     if conv.lin_beta is None:
         return output + own
@@ -214,9 +231,23 @@ def _attend(
 
     so that there is nothing per edge but its attributes, in which all heads share.
     """
+    alpha, attributes = _attention_weights(conv, adjacency, query, key, edge_attr)
+    alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
+    output = aggregate(adjacency, value, "sum", alpha)
+    if attributes is None:
+        return output
+    weight = conv.lin_edge.weight.view(conv.heads, conv.out_channels, -1)
+    summed = [spmm_reduce(adjacency.rowptr, None, part, attributes) for part in alpha.unbind(1)]
+    return output + (torch.stack(summed) @ weight.mT).transpose(0, 1).flatten(1)
+
+
+def _attention_weights(
+    conv: TransformerConv, adjacency: Adjacency, query: Tensor, key: Tensor, edge_attr: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """(weights [entries, heads], attributes [entries, features] or None), both in the order of the entries."""
     heads, width = conv.heads, conv.out_channels
     scores = sddmm(adjacency.rowptr, adjacency.col, query, key, heads)
-    attributes = weight = None
+    attributes = None
     if edge_attr is not None:
         weight = conv.lin_edge.weight.view(heads, width, -1)
         attributes = adjacency.sort(edge_attr.view(-1, weight.shape[2]))
@@ -224,10 +255,4 @@ def _attend(
         scores = scores + torch.cat(
             [sddmm(adjacency.rowptr, None, part, attributes) for part in turned], dim=1
         )
-    alpha = segment_softmax(adjacency.rowptr, scores / math.sqrt(width))
-    alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
-    output = aggregate(adjacency, value, "sum", alpha)
-    if attributes is None or weight is None:
-        return output
-    summed = [spmm_reduce(adjacency.rowptr, None, part, attributes) for part in alpha.unbind(1)]
-    return output + (torch.stack(summed) @ weight.mT).transpose(0, 1).flatten(1)
+    return segment_softmax(adjacency.rowptr, scores / math.sqrt(width)), attributes
