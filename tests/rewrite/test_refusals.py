@@ -6,12 +6,23 @@ import logging
 from typing import Any
 
 import pytest
+import test_convolution_block
+import test_nested_ffn
+import test_residual_block
 import torch
+import transformers as tf
 from encoder_families import bert, inputs, run
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain
-from hf_cpu_accel.rewrite import encoder_layer, encoder_reading
+from hf_cpu_accel.rewrite import (
+    convolution_block,
+    encoder_layer,
+    encoder_reading,
+    nested_ffn,
+    residual_block,
+    window_layer,
+)
 from hf_cpu_accel.rewrite.foreign import STRICT, OwnError, attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.refusal import Refusal, Refused
 
@@ -66,9 +77,65 @@ def test_a_reading_ends_with_the_refusal_that_it_raises() -> None:
     assert attempt("layers.0", look) == Refusal("no norms")
 
 
+def swin() -> nn.Module:
+    sizes = {"image_size": 28, "patch_size": 2, "embed_dim": 32, "num_heads": [2], "window_size": 7}
+    return tf.SwinModel(tf.SwinConfig(depths=[2], **sizes)).eval()
+
+
+def networks(first: type[nn.Module] = test_nested_ffn.GateFirst) -> nn.Module:
+    return nn.ModuleDict({"ff": test_nested_ffn.Network(first())}).eval()
+
+
+def residual_blocks() -> nn.Module:
+    blocks = (test_residual_block.Block(32, 32) for _ in range(2))
+    return test_residual_block.host(*blocks, nn.Sigmoid())
+
+
+class Behind(nn.Module):
+    """Something comes after its convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)) * x.mean()
+
+
+class Between(Behind):
+    """Something comes between its convolutions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * x.mean())
+
+
+def convolutions(block: type[nn.Module]) -> nn.Module:
+    return nn.ModuleDict({"stage": nn.Sequential(block(), block())}).eval()
+
+
+def convolution_blocks(block: type[nn.Module] = test_convolution_block.Block) -> nn.Module:
+    return nn.ModuleDict({"stage": nn.Sequential(block(gain=0.7))}).eval()
+
+
+def called(model: nn.Module) -> Tensor:
+    """What it, or the one part that it holds, makes of a batch."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        if isinstance(model, tf.BertModel):
+            return run(model, inputs(model))
+        if isinstance(model, tf.SwinModel):
+            return model(torch.randn(2, 3, 28, 28))[0]
+        (part,) = model.children()
+        return part(torch.randn(2, 5, 48) if "ff" in model else torch.randn(2, 32, 9, 8))
+
+
 # An error of our own, planted in each fuser: where, and the model that meets it.
 PLANTED = {
     "encoder layer": (encoder_reading, "guesses", bert),
+    "window encoder layer": (window_layer, "guesses", swin),
+    "nested ffn": (nested_ffn, "_gate", networks),
+    "residual blocks": (residual_block, "_agree", residual_blocks),
+    "convolution block": (convolution_block, "_disagreement", convolution_blocks),
 }
 
 
@@ -77,11 +144,10 @@ def test_an_error_of_ours_raises_under_strict(structure: str, monkeypatch: pytes
     module, name, build = PLANTED[structure]
     monkeypatch.setattr(module, name, broken)
     model = build()
-    batch = inputs(model)
-    before = run(model, batch)
+    before = called(model)
     with pytest.raises(KeyError, match="planted"):
         accelerate_for_cpu(model, dtype="float32")
-    assert torch.equal(run(model, batch), before)
+    assert torch.equal(called(model), before)
 
 
 @pytest.mark.parametrize("structure", PLANTED)
@@ -92,17 +158,59 @@ def test_else_it_is_logged_and_the_part_left(
     monkeypatch.setattr(module, name, broken)
     monkeypatch.delenv(STRICT)
     model = build()
-    batch = inputs(model)
-    before = run(model, batch)
+    before = called(model)
     with caplog.at_level(logging.WARNING, "hf_cpu_accel"):
         accelerate_for_cpu(model, dtype="float32")
-    torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(called(model), before, rtol=1e-4, atol=1e-5)
     left = reasons(model, structure)
     assert left
     assert set(left.values()) == {"an error of hf_cpu_accel, which was logged: KeyError"}
     logged = [record.getMessage() for record in caplog.records]
     assert all(sum(f"'{path}'" in message for message in logged) == 1 for path in left)
     assert not [item for item in explain(model).replaced if item.structure == structure]
+
+
+@pytest.mark.parametrize(
+    ("model", "structure", "path", "reason"),
+    [
+        (networks(test_nested_ffn.Added), "nested ffn", "ff", "no gate with an activation that is known"),
+        (
+            convolutions(Behind),
+            "residual blocks",
+            "stage.0",
+            "comes after its last convolution",
+        ),
+        (
+            convolutions(Between),
+            "residual blocks",
+            "stage.1",
+            "not all made by convolutions",
+        ),
+        (
+            convolution_blocks(test_convolution_block.WithoutResidual),
+            "convolution block",
+            "stage.0",
+            "something else than its parts suggest",
+        ),
+    ],
+    ids=["ffn", "behind convolutions", "between convolutions", "convolution block"],
+)
+def test_other_parts_say_why_they_are_left(model: nn.Module, structure: str, path: str, reason: str) -> None:
+    accelerate_for_cpu(model, dtype="float32")
+    assert reason in str(reasons(model, structure)[path])
+
+
+def test_a_window_layer_says_why_it_is_left() -> None:
+    class Doubled(type(swin().encoder.layers[0].blocks[0])):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, input_dimensions: Any, *args: Any) -> Any:
+            return super().forward(hidden_states, input_dimensions, *args) * 2
+
+    model = swin()
+    model.encoder.layers[0].blocks[1].__class__ = Doubled
+    accelerate_for_cpu(model, dtype="float32")
+    left = reasons(model, window_layer.STRUCTURE)
+    assert list(left) == ["encoder.layers.0.blocks.1"]
+    assert "it returns more than hidden states" in str(left)
 
 
 def refusing(model: nn.Module, obstacle: str) -> nn.Module:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.rewrite.foreign import call_foreign
 
 # Dense where activations differ from one another, and far enough out to tell the clipped ones.
 GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 50.0, 1e3])))
@@ -23,10 +24,7 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
     if isinstance(function, nn.Module) and _has_state(function):
         return None
     with torch.no_grad():
-        try:
-            values = function(GRID.clone())
-        except Exception:  # unknown code that does not take one tensor is no activation
-            return None
+        values = call_foreign(function, GRID.clone())
         if not isinstance(values, Tensor) or values.shape != GRID.shape:
             return None
         for name, reference in ACTIVATIONS.items():

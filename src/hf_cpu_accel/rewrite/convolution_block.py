@@ -20,10 +20,12 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.activations import identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.served import FFNWork, Part
 from hf_cpu_accel.rewrite.verify import row_error
 
@@ -104,18 +106,29 @@ def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
     """Fuse every block of the model. To be called when linears and convolutions are packed."""
     items: list[PlanItem] = []
     for path, layer in list(context.root.named_modules()):
-        if refusal_to_swap(layer, path, context) is not None or not context.slots[id(layer)]:
+        if not context.slots[id(layer)]:
             continue
-        block = _guess(layer)
-        if block is None:
-            continue
-        fused = fused_layer(FusedConvolutionBlock, layer, _block=block, _ffn=None)
-        if _agree(fused, layer, block):
+        fused = attempt(path, _looked_at, layer, path, context)
+        if isinstance(fused, Refusal):
+            context.refuse(path, STRUCTURE, fused)
+        elif fused is not None:
             swap_module(context.journal, context.slots[id(layer)], fused)
-            down = layer.get_submodule(block.down)
+            down = layer.get_submodule(fused._block.down)
             assert isinstance(down, PackedLinear)
             items.append(PlanItem(path, STRUCTURE, "ffn", down.packed_dtype, packed_bytes=0, reason=None))
     return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:
+    """The block with the fused forward, if that does what the block does; None if it holds something else."""
+    block = _guess(layer)
+    if block is None:
+        return None
+    reason = refusal_to_swap(layer, path, context)
+    if reason is not None:
+        return Refusal(reason)
+    fused: FusedConvolutionBlock = fused_layer(FusedConvolutionBlock, layer, _block=block, _ffn=None)
+    return _disagreement(fused, layer, block) or fused
 
 
 def _guess(layer: nn.Module) -> BlockParts | None:
@@ -152,26 +165,26 @@ def _guess(layer: nn.Module) -> BlockParts | None:
     )
 
 
-def _agree(fused: nn.Module, layer: nn.Module, block: BlockParts) -> bool:
-    """Whether the fused block gives what the layer gives, also with another gain: a real one may be too small to see."""
+def _disagreement(fused: nn.Module, layer: nn.Module, block: BlockParts) -> Refusal | None:
+    """None if the fused block gives what the layer gives, also with another gain: a real one may be too small to see."""
     down = layer.get_submodule(block.down)
     assert isinstance(down, PackedLinear)
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, down.out_features, 9, 11, generator=generator).to(down.weight_dtype)
     gain = torch.rand(down.out_features, generator=generator).add(0.5).to(down.weight_dtype)
     values = {} if block.gain is None else {block.gain: gain}
-    ours, theirs = _added(fused, values, image), _added(layer, values, image)
-    fused.__dict__["_ffn"] = None
-    return row_error(ours, theirs) <= _TOLERANCES[down.weight_dtype]
-
-
-def _added(module: nn.Module, values: dict[str, Tensor], image: Tensor) -> Tensor | None:
-    """What a block, with other values of its parameters, adds to an image, [N, H, W, C]."""
     with torch.no_grad():
-        try:
-            output = functional_call(module, values, (image,))
-        except Exception:  # unknown code: whatever it raises, it is not such a block
-            return None
+        theirs = call_foreign(functional_call, layer, values, (image,))
+        if isinstance(theirs, Refusal):
+            return theirs
+        ours = functional_call(fused, values, (image,))
+    fused.__dict__["_ffn"] = None
+    error, allowed = row_error(_added(ours, image), _added(theirs, image)), _TOLERANCES[down.weight_dtype]
+    return None if error <= allowed else Refusal("it computes something else than its parts suggest")
+
+
+def _added(output: Any, image: Tensor) -> Tensor | None:
+    """What a block adds to an image, [N, H, W, C]."""
     fits = isinstance(output, Tensor) and output.shape == image.shape
     return (output.float() - image.float()).movedim(1, -1) if fits else None
 

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.convolutions import ConvolutionStep, PoolingStep
 from hf_cpu_accel.rewrite.epilogue import Epilogue
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
 from hf_cpu_accel.rewrite.projection_group import members_apart
-from hf_cpu_accel.rewrite.verify import run_alone
+from hf_cpu_accel.rewrite.refusal import Refusal
+from hf_cpu_accel.rewrite.verify import run
 
 # Of weights that `ops.convolutions` takes, from the finest on.
 DTYPES = ("float32", "bfloat16", "int8")
@@ -91,7 +93,7 @@ def is_part(module: nn.Module) -> bool:
     return not (module.ceil_mode or module.return_indices) and _pair(module.dilation) == (1, 1)
 
 
-def read(layer: nn.Module, image: Tensor) -> Chain | None:
+def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
     """The chain that `layer` is, as far as one image shows."""
     with (
         torch.inference_mode(False),
@@ -103,9 +105,15 @@ def read(layer: nn.Module, image: Tensor) -> Chain | None:
         trace = _Trace([(image, image._version)])
         for path, module in parts_of(layer).items():
             _listen(trace, path, module, wrapped)
-        output = run_alone(layer, image)
-        if output is None or trace.foreign or len(trace.links) < 2 or not trace.is_last(output):
-            return None
+        output = call_foreign(run, layer, image)
+        if isinstance(output, Refusal):
+            return output
+        if trace.foreign:
+            return Refusal("what its convolutions read is not all made by convolutions, poolings and sums")
+        if len(trace.links) < 2:
+            return Refusal("it calls fewer than two convolutions and poolings")
+        if not isinstance(output, Tensor) or not trace.is_last(output):
+            return Refusal("something else comes after its last convolution")
     return tuple(trace.links)
 
 

@@ -222,7 +222,7 @@ def _refusal(module: nn.Module) -> Refusal | None:
     if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
         return Refusal("its forward, or that of a module in it, was replaced or compiled")
     if names[:1] != ("hidden_states",):
-        first = names[0] if names else "nothing"
+        first = names[0] if names else "any arguments"
         return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
     if linears > _MOST:
         return Refusal(

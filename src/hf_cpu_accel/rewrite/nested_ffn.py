@@ -23,13 +23,15 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.activations import GRID, identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
+from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.served import FFNWork, GatedFFNWork
-from hf_cpu_accel.rewrite.verify import probe, row_error, run_alone
+from hf_cpu_accel.rewrite.verify import probe, row_error, run
 
 STRUCTURE = "nested ffn"
 # The same packed weights in other calls: only what is between the linears is rounded otherwise.
@@ -102,24 +104,44 @@ def fuse_nested_ffns(context: Context) -> list[PlanItem]:
     """Fuse every such network of the model. To be called when linears are packed."""
     items: list[PlanItem] = []
     for path, layer in list(context.root.named_modules()):
-        if refusal_to_swap(layer, path, context) is not None or not context.slots[id(layer)]:
+        if not context.slots[id(layer)]:
             continue
-        ffn = _guess(layer)
-        if ffn is None:
-            continue
-        inside = tuple(module for module in layer.modules() if module is not layer)
-        fused = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
-        (up,) = _packed(layer.get_submodule(ffn.up))
-        input = probe(up.in_features, up.weight_dtype)
-        if row_error(run_alone(fused, input), run_alone(layer, input)) <= _TOLERANCES[up.weight_dtype]:
+        fused = attempt(path, _looked_at, layer, path, context)
+        if isinstance(fused, Refusal):
+            context.refuse(path, STRUCTURE, fused)
+        elif fused is not None:
             swap_module(context.journal, context.slots[id(layer)], fused)
-            op = "ffn" if ffn.gate_last is None else "gated_ffn"
+            (up,) = _packed(layer.get_submodule(fused._ffn.up))
+            op = "ffn" if fused._ffn.gate_last is None else "gated_ffn"
             items.append(PlanItem(path, STRUCTURE, op, up.packed_dtype, packed_bytes=0, reason=None))
     return items
 
 
-def _guess(layer: nn.Module) -> NestedFFN | None:
-    """What the layer may be by what it holds: two linears, and else only what has no state."""
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
+    """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
+    ffn = _guess(layer)
+    if not isinstance(ffn, NestedFFN):
+        return ffn
+    reason = refusal_to_swap(layer, path, context)
+    if reason is not None:
+        return Refusal(reason)
+    inside = tuple(module for module in layer.modules() if module is not layer)
+    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
+    (up,) = _packed(layer.get_submodule(ffn.up))
+    input = probe(up.in_features, up.weight_dtype)
+    expected = call_foreign(run, layer, input)
+    if isinstance(expected, Refusal):
+        return expected
+    error, allowed = row_error(run(fused, input), expected), _TOLERANCES[up.weight_dtype]
+    return (
+        fused
+        if error <= allowed
+        else Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
+    )
+
+
+def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
+    """What the layer may be by what it holds: two linears, and else only what has no state. None if it holds something else."""
     linears = [(path, child) for path, child in layer.named_modules() if isinstance(child, PackedLinear)]
     if len(linears) != 2:
         return None
@@ -134,14 +156,16 @@ def _guess(layer: nn.Module) -> NestedFFN | None:
     between = partial(_without_linear, layer.get_submodule(around), name)
     if up.out_features == down.in_features:
         activation = identify(between)
-        return None if activation is None else NestedFFN(up_path, down_path, activation, None)
+        if activation is None:
+            return Refusal(f"what {around} does after its linear is no activation that is known")
+        return NestedFFN(up_path, down_path, activation, None)
     if up.out_features != 2 * down.in_features or down.in_features % PANEL_FEATURES:
         return None
     for gate_last in (False, True):
         activation = _gate(between, gate_last)
         if activation is not None:
             return NestedFFN(up_path, down_path, activation, gate_last)
-    return None
+    return Refusal(f"what {around} does after its linear is no gate with an activation that is known")
 
 
 def _without_linear(module: nn.Module, name: str, input: Tensor) -> Tensor:

@@ -26,12 +26,14 @@ from hf_cpu_accel.rewrite.convolution_trace import (
     read,
 )
 from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
+from hf_cpu_accel.rewrite.foreign import attempt
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.verify import row_error, run_alone
 
 STRUCTURE = "residual blocks"
@@ -94,31 +96,45 @@ def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     for path, layer in list(context.root.named_modules()):
         if id(layer) in inside or not _may_be_chain(layer) or not context.slots[id(layer)]:
             continue
-        if refusal_to_swap(layer, path, context) is not None:
+        fused = attempt(path, _looked_at, layer, path, context)
+        if isinstance(fused, Refusal):
+            if is_listed(context.root, path):
+                context.refuse(path, STRUCTURE, fused)
             continue
-        if any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
-            continue
-        # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
-        guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
-        chain = read(layer, _image(guess, *_IMAGE))
-        first = None if chain is None else _first(layer, chain)
-        if chain is None or first is None:
-            continue
-        fused: FusedResidualBlock = fused_layer(
-            FusedResidualBlock,
-            layer,
-            _chain=chain,
-            _channels=first.in_channels,
-            _narrow=False,
-            _bound=None,
-        )
-        dtype = _coarsest(layer, chain)
-        if _agree(fused, layer, first, dtype):
-            fused._narrow, fused._bound = True, None
-            inside.update(id(module) for module in layer.modules())
-            swap_module(context.journal, context.slots[id(layer)], fused)
-            items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
+        inside.update(id(module) for module in layer.modules())
+        swap_module(context.journal, context.slots[id(layer)], fused)
+        dtype = _coarsest(layer, fused._chain)
+        items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
     return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal:
+    """The layer with the fused forward, if that does what the layer does."""
+    reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
+        reason = "skip_modules"
+    if reason is not None:
+        return Refusal(reason)
+    # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
+    guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
+    chain = read(layer, _image(guess, *_IMAGE))
+    if isinstance(chain, Refusal):
+        return chain
+    first = _first(layer, chain)
+    if first is None:
+        return Refusal("no convolution in it reads its input")
+    fused: FusedResidualBlock = fused_layer(
+        FusedResidualBlock,
+        layer,
+        _chain=chain,
+        _channels=first.in_channels,
+        _narrow=False,
+        _bound=None,
+    )
+    if not _agree(fused, layer, first, _coarsest(layer, chain)):
+        return Refusal("on other images it computes something else than on the one it was read from")
+    fused._narrow, fused._bound = True, None
+    return fused
 
 
 def _may_be_chain(layer: nn.Module) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 
 # Largest relative error of an output row, ||candidate - reference|| / ||reference||, by dtype of the packed weight. Random
@@ -84,13 +87,14 @@ def disagreement(candidate: object, reference: object, dtype: str, compute: torc
     return f"its replacement differs by {error:.1e} (relative, worst row; allowed {allowed:.0e})"
 
 
-def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
-    """`module.forward(*inputs)` without gradients, or None if it does not take them or gives no tensor."""
+def run(module: nn.Module, *inputs: Tensor) -> Any:
+    """`module.forward(*inputs)` without gradients; what it only promises is made, so that what it cannot do shows now."""
     with torch.no_grad():
-        try:
-            output = module.forward(*inputs)
-            if isinstance(output, LazyTensor):
-                output = output.tensor  # what it cannot do with these inputs shows now
-        except Exception:  # unknown code: whatever it raises, it is not the structure that was looked for
-            return None
+        output = module.forward(*inputs)
+        return output.tensor if isinstance(output, LazyTensor) else output
+
+
+def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
+    """The same, or None if the module does not take them or gives no tensor."""
+    output = call_foreign(run, module, *inputs)
     return output if isinstance(output, Tensor) else None

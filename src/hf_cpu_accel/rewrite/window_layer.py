@@ -25,12 +25,14 @@ from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder_reading import TOLERANCES, guesses, hidden_states_of, known_parameters
+from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.layer_trace import LayerTrace
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal, Refused, is_layer, required
 from hf_cpu_accel.rewrite.verify import computes_alike
 from hf_cpu_accel.rewrite.window_reading import Run, Windows, seen
 
@@ -183,17 +185,22 @@ def fuse_window_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
     items: list[PlanItem] = []
     for path, layer in list(context.root.named_modules()):
-        if not _may_be_layer(layer) or refusal_to_swap(layer, path, context) is not None:
+        if not _may_be_layer(layer) or not context.slots[id(layer)]:
             continue
-        if not context.slots[id(layer)] or any(
-            context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name
-        ):
-            continue
-        fused = _fused(layer)
-        if fused is not None:
+        fused = attempt(path, _looked_at, layer, path, context)
+        if not isinstance(fused, Refusal):
             swap_module(context.journal, context.slots[id(layer)], fused)
             items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
+        elif is_layer(context.root, path):
+            context.refuse(path, STRUCTURE, fused)
     return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal:
+    reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
+        reason = "skip_modules"
+    return _fused(layer) if reason is None else Refusal(reason)
 
 
 def _may_be_layer(module: nn.Module) -> bool:
@@ -206,39 +213,45 @@ def _may_be_layer(module: nn.Module) -> bool:
     return 4 <= linears <= 6 and norms == 2
 
 
-def _fused(layer: nn.Module) -> FusedWindowLayer | None:
-    """The layer with the fused forward, if on small images that does what the layer does."""
+def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
+    """The layer with the fused forward, if on small images that does what the layer does.
+
+    Raises:
+        Refused: it does not take what such a layer takes.
+    """
     width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
     dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+    refusal = Refusal(
+        "its linears and norms are not those of attention in windows and a feed-forward network"
+    )
     with torch.no_grad(), members_apart():
-        try:
-            side = _side(layer, width, dtype)
-            image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
-            expected = hidden_states_of(_run(layer, side, image))
-            for parts, outputs in _readings(layer, side, width, dtype):
-                fused: FusedWindowLayer = fused_layer(
-                    FusedWindowLayer,
-                    layer,
-                    _parts=parts,
-                    _tuple=outputs,
-                    _tables=tuple(_bias_tables(layer, parts)),
-                    _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
-                    _bound=None,
-                    _known={},
-                )
-                windows = fused.learn(image[:1], partial(_run, layer, side))
-                if windows is None:
-                    continue
-                output = _compute(image, windows, parts.weights(narrow=False).arguments())
-                if _alike(parts, output, expected, dtype):
-                    return fused
-        except Exception:  # unknown code: whatever it raises, it does not take what a layer takes
-            return None
-    return None
+        side = _side(layer, width, dtype)
+        image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+        expected = hidden_states_of(_run(layer, side, image))
+        for parts, outputs in _readings(layer, side, width, dtype):
+            fused: FusedWindowLayer = fused_layer(
+                FusedWindowLayer,
+                layer,
+                _parts=parts,
+                _tuple=outputs,
+                _tables=tuple(_bias_tables(layer, parts)),
+                _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
+                _bound=None,
+                _known={},
+            )
+            windows = fused.learn(image[:1], partial(_run, layer, side))
+            if windows is None:
+                refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
+                continue
+            output = _compute(image, windows, parts.weights(narrow=False).arguments())
+            if _alike(parts, output, expected, dtype):
+                return fused
+            refusal = Refusal("it computes something else than its linears, norms and windows suggest")
+    return refusal
 
 
-class _Stop(Exception):
-    """What was to be seen was seen."""
+class _Stop(BaseException):
+    """What was to be seen was seen, and no `except Exception` on the way is to take it for an error."""
 
 
 def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
@@ -259,6 +272,8 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
     finally:
         hook.remove()
         vars(layer).update(before)  # it may have fitted itself to the image
+    if not sizes:
+        raise Refused(Refusal("it does not call its first linear"))
     return 2 * round(sizes[0] ** 0.5)
 
 
@@ -272,7 +287,9 @@ def _readings(
         output = _run(layer, side, image)
     outputs = len(output) if isinstance(output, tuple) else None
     if outputs is not None and any(value is not None for value in output[1:]):
-        return
+        raise Refused(Refusal("it returns more than hidden states"))
+    if len(trace.attention) != 1:
+        raise Refused(Refusal(f"attention was seen {len(trace.attention)} times in it, not once"))
     for parts in guesses(layer, trace):
         tables = [layer.get_parameter(path) for path in _bias_tables(layer, parts)]
         if all(table.dim() == 2 and table.shape[1] == parts.attention.heads for table in tables):
@@ -280,7 +297,15 @@ def _readings(
 
 
 def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
-    return layer(hidden_states, (side, side))
+    """
+    Raises:
+        Refused: the layer does not take that, or makes no hidden states of it.
+    """
+    output = required(call_foreign(layer, hidden_states, (side, side)))
+    states = hidden_states_of(output)
+    if not isinstance(states, Tensor) or states.shape != hidden_states.shape:
+        raise Refused(Refusal("it does not return hidden states as it takes them"))
+    return output
 
 
 def _bias_tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder_reading import hidden_states_of
+from hf_cpu_accel.rewrite.foreign import ours
 from hf_cpu_accel.rewrite.layer_trace import PRODUCTS
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
@@ -102,13 +103,17 @@ class _WrittenOut(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in PRODUCTS and all(tensor.dim() == 4 for tensor in args):
+        with ours():
+            self._note(func, args, output)
+        return output
+
+    def _note(self, func: Any, args: Any, output: Any) -> None:
+        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
             self._product = output if self._product is None else None
-        elif func in _SOFTMAX and self._product is not None and args[0].shape == self._product.shape:
+        elif func in _SOFTMAX and args and self._product is not None and args[0].shape == self._product.shape:
             bias = args[0] - self._scale * self._product
             alike = torch.allclose(bias, bias[:1].expand_as(bias), rtol=0.0, atol=_ROUNDING)
             self.biases.append(bias[:1] if alike else bias)
-        return output
 
 
 class _Attended(TorchDispatchMode):
