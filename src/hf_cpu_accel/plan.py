@@ -96,6 +96,7 @@ class Plan:
         compile_state, recompiles: of the compiled tier in a few words, and how often a new form of call was compiled.
         compiled: the same region by region.
         config: what was asked for, None if nothing is accelerated.
+        notes: what holds for a model as a whole, in sentences: which padding is computed and why.
     """
 
     items: tuple[PlanItem, ...]
@@ -109,6 +110,7 @@ class Plan:
     recompiles: int = 0
     compiled: tuple[CompiledRegion, ...] = ()
     config: CPUAccelConfig | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def replaced(self) -> tuple[PlanItem, ...]:
@@ -132,6 +134,9 @@ class Plan:
 
     def with_items(self, items: tuple[PlanItem, ...]) -> Plan:
         return dataclasses.replace(self, items=items)
+
+    def with_notes(self, notes: tuple[str, ...]) -> Plan:
+        return dataclasses.replace(self, notes=notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON types."""
@@ -176,7 +181,7 @@ class Plan:
             f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}; "
             f"compile {self.compile_state}, {self.recompiles} recompiles\n"
             f"{self.threads} threads: {self.thread_reason}\n"
-            f"providers: {self.providers}" + "".join(f"\n{region}" for region in self.compiled)
+            f"providers: {self.providers}" + "".join(f"\n{line}" for line in (*self.notes, *self.compiled))
         )
 
 
@@ -203,6 +208,7 @@ def join(plans: list[Plan]) -> Plan:
         items=tuple(item for plan in plans for item in plan.items),
         compiled=tuple(region for plan in plans for region in plan.compiled),
         recompiles=sum(plan.recompiles for plan in plans),
+        notes=tuple(note for plan in plans for note in plan.notes),
     )
 
 
@@ -214,6 +220,7 @@ def under(name: str, plan: Plan) -> Plan:
         plan,
         items=tuple(dataclasses.replace(item, name=f"{name}.{item.name}") for item in plan.items),
         compiled=tuple(dataclasses.replace(part, name=f"{name}.{part.name}") for part in plan.compiled),
+        notes=tuple(f"{name}.{note}" for note in plan.notes),
     )
 
 

@@ -27,6 +27,7 @@ from hf_cpu_accel.rewrite.modes import set_eval_mode
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
+from hf_cpu_accel.rewrite.padding_readers import find_padding_readers
 from hf_cpu_accel.rewrite.refusal import refusal_items
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
@@ -124,6 +125,7 @@ def apply(
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)
+            plan = plan.with_notes(find_padding_readers(root))
             watch_edits(root, journal)
             if config.verify == "first":
                 check_first_calls(root, journal)

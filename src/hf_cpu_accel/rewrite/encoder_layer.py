@@ -60,6 +60,7 @@ class FusedEncoderLayer(Mixed):
     _hooks_inside: tuple[dict[int, Any], ...]
     _bound: tuple[Any, ...] | None
     _skips_padding: bool
+    _computed_ends: tuple[int, ...] = ()  # see `padding_readers`: padding there is computed
     _narrow: bool
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -84,6 +85,11 @@ class FusedEncoderLayer(Mixed):
         if inputs is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
             return None
         return Reference((hidden_states, *rest), others, tokens=inputs[0])
+
+    def tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """bool [B, L]: where a call with these arguments computes; None if everywhere."""
+        reference = self.reference_call(args, kwargs)
+        return None if reference is None else reference.tokens
 
     def _inputs(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op's inputs from padding to window, and the layer's position bias; None if the op cannot do what is asked for."""
@@ -124,6 +130,7 @@ class FusedEncoderLayer(Mixed):
             padding, window, mask = around.padding, around.window, None
         elif mask is not None:
             padding = padding_of(mask) if self._skips_padding else None
+            padding = padding if self._skips(padding) else None
             mask = None if padding is not None else _broadcastable(mask, hidden_states)
         relative = self._parts.relative if bias is None else None
         if bias is None and "bias" in (signature.rest or ()):
@@ -140,7 +147,15 @@ class FusedEncoderLayer(Mixed):
         """`mask`, if the op can find the keys by itself."""
         if not isinstance(mask, WindowMask) or bias is not None or self._parts.relative is not None:
             return None
-        return mask if self._skips_padding or mask.padding is None else None
+        return mask if self._skips(mask.padding) else None
+
+    def _skips(self, padding: Tensor | None) -> bool:
+        """Whether nobody reads what would be left out, bool [B, L] being the tokens."""
+        if padding is None or not self._skips_padding:
+            return padding is None
+        if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            return False  # a graph is for all batches
+        return all(bool(padding[:, end].all()) for end in self._computed_ends)
 
     def _knows_mask(self, mask: Any) -> bool:
         """Whether that is a mask of truth values or of numbers to add, as the layer takes them."""
