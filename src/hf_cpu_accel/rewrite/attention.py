@@ -6,6 +6,7 @@ import copy
 import inspect
 import sys
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,22 @@ from hf_cpu_accel.rewrite.verify import disagreement
 
 STRUCTURE = "attention"
 _IMPLEMENTATION = "_attn_implementation_internal"
+_FIELDS = frozenset({_IMPLEMENTATION, "_attn_implementation"})
+
+
+class AlsoSdpa(str):
+    """The name of our attention for models that ask whether theirs is "sdpa", and compute something else if not."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        from hf_cpu_accel.rewrite.attention_interface import REPLACED
+
+        return str.__eq__(self, other) is True or (isinstance(other, str) and str.__eq__(REPLACED, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class AttentionRule:
         replacements = _copy_configs(context.root, config)
         for original, replacement in replacements:
             if original is config:
-                vars(replacement)[_IMPLEMENTATION] = NAME
+                vars(replacement)[_IMPLEMENTATION] = AlsoSdpa(NAME) if _asks_for_name(context.root) else NAME
         _swap_configs(context.root, replacements, context.journal)
         return Outcome((_item(match.path),), ())
 
@@ -76,6 +93,28 @@ def dispatches(module: nn.Module) -> bool:
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _asks_for_name(root: nn.Module) -> bool:
+    """Whether a method of a module in there compares the implementation with "sdpa", as sparse attention of DeepSeek-V3.2 does."""
+    classes = {cls for module in root.modules() for cls in type(module).__mro__}
+    return any(_compares(cls) for cls in classes if cls.__module__.startswith("transformers.models."))
+
+
+@cache
+def _compares(cls: type) -> bool:
+    from hf_cpu_accel.rewrite.attention_interface import REPLACED
+
+    methods = [inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member)]
+    codes = [method.__code__ for method in methods]
+    return any(
+        not _FIELDS.isdisjoint(code.co_names)
+        and any(
+            REPLACED in (constant if isinstance(constant, tuple) else (constant,))
+            for constant in code.co_consts
+        )
+        for code in codes
+    )
 
 
 def _refusal(module: nn.Module, path: str, context: Context) -> str | None:

@@ -163,7 +163,14 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
         return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
     calls = [_call(*call) for call in seen]
     made = tuple(call for call in calls if call is not None)
-    returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in outputs.values())
+    values = (
+        outputs.values()
+        if isinstance(outputs, dict)
+        else outputs
+        if isinstance(outputs, tuple)
+        else (outputs,)
+    )
+    returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in values)
     return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
 
 

@@ -20,6 +20,20 @@ _OPS = torch.ops.hf_cpu_accel
 _LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
 _NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+# What some layers do to scores besides scaling and masking them: hardly seen in small numbers, and not what the op computes.
+_BENDS = frozenset(
+    {
+        torch.tanh,
+        Tensor.tanh,
+        torch.sigmoid,
+        Tensor.sigmoid,
+        torch.relu,
+        Tensor.relu,
+        torch.clamp,
+        Tensor.clamp,
+    }
+    | {nn.functional.relu, nn.functional.sigmoid, nn.functional.tanh, torch.clip, Tensor.clip}
+)
 
 
 @dataclass(frozen=True)
@@ -187,16 +201,22 @@ class _Products(TorchFunctionMode):
         super().__init__()
         self.trace = trace
         self.scores: tuple[Tensor, Tensor] | None = None
+        self.bent = False  # what comes between the two products
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
             with ours():
                 self._note(*args)
+        elif func in _BENDS and self.scores is not None and not self.trace.attention:
+            with ours():
+                self.bent |= args[0].shape[-2:] == (self.scores[0].shape[2], self.scores[1].shape[2])
         return func(*args, **(kwargs or {}))
 
     def _note(self, first: Tensor, second: Tensor) -> None:
         if self.scores is None:
             self.scores = first, second.mT
+        elif self.bent:
+            self.trace.attention.append(None)
         else:
             self.trace.attended(*self.scores, second, None, None)
 
