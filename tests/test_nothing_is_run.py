@@ -42,6 +42,11 @@ ALLOWED = {
         "a file that the user gives to load_aot"
     ),
     ("src/hf_cpu_accel/extension.py", "status", "machine code"): "the kernels of the package itself",
+    (
+        "src/hf_cpu_accel/runtime/fork.py",
+        "_runtimes",
+        "machine code",
+    ): "the OpenMP that this process has loaded already",
     ("src/hf_cpu_accel/runtime/memory.py", "_glibc", "machine code"): "the libc of this process",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -22,12 +21,13 @@ from hf_cpu_accel.rewrite.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.first_call import with_first_calls
 from hf_cpu_accel.rewrite.interruption import Uninterrupted
 from hf_cpu_accel.rewrite.served_by import with_providers
+from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
 
 T = TypeVar("T")
 
-_lock = threading.RLock()
+_lock = new_reentrant_lock()
 
 
 def accelerate_for_cpu(

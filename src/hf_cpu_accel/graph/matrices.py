@@ -7,7 +7,6 @@ differ, layers whose fused path (`message_and_aggregate`) is the product with th
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, _watch
 from hf_cpu_accel.ops.sparse import spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
+from hf_cpu_accel.runtime.fork import new_lock
 
 if TYPE_CHECKING:
     from hf_cpu_accel.graph.propagate import FastPropagate
@@ -68,7 +68,7 @@ class MatrixCache:
     """The edges of the last few matrices, each held weakly and known again by identity and version, as in graph/cache.py."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._entries: OrderedDict[tuple[Any, ...], tuple[weakref.ref[Any], MatrixEdges | None]] = (
             OrderedDict()
         )

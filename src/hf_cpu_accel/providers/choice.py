@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from hf_cpu_accel.providers.machine import is_busy, machine_key
 from hf_cpu_accel.providers.race import OWN, Result
 from hf_cpu_accel.providers.store import Choice, Store
 from hf_cpu_accel.providers.torch_ops import Provider, candidates
+from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home import cache_folder
 
 # Below this many rows a layer takes the time of reading its weight from memory and of calling it. A race, in which the weight is
@@ -114,7 +114,7 @@ class Chooser:
         self._budget = Budget() if budget is None else budget
         self._is_busy = is_busy
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._stores: dict[int, Store] = {}
         self._known: dict[int, dict[str, Choice]] = {}
         self._needed: dict[

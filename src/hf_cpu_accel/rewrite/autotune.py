@@ -9,7 +9,6 @@ Nothing is measured in the first call of a size, so who calls once pays nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -27,13 +26,14 @@ from hf_cpu_accel.rewrite.first_call import first_output, fused_parts, is_compar
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference
 from hf_cpu_accel.rewrite.packed_module import PackedModule
 from hf_cpu_accel.rewrite.stacks import stack_of
+from hf_cpu_accel.runtime.fork import new_lock
 
 UNFUSED = "unfused"
 # Of calls of one size in which a part is waited for: one that was not measured after so many is not called, or not fused.
 _MOST_TRIES = 8
 
 _Size = tuple[Any, ...]
-_installing = threading.Lock()
+_installing = new_lock()
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 

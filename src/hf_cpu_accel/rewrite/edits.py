@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_
-from threading import Lock
 from typing import Any
 
 import torch
@@ -29,10 +28,11 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule
 from hf_cpu_accel.rewrite.residual_block import FusedResidualBlock
 from hf_cpu_accel.rewrite.stacks import stack_of
+from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
 _MOST_VALUES, _SAMPLED = 1 << 16, 64
-_taking_in = Lock()  # of all watches: they are copied and pickled with their models
+_taking_in = new_lock()  # of all watches: they are copied and pickled with their models
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference
 from hf_cpu_accel.rewrite.packed_module import PackedModule
 from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.verify import TOLERANCES, row_errors, tolerance
+from hf_cpu_accel.runtime.fork import new_lock
 
 _REASON = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
 # Of the rows: a number between two quantisation steps, or between two experts, may go to either, which moves a few rows.
@@ -43,7 +44,7 @@ class _Call(threading.local):
 
 
 _call = _Call()
-_removing = threading.Lock()
+_removing = new_lock()
 
 
 class FirstCall:

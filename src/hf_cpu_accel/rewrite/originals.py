@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home import home_folder
 from hf_cpu_accel.runtime.private import make_folder
 
@@ -48,7 +48,7 @@ class DiskStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._file: BinaryIO | None = None
         self._end = 0
 

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal, Refused, is_layer, required
 from hf_cpu_accel.rewrite.verify import computes_alike
 from hf_cpu_accel.rewrite.window_reading import Run, Windows, seen
+from hf_cpu_accel.runtime.fork import new_lock
 
 STRUCTURE = "window encoder layer"
 
@@ -48,7 +48,7 @@ _SIZES = 256
 
 
 _NEW, _MET = (Windows(torch.empty(0, 0, dtype=torch.int32), None) for _ in range(2))
-_learning = Lock()
+_learning = new_lock()
 
 
 class FusedWindowLayer(Mixed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from hf_cpu_accel.compiler.background.bound import BoundBlock, Library
 from hf_cpu_accel.compiler.background.calls import Key
 from hf_cpu_accel.compiler.background.verdict import Verdict
 from hf_cpu_accel.compiler.background.worker import Job
+from hf_cpu_accel.runtime.fork import new_lock
 
 if TYPE_CHECKING:
     from hf_cpu_accel.compiler.background.forward import BlockForward
@@ -72,7 +72,7 @@ class Region:
         self.forms: dict[Key, Form] = {}
         self.other_calls: str | None = None
         self.closed = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def request(self, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have calls with that key compiled; in the background unless the mode is "now"."""
