@@ -39,8 +39,8 @@ def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     out_features, in_features = weight.shape
     if in_features == 0:
-        empty = (torch.empty(out_features, 0, dtype=dtype) for dtype in (torch.uint8, torch.int8))
-        return *empty, torch.zeros(2, out_features)
+        index, multiplier = (torch.empty(out_features, 0, dtype=dtype) for dtype in (torch.uint8, torch.int8))
+        return index, multiplier, torch.zeros(2, out_features)
     groups = weight.view(out_features, in_features // group, group)
     scale = weight.abs().amax(dim=1) / _LARGEST
     steps = groups / torch.where(scale > 0, scale, 1.0)[:, None, None]

@@ -131,7 +131,7 @@ def test_attention_without_queries_looks_at_its_mask() -> None:
     query, key = torch.randn(2, 3, 0, 8), torch.randn(2, 3, 5, 8)
     with pytest.raises(RuntimeError, match="two dimensions"):
         OPS.attention(query, key, key, torch.ones(1, 5, dtype=torch.bool), False, None)
-    with pytest.raises(RuntimeError, match="four dimensions|mask must be"):
+    with pytest.raises(RuntimeError, match=r"four dimensions|mask must be"):
         OPS.attention(query, key, key, torch.zeros(1, 2, 3, 0, 5), False, None)
 
 
@@ -197,7 +197,7 @@ def test_embedding_norm_with_positions_that_no_table_has(first: int) -> None:
 @pytest.mark.parametrize("sizes", [[1 << 62, 1 << 62, 64], [LARGEST, 65], [-64, 128], [0, 64], []])
 def test_linear_split(sizes: list[int]) -> None:
     weight = pack_linear(torch.randn(64, 8), "float32")
-    with pytest.raises(RuntimeError, match="sizes|input and"):
+    with pytest.raises(RuntimeError, match=r"sizes|input and"):
         OPS.linear_split(torch.randn(3, 8), weight.data, None, None, sizes)
 
 

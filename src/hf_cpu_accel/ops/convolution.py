@@ -126,8 +126,9 @@ def _by_patches(
         features = kernel_size[0] * kernel_size[1] * channels
         values = unpack_conv2d(PackedWeight(weight, scale, features, out_channels, "int8"), kernel_size)
         weight, scale = pack_linear(values.permute(0, 2, 3, 1).flatten(1), "float32").data, None
-    window = {"dilation": tuple(dilation), "padding": tuple(padding), "stride": tuple(stride)}
-    patches = F.unfold(images, tuple(kernel_size), **window)
+    # Padded before, since `unfold` takes no image without pixels, of which windows may see the zeros around it.
+    images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+    patches = F.unfold(images, tuple(kernel_size), dilation=tuple(dilation), stride=tuple(stride))
     rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
     output = linear_reference(rows, weight, scale, bias, None, out_channels, "none")
     sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)

@@ -123,6 +123,9 @@ class _Layer:
         row = torch.arange(batch)[:, None].expand(batch, kv_len).clone()
         if step.rows is not None:
             row[:, :past] = step.rows[:, step.longest - past : step.longest].long()
+            if step.start is not None:  # those of padding may be anything
+                padded = torch.arange(past + q_len) < step.start[:, None] - (step.longest - past)
+                row = row.masked_fill(padded, 0)
         group = heads // kv_heads
         key, value = (
             from_storage(cache[row, :, torch.arange(kv_len)], torch.float32)

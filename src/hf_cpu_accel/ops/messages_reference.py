@@ -22,7 +22,9 @@ def _used_messages(
     if order is not None and edge is not None:
         _check_graph(rowptr, order, edge.shape[0])
     compute = x.dtype if x.dtype is torch.float64 else torch.float32
-    used = int(rowptr[-1])
+    used = (
+        int(rowptr[-1]) if len(rowptr) > 1 else 0
+    )  # without rows there is nothing that an entry could belong to
     messages = (x[:used] if col is None else x.index_select(0, col[:used])).to(compute)
     if target is not None:
         messages = messages + target.to(compute).index_select(0, row_of_edge(rowptr, used))

@@ -1,0 +1,58 @@
+"""conv2d, and convolutions: chains of them with poolings."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from test_convolution import drawn
+from test_convolutions import ALIKE, SEVEN_BITS, chain, stem
+from test_linear import BOUND
+from test_linear import SEVEN_BITS as HAS_SEVEN_BITS
+
+from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles
+from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
+from hf_cpu_accel.ops.convolutions import _reference, bind
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+
+from . import draw
+from .call import Call
+from .linear import before_activation
+
+
+def conv2d(rng: random.Random) -> Call:
+    case, kind = drawn(rng), rng.choice(list(BOUND))
+    image = case.image().to(draw.floats(rng))
+    weight, windows = case.weight(), [list(case.kernel_size), *map(list, case.window.values())]
+    tiled = takes_tiles(weight.shape, kind, case.stride, case.dilation) and rng.random() < 0.7
+    packed = pack_conv2d(weight, kind, tiled=tiled)
+    sides = zip((case.height, case.width), *windows, strict=True)
+    shape = (case.batch, *(out_size(*side) for side in sides), case.out_channels)
+    residual = torch.randn(shape) if rng.random() < 0.4 else None
+    rows = draw.laid_out(rng, image.permute(0, 2, 3, 1))
+    arguments = [rows, packed.data, packed.scale, draw.vector(rng, case.out_channels), residual]
+    activation = rng.choice(list(ACTIVATIONS))
+    arguments += [case.out_channels, *windows, activation]
+    bound = max(2 * BOUND[kind], ALIKE.get(kind, 0.0) if tiled else 0.0) + draw.rounding(image)
+    bound = before_activation(bound, activation)
+    return Call("conv2d", arguments, conv2d_reference, bound, notes=[f"{case}, {kind}, tiled={tiled}"])
+
+
+def convolutions(rng: random.Random) -> Call:
+    kind = rng.choice(list(ALIKE))
+    if rng.random() < 0.5:
+        channels = rng.choice((32, 64))
+        steps = chain(kind, rng, channels=channels, stride=rng.randint(1, 2))
+        image = torch.randn(rng.randint(1, 2), rng.randint(1, 12), rng.randint(1, 12), channels)
+    else:
+        channels = rng.choice((1, 3, 4, 19))
+        steps = stem(kind, rng, channels=channels, padding=rng.randint(0, 1))
+        image = torch.randn(rng.randint(1, 2), rng.randint(7, 20), rng.randint(9, 20), channels)
+    narrow = kind != "float32" and rng.random() < 0.5
+    bound = bind(steps, narrow=narrow)
+    limit = SEVEN_BITS if kind == "int8" and HAS_SEVEN_BITS else ALIKE[kind]
+    arguments = [draw.laid_out(rng, image), bound.parts, bound.layout, narrow]
+    return Call("convolutions", arguments, _reference, limit, notes=[kind])
+
+
+FAMILY = (conv2d, convolutions)

@@ -1,0 +1,65 @@
+"""encoder_layer, with every option that a family of models has."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
+from test_encoder_layer import BFLOAT16_ROUNDING, BOUNDS
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.encoder_layer import _reference
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+
+from . import draw
+from .call import Call
+
+
+def encoder_layer(rng: random.Random) -> Call:
+    case = _case(rng)
+    weights, (padding, mask), positions = weights_of(case), masks_of(case), positions_of(case)
+    x = draw.laid_out(rng, torch.randn(case.batch, case.length, case.features).to(case.dtype))
+    cos, sin = positions["rotary"] or (None, None)
+    inputs = [x, padding, mask, positions["relative"], cos, sin, case.window or 0]
+    seven_bits = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
+    bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights] + draw.rounding(x)
+    bound += BFLOAT16_ROUNDING if case.narrow else 0.0
+    bound *= (
+        2 if case.weights == "int8" else 1
+    )  # the tests' have 64 features, and steps average out less in fewer
+    arguments = [*inputs, *weights.arguments(), positions["rows"]]
+    return Call("encoder_layer", arguments, _reference, bound, 1e-3, notes=[str(case)], hides=True)
+
+
+def _case(rng: random.Random) -> Case:
+    before, heads = rng.random() < 0.5, rng.randint(1, 4)
+    weights = rng.choice(("float32", "float32", "bfloat16", "int8"))
+    scattered = rng.choice((0, 0, 0, rng.randint(1, 20)))
+    special = rng.choice(("plain", "relative", "window")) if not scattered else "plain"
+    return Case(
+        batch=rng.randint(1, 4),
+        length=scattered * rng.randint(1, 4) if scattered else rng.choice((1, rng.randint(1, 70))),
+        features=max(8, draw.size(rng, 100)),  # as test_encoder_layer.py, whose bounds these are
+        heads=heads * 2,
+        head_size=rng.choice((16, 32, 48)),
+        intermediate=32 * rng.randint(1, 4),
+        weights=weights,
+        dtype=draw.floats(rng),
+        norm_before=before,
+        activation=rng.choice(list(ACTIVATIONS)),
+        mask=rng.choice(("none", "windows", "window") if scattered else ("none", *PADDINGS, *MASKS)),
+        order=tuple(rng.sample(range(3), 3)),
+        biases=rng.random() < 0.7,
+        narrow=weights != "float32" and rng.random() < 0.5,
+        norm=rng.choice(("layer_norm", "rms_norm", "none") if before else ("layer_norm", "rms_norm")),
+        gated=rng.random() < 0.5,
+        gains=before and rng.random() < 0.3,
+        relative=rng.randint(1, 40) if special == "relative" else 0,
+        rotary=rng.choice((0, 2, 12, 16)) if not scattered else 0,
+        window=rng.randint(1, 30) if special == "window" else None,
+        scattered=scattered,
+    )
+
+
+FAMILY = (encoder_layer,)
