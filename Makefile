@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-compile-families, fuzz, asan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, fuzz, asan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-compile-families fuzz asan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families fuzz asan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,16 @@ test-diffusers: kernels
 	cd "$(DIFFUSERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/diffusion:$(CURDIR)/build/test-diffusers $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p surroundings -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
 	PYTHONPATH=tests/frontends:build/test-diffusers $(BIN)/python -m pytest -q tests/diffusion/adapters_of_peft.py
+
+# sentence-transformers' own tests of its models: SENTENCE_TRANSFORMERS_SOURCE is a checkout near the installed version.
+SENTENCE_TRANSFORMERS_SOURCE ?=
+SENTENCE_TRANSFORMERS_TESTS ?= sentence_transformer/test_model.py sentence_transformer/test_multi_process.py sentence_transformer/modules \
+  cross_encoder/test_model.py sparse_encoder/test_model.py sparse_encoder/modules base/test_model.py base/modules
+test-sentence-transformers: kernels
+	@test -d "$(SENTENCE_TRANSFORMERS_SOURCE)/tests/sentence_transformer" || \
+	  { echo "SENTENCE_TRANSFORMERS_SOURCE=$(SENTENCE_TRANSFORMERS_SOURCE): expected a checkout of sentence-transformers"; exit 1; }
+	cd "$(SENTENCE_TRANSFORMERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/sentence_encoders $(CURDIR)/$(BIN)/python -m pytest -q \
+	  -p hub_stubs -p accelerate_encoders $(addprefix tests/,$(SENTENCE_TRANSFORMERS_TESTS))
 
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels
