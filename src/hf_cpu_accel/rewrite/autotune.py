@@ -71,9 +71,11 @@ class Autotune:
             self._handle.remove()
         self._stop_waiting()
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        if kwargs is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return  # without the keywords: it was taken away after torch had found it
         size = size_of((*args, *kwargs.values()))
         tries = self._tries.get(size, 0) if size is not None else _MOST_TRIES
         if size is None or tries >= _MOST_TRIES or (tries and not choices.chooser().can_measure()):
@@ -103,8 +105,10 @@ class _Measurement:
     def remove(self) -> None:
         self._handle.remove()
 
-    def __call__(self, module: Mixed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: Mixed, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.remove()
+        if kwargs is None:  # another thread has taken it away after torch had found it
+            return
         reference = module.reference_call(args, kwargs) if is_comparable(module) else None
         size = None if reference is None else size_of((*reference.args, *reference.kwargs.values()))
         if reference is None or size is None:
