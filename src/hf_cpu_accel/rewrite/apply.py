@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
 from hf_cpu_accel.rewrite.edits import watch_edits
 from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
 from hf_cpu_accel.rewrite.first_call import check_first_calls
+from hf_cpu_accel.rewrite.foreign import attempt
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.hooks import forget_children
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
@@ -28,7 +29,7 @@ from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.originals import make_store
 from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.padding_readers import find_padding_readers
-from hf_cpu_accel.rewrite.refusal import refusal_items
+from hf_cpu_accel.rewrite.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.registry import RULES
 from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.rule import Rule
@@ -163,8 +164,8 @@ def _rewrite(context: Context, rules: Sequence[Rule]) -> list[PlanItem]:
         for rule in rules:
             if id(module) in context.handled:
                 break
-            match = rule.match(module, path, context)
-            if match is None:
+            match = attempt(path, rule.match, module, path, context)
+            if match is None or isinstance(match, Refusal):
                 continue
             considered = True
             outcome = rule.apply(match, context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from hf_cpu_accel.rewrite.epilogue import NormAfter
 from hf_cpu_accel.rewrite.folded_norm import fold_of
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.rule import Match, Outcome, Rule
+from hf_cpu_accel.rewrite.shadow import Shadow
 from hf_cpu_accel.rewrite.verify import run_alone
 
 # Sides of the images that a parent is tried with: most take a small one, and whole networks halve it five times.
@@ -71,19 +71,21 @@ def followers(
 ) -> list[tuple[nn.Module, nn.Module]]:
     """The pairs (convolution, norm) of which each was called once when `parent` got an image, the norm on what the convolution gave
     and nothing else."""
+    shadow = Shadow(parent)
     first = convolutions[0]
     assert isinstance(first, nn.Conv2d)
     for size in _SIZES:
         generator = torch.Generator().manual_seed(0)
         image = torch.randn(1, first.in_channels, size, size, generator=generator).to(first.weight.dtype)
         trace = _Trace()
-        with ExitStack() as hooks:
-            for module in convolutions:
-                hooks.callback(module.register_forward_hook(trace.convolved).remove)
-            for module in norms:
-                hooks.callback(module.register_forward_pre_hook(trace.normalises).remove)
-            if run_alone(parent, image) is not None:
-                return trace.pairs()
+        hooks = [shadow.of(module).register_forward_hook(trace.convolved) for module in convolutions]
+        hooks += [shadow.of(module).register_forward_pre_hook(trace.normalises) for module in norms]
+        with shadow.running():
+            output = run_alone(shadow.module, image)
+        if output is not None:
+            return [(shadow.original(one), shadow.original(other)) for one, other in trace.pairs()]
+        for hook in hooks:
+            hook.remove()
     return []
 
 

@@ -7,7 +7,9 @@ A block is guessed from the modules that a layer holds, whose linears are packed
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +23,14 @@ from hf_cpu_accel.rewrite.activations import identify
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.served import FFNWork, Part
+from hf_cpu_accel.rewrite.shadow import Shadow, shadow_of
 from hf_cpu_accel.rewrite.verify import row_error
 
 STRUCTURE = "convolution block"
@@ -125,10 +129,15 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutio
     if block is None:
         return None
     reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
     if reason is not None:
         return Refusal(reason)
-    fused: FusedConvolutionBlock = fused_layer(FusedConvolutionBlock, layer, _block=block, _ffn=None)
-    return _disagreement(fused, layer, block) or fused
+    fuse: Callable[..., FusedConvolutionBlock] = partial(
+        fused_layer, FusedConvolutionBlock, _block=block, _ffn=None
+    )
+    # Both get other gains for a while, which those who use the model must not see.
+    return _disagreement(fuse(shadow_of(layer)), Shadow(layer), block) or fuse(layer)
 
 
 def _guess(layer: nn.Module) -> BlockParts | None:
@@ -165,20 +174,20 @@ def _guess(layer: nn.Module) -> BlockParts | None:
     )
 
 
-def _disagreement(fused: nn.Module, layer: nn.Module, block: BlockParts) -> Refusal | None:
+def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusal | None:
     """None if the fused block gives what the layer gives, also with another gain: a real one may be too small to see."""
+    layer = shadow.module
     down = layer.get_submodule(block.down)
     assert isinstance(down, PackedLinear)
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, down.out_features, 9, 11, generator=generator).to(down.weight_dtype)
     gain = torch.rand(down.out_features, generator=generator).add(0.5).to(down.weight_dtype)
     values = {} if block.gain is None else {block.gain: gain}
-    with torch.no_grad():
+    with torch.no_grad(), shadow.running():
         theirs = call_foreign(functional_call, layer, values, (image,))
         if isinstance(theirs, Refusal):
             return theirs
         ours = functional_call(fused, values, (image,))
-    fused.__dict__["_ffn"] = None
     error, allowed = row_error(_added(ours, image), _added(theirs, image)), _TOLERANCES[down.weight_dtype]
     return None if error <= allowed else Refusal("it computes something else than its parts suggest")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +14,8 @@ from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
-from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal
+from hf_cpu_accel.rewrite.shadow import Shadow
 from hf_cpu_accel.rewrite.verify import run
 
 # Of weights that `ops.convolutions` takes, from the finest on.
@@ -95,17 +93,15 @@ def is_part(module: nn.Module) -> bool:
 
 def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
     """The chain that `layer` is, as far as one image shows."""
-    with (
-        torch.inference_mode(False),
-        ExitStack() as wrapped,
-    ):  # writes to the tensors of inference mode are not counted
-        wrapped.enter_context(members_apart())
-        wrapped.enter_context(as_they_were(layer))
+    shadow = Shadow(layer)
+    watched = shadow.module
+    # Writes to the tensors of inference mode are not counted.
+    with torch.inference_mode(False), shadow.running():
         image = image.clone()
         trace = _Trace([(image, image._version)])
-        for path, module in parts_of(layer).items():
-            _listen(trace, path, module, wrapped)
-        output = call_foreign(run, layer, image)
+        for path, module in parts_of(watched).items():
+            _listen(trace, path, module)
+        output = call_foreign(run, watched, image)
         if isinstance(output, Refusal):
             return output
         if trace.foreign:
@@ -115,18 +111,6 @@ def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("something else comes after its last convolution")
     return tuple(trace.links)
-
-
-@contextmanager
-def as_they_were(layer: nn.Module) -> Iterator[None]:
-    """What the convolutions learn from being run alone, without what follows the layer, is forgotten."""
-    modules = [module for module in layer.modules() if isinstance(module, WaitingConvolution)]
-    before = [(module.waits, module.adds, module.activates) for module in modules]
-    try:
-        yield
-    finally:
-        for module, flags in zip(modules, before, strict=True):
-            module.waits, module.adds, module.activates = flags
 
 
 @dataclass
@@ -178,18 +162,19 @@ class _Trace:
         return None if number is None or image._version != self.images[number][1] else number
 
 
-def _listen(trace: _Trace, path: str, module: nn.Module, wrapped: ExitStack) -> None:
+def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
+    """Have `trace` told what `module`, of a shadow, is asked for."""
+
     def compute(input: Tensor, epilogue: Epilogue) -> Tensor:
         return trace.computed(path, module, input, epilogue)
 
     def forward(input: Tensor) -> Tensor:
         return trace.pooled(path, module, input)
 
-    name: str
-    heard: Callable[..., Tensor]
-    name, heard = ("compute", compute) if isinstance(module, WaitingConvolution) else ("forward", forward)
-    vars(module)[name] = heard
-    wrapped.callback(vars(module).pop, name)
+    if isinstance(module, WaitingConvolution):
+        vars(module)["compute"] = compute
+    else:
+        vars(module)["forward"] = forward
 
 
 def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:

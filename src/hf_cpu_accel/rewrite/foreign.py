@@ -72,7 +72,7 @@ def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: 
     except MemoryError:
         raise
     except OwnError as error:
-        return _own(path, error.error)
+        return error.error.refusal if isinstance(error.error, Refused) else _own(path, error.error)
     except Exception as error:
         return _own(path, error)
 

@@ -8,6 +8,7 @@ The chain is then proved on others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,19 @@ from hf_cpu_accel.rewrite.convolution_trace import (
     DTYPES,
     Chain,
     Link,
-    as_they_were,
     parts_of,
     read,
 )
 from hf_cpu_accel.rewrite.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.foreign import attempt
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.pending_convolution import WaitingConvolution
-from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal, is_listed
+from hf_cpu_accel.rewrite.shadow import Shadow, shadow_of
 from hf_cpu_accel.rewrite.verify import row_error, run_alone
 
 STRUCTURE = "residual blocks"
@@ -113,6 +114,8 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
         reason = "skip_modules"
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
@@ -123,18 +126,14 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
     first = _first(layer, chain)
     if first is None:
         return Refusal("no convolution in it reads its input")
-    fused: FusedResidualBlock = fused_layer(
-        FusedResidualBlock,
-        layer,
-        _chain=chain,
-        _channels=first.in_channels,
-        _narrow=False,
-        _bound=None,
+    shadow = Shadow(layer)
+    fuse: Callable[..., FusedResidualBlock] = partial(
+        fused_layer, FusedResidualBlock, _chain=chain, _channels=first.in_channels, _bound=None
     )
-    if not _agree(fused, layer, first, _coarsest(layer, chain)):
+    fused = fuse(shadow_of(layer), _narrow=False)
+    if not _agree(fused, shadow, first, _coarsest(layer, chain)):
         return Refusal("on other images it computes something else than on the one it was read from")
-    fused._narrow, fused._bound = True, None
-    return fused
+    return fuse(layer, _narrow=True)
 
 
 def _may_be_chain(layer: nn.Module) -> bool:
@@ -153,9 +152,10 @@ def _may_be_chain(layer: nn.Module) -> bool:
     return len(parts) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 
-def _agree(fused: nn.Module, layer: nn.Module, first: Any, dtype: str) -> bool:
+def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
     """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
-    with members_apart(), as_they_were(layer):
+    layer = shadow.module
+    with shadow.running():
         for sizes in _OTHERS:
             ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
             if ours is None or theirs is None:

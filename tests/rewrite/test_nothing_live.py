@@ -1,0 +1,136 @@
+"""While a model is looked at, another thread that calls it gets the right answer: every answer is compared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import test_convolution_block
+import test_residual_block
+import torch
+import transformers as tf
+from convolution_blocks import with_statistics
+from encoder_families import dinov2
+from test_window_layer import swin
+from torch import Tensor, nn
+
+from hf_cpu_accel import accelerate_for_cpu, explain
+
+ACCURACY = {"rtol": 1e-4, "atol": 1e-4}
+
+
+class Spy(nn.Module):
+    """An activation that, when the thread that looks calls it, has another thread call the whole model.
+
+    So another call happens in the very middle of each forward of each part that is looked at, whatever is done for that.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.function = function
+        self.thread: int | None = None
+        self.call: Callable[[], Tensor] = Tensor
+        self.answers: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.thread == threading.get_ident():
+            other = threading.Thread(target=self._ask)
+            other.start()
+            other.join()
+        return self.function(x)
+
+    def _ask(self) -> None:
+        with torch.no_grad():
+            self.answers.append(self.call())
+
+    @contextmanager
+    def asking(self, call: Callable[[], Tensor]) -> Iterator[list[Tensor]]:
+        """Inside, this thread is the one that looks."""
+        self.call, self.thread = call, threading.get_ident()
+        yield self.answers
+        self.thread = None
+
+    def __deepcopy__(self, memo: object) -> Spy:
+        return self
+
+
+class SpiedNorm(nn.Module):
+    """A batch norm with fixed statistics, whose parameters are tried in another dtype."""
+
+    def __init__(self, spy: Spy) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(32) + 0.5), nn.Parameter(torch.randn(32))
+        self.register_buffer("running_mean", torch.randn(32))
+        self.spy = [spy]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.spy[0](x)
+        shape = (1, -1, 1, 1)
+        return (x - self.running_mean.view(shape)) * self.weight.view(shape) + self.bias.view(shape)
+
+
+def pixels(channels: int = 3, side: int = 32) -> Tensor:
+    return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def gains(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = dinov2()
+    for layer in model.encoder.layer:
+        layer.mlp.activation = spy
+    return model, lambda model: model(pixels())[0]
+
+
+def windows(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = swin()
+    for layer in model.encoder.layers:
+        for block in layer.blocks:
+            block.mlp.act = spy
+    return model, lambda model: model(pixels(side=56))[0]
+
+
+def decoder(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    sizes = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, intermediate_size=96)).eval()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = spy
+    return model, lambda model: model(torch.arange(14).view(2, 7)).logits
+
+
+def residuals(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    blocks = [test_residual_block.Block(32, 32) for _ in range(2)]
+    for block in blocks:
+        block.activation = spy
+    return test_residual_block.host(*blocks), lambda model: model["stage"](pixels(32, 9))
+
+
+def convolution_block(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = nn.Sequential(test_convolution_block.Block(gain=0.5, act=lambda: spy)).eval()
+    return model, lambda model: model(pixels(32, 9))
+
+
+def norms(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    layers = (nn.Conv2d(32, 32, 3, padding=1), SpiedNorm(spy), nn.Sigmoid())
+    return with_statistics(nn.Sequential(nn.Sequential(*layers))), lambda model: model(pixels(32, 9))
+
+
+MODELS = {
+    "residual blocks": residuals,
+    "convolution block": convolution_block,
+    "batch norm, folded": norms,
+}
+
+
+@pytest.mark.parametrize("structure", MODELS)
+@torch.no_grad()
+def test_another_threads_calls_are_right_while_a_model_is_looked_at(structure: str) -> None:
+    spy = Spy(nn.functional.silu) if structure == "decoder layer" else Spy()
+    model, call = MODELS[structure](spy)
+    expected = call(model)
+    with spy.asking(lambda: call(model)) as answers:
+        accelerate_for_cpu(model, dtype="float32")
+    assert explain(model).counts().get(structure)
+    assert len(answers) > 2
+    for answer in answers:
+        torch.testing.assert_close(answer, expected, **ACCURACY)
