@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.first_call import check_first_calls
 from hf_cpu_accel.rewrite.foreign import attempt
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.hooks import forget_children
+from hf_cpu_accel.rewrite.left_alone import has_weights, items_left, obstacle
 from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
 from hf_cpu_accel.rewrite.modes import set_eval_mode
 from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
@@ -115,6 +116,7 @@ def apply(
         if not trains:
             freeze_parameters(journal, root)
             set_eval_mode(journal, root)
+            modules = list(root.named_modules())
             items.extend(_rewrite(context, rules))
             items.extend(fuse_convolution_blocks(context))
             items.extend(fuse_residual_blocks(context))
@@ -123,6 +125,7 @@ def apply(
             items.extend(fuse_window_layers(context))
             items.extend(fuse_decoder_layers(context))
             items.extend(refusal_items(context.refused, items))
+            items.extend(items_left(modules, items, context))
             items.extend(accelerate_generation(context))
             follow_adapters(context)
             cast_all_or_nothing(context)
@@ -171,22 +174,9 @@ def _rewrite(context: Context, rules: Sequence[Rule]) -> list[PlanItem]:
             outcome = rule.apply(match, context)
             items.extend(outcome.items)
             context.handled.update(id(handled) for handled in outcome.handled)
-        if not considered and id(module) not in context.handled:
-            items.extend(_left_alone(path, module))
+        if not considered and id(module) not in context.handled and has_weights(module):
+            items.append(PlanItem.left(path, type(module).__name__, obstacle(path, module, context)))
     return items
-
-
-def _left_alone(path: str, module: nn.Module) -> list[PlanItem]:
-    """The item of a module with weights of its own that no rule took."""
-    if not any(True for _ in module.parameters(recurse=False)):
-        return []
-    if isinstance(module, nn.Embedding):
-        reason = "a table lookup: nothing to pack or fuse"
-    elif isinstance(module, nn.LayerNorm):
-        reason = "one op already, and nothing beside it to fuse with"
-    else:
-        reason = "no rule knows this structure"
-    return [PlanItem.left(path, type(module).__name__, reason)]
 
 
 def _refuse_loading(module: nn.Module, *args: Any) -> None:

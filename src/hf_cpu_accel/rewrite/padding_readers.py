@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
 FIRST, LAST = 0, -1
@@ -93,7 +94,9 @@ class _Planter:
 
 
 def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ...] | None:
-    """FIRST, LAST or both; None if `model` does not take any of the batches that are known here."""
+    """FIRST, LAST or both; None if `model` does not take any of the batches that are known here, or somebody watches its calls."""
+    if any(has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module)):
+        return None
     names = inspect.signature(model.forward).parameters
     for main, make in _BATCHES.items():
         if main not in names or "attention_mask" not in names:
