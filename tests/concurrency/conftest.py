@@ -1,4 +1,4 @@
-"""Makes `served.py` and `faults.py` importable for the tests of this folder, and keeps its tiny models on one thread."""
+"""Makes `faults.py` importable for the tests of this folder, and keeps its tiny models on one thread."""
 
 import sys
 from pathlib import Path

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from served import SERVED
 
+from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu, api, explain, restore
 from hf_cpu_accel.runtime import fork
 

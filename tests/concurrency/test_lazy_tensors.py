@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
-from served import SERVED
 from torch import nn
 
+from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.rewrite import pending
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor

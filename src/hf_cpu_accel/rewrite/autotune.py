@@ -33,7 +33,7 @@ UNFUSED = "unfused"
 _MOST_TRIES = 8
 
 _Size = tuple[Any, ...]
-_installing = new_lock()
+_installing, _removing = new_lock(), new_lock()
 _classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -103,7 +103,8 @@ class _Measurement:
         self._handle = parts[0].register_forward_pre_hook(self, with_kwargs=True)
 
     def remove(self) -> None:
-        self._handle.remove()
+        with _removing:  # two threads may have been called at the same time
+            self._handle.remove()
 
     def __call__(self, module: Mixed, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.remove()

@@ -90,7 +90,7 @@ def _unet() -> nn.Module:
     torch.manual_seed(0)
     return UNet2DConditionModel(
         sample_size=8, layers_per_block=1, block_out_channels=(32,), norm_num_groups=8, cross_attention_dim=32,
-        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",),
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",),
         attention_head_dim=16,
     ).eval()  # fmt: skip
 
