@@ -116,6 +116,8 @@ def norms(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 MODELS = {
+    "encoder layer": gains,
+    "window encoder layer": windows,
     "residual blocks": residuals,
     "convolution block": convolution_block,
     "batch norm, folded": norms,
@@ -126,7 +128,7 @@ MODELS = {
 @torch.no_grad()
 def test_another_threads_calls_are_right_while_a_model_is_looked_at(structure: str) -> None:
     spy = Spy(nn.functional.silu) if structure == "decoder layer" else Spy()
-    model, call = MODELS[structure](spy)
+    model, call = MODELS[structure](spy.eval())
     expected = call(model)
     with spy.asking(lambda: call(model)) as answers:
         accelerate_for_cpu(model, dtype="float32")

@@ -197,7 +197,7 @@ def _reading(layer: nn.Module, path: str, context: Context) -> Reading | Refusal
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
     refusal = _refusal(layer)
-    return refusal or read(layer, partial(fuse, layer, skips_padding=False, narrow=False))
+    return refusal or read(layer, partial(fuse, skips_padding=False, narrow=False))
 
 
 def fuse(

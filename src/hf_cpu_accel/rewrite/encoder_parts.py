@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -56,6 +57,28 @@ class EncoderLayerParts:
     def linears(self) -> tuple[PackedLinear, ...]:
         """In the order in which they are called."""
         return (*self.projections, self.output, *self.up, self.down)
+
+    def moved(
+        self, to: Callable[[Any], Any], gains: tuple[nn.Parameter, nn.Parameter] | None
+    ) -> EncoderLayerParts:
+        """The same parts of another layer: `to` gives its modules for those of this one.
+
+        Args:
+            gains: the other layer's, used if this one has any.
+        """
+        call = self.attention
+        made = [replace(part, linear=to(part.linear)) for part in (call.query, call.key, call.value)]
+        first, second = self.attention_norm, self.ffn_norm
+        return replace(
+            self,
+            attention=replace(call, query=made[0], key=made[1], value=made[2]),
+            output=to(self.output),
+            attention_norm=None if first is None else (to(first[0]), first[1]),
+            up=tuple(to(linear) for linear in self.up),
+            down=to(self.down),
+            ffn_norm=(to(second[0]), second[1]),
+            gains=None if self.gains is None else gains,
+        )
 
     def weights(self, *, narrow: bool) -> EncoderWeights:
         """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for `narrow`."""

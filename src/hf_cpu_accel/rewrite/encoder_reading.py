@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -27,8 +27,8 @@ from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.layer_trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
-from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal, Refused, required
+from hf_cpu_accel.rewrite.shadow import Shadow
 from hf_cpu_accel.rewrite.verify import probe, row_error
 
 # How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
@@ -40,7 +40,7 @@ _POSITIONS = "position_ids"  # tables say all about them
 _SWITCHES = frozenset({"use_cache", "return_dict"})
 
 Reading = tuple[EncoderLayerParts, EncoderSignature]
-Fuse = Callable[[EncoderLayerParts, EncoderSignature], Any]
+Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:
@@ -50,15 +50,25 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def read(layer: nn.Module, fuse: Fuse) -> Reading | Refusal:
-    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes."""
-    with torch.no_grad(), members_apart(), _gains_of_one(layer):
-        return _Reader(layer, fuse).reading()
+    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes.
+
+    Raises:
+        Refused: the layer does not take what it is called with, or does what no reading says.
+    """
+    shadow = Shadow(layer)
+    _set_gains_about_one(shadow.module)
+    with torch.no_grad(), shadow.running():
+        reading = _Reader(shadow.module, partial(fuse, shadow.module)).reading()
+    if isinstance(reading, Refusal):
+        return reading
+    parts, signature = reading
+    return parts.moved(shadow.original, gains_of(layer)), signature
 
 
 @dataclass
 class _Reader:
     layer: nn.Module
-    fuse: Fuse
+    fuse: Callable[[EncoderLayerParts, EncoderSignature], Any]
 
     def __post_init__(self) -> None:
         modules = list(self.layer.modules())
@@ -282,11 +292,11 @@ def guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
                 activation=activation,
                 gated=gated,
                 pre_norm=pre_norm,
-                gains=_gains(layer) if pre_norm else None,
+                gains=gains_of(layer) if pre_norm else None,
             )
 
 
-def _gains(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
+def gains_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
     """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
     theirs = known_parameters(layer)
     vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
@@ -295,7 +305,7 @@ def _gains(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
 
 def _unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
     """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
-    known = known_parameters(layer) | {id(gain) for gain in _gains(layer) or ()}
+    known = known_parameters(layer) | {id(gain) for gain in gains_of(layer) or ()}
     for path, p in layer.named_parameters():
         is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
         if id(p) not in known and not is_table:
@@ -308,19 +318,15 @@ def known_parameters(layer: nn.Module) -> set[int]:
     return {id(p) for module in known for p in module.parameters(recurse=False)}
 
 
-@contextmanager
-def _gains_of_one(layer: nn.Module) -> Iterator[None]:
-    """Gains may be so small that nobody sees what the branches compute: here they are about one."""
-    gains = _gains(layer) or ()
-    values = [gain.data for gain in gains]
-    try:
-        for number, gain in enumerate(gains):
-            generator = torch.Generator().manual_seed(number)
-            gain.data = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
-        yield
-    finally:
-        for gain, value in zip(gains, values, strict=True):
-            gain.data = value
+def _set_gains_about_one(layer: nn.Module) -> None:
+    """The gains of a layer, a shadow, may be so small that nobody sees what the branches compute."""
+    for number, gain in enumerate(gains_of(layer) or ()):
+        generator = torch.Generator().manual_seed(number)
+        values = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
+        for module in layer.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is gain:
+                    module._parameters[name] = nn.Parameter(values, requires_grad=False)
 
 
 def hidden_states_of(output: Any) -> Tensor:

@@ -23,15 +23,22 @@ from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.encoder_parts import EncoderLayerParts
-from hf_cpu_accel.rewrite.encoder_reading import TOLERANCES, guesses, hidden_states_of, known_parameters
+from hf_cpu_accel.rewrite.encoder_reading import (
+    TOLERANCES,
+    gains_of,
+    guesses,
+    hidden_states_of,
+    known_parameters,
+)
 from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.hooks import own_forward
 from hf_cpu_accel.rewrite.layer_trace import LayerTrace
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, fused_layer
 from hf_cpu_accel.rewrite.norm import identify_norm
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
-from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal, Refused, is_layer, required
+from hf_cpu_accel.rewrite.shadow import Shadow
 from hf_cpu_accel.rewrite.verify import computes_alike
 from hf_cpu_accel.rewrite.window_reading import Run, Windows, seen
 from hf_cpu_accel.runtime.fork import new_lock
@@ -200,6 +207,8 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLaye
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
         reason = "skip_modules"
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
     return _fused(layer) if reason is None else Refusal(reason)
 
 
@@ -224,28 +233,29 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
     refusal = Refusal(
         "its linears and norms are not those of attention in windows and a feed-forward network"
     )
-    with torch.no_grad(), members_apart():
-        side = _side(layer, width, dtype)
+    shadow = Shadow(layer)
+    tried = shadow.module
+    with torch.no_grad(), shadow.running():
+        side = _side(tried, width, dtype)
         image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
-        expected = hidden_states_of(_run(layer, side, image))
-        for parts, outputs in _readings(layer, side, width, dtype):
-            fused: FusedWindowLayer = fused_layer(
+        expected = hidden_states_of(_run(tried, side, image))
+        for parts, outputs in _readings(tried, side, width, dtype):
+            fuse: Callable[..., FusedWindowLayer] = partial(
+                fused_layer,
                 FusedWindowLayer,
-                layer,
-                _parts=parts,
                 _tuple=outputs,
-                _tables=tuple(_bias_tables(layer, parts)),
+                _tables=tuple(_bias_tables(tried, parts)),
                 _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
                 _bound=None,
-                _known={},
             )
-            windows = fused.learn(image[:1], partial(_run, layer, side))
+            fused = fuse(tried, _parts=parts, _known={})
+            windows = fused.learn(image[:1], partial(_run, tried, side))
             if windows is None:
                 refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
                 continue
             output = _compute(image, windows, parts.weights(narrow=False).arguments())
             if _alike(parts, output, expected, dtype):
-                return fused
+                return fuse(layer, _parts=parts.moved(shadow.original, gains_of(layer)), _known={})
             refusal = Refusal("it computes something else than its linears, norms and windows suggest")
     return refusal
 
