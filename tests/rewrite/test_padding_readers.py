@@ -54,8 +54,35 @@ def tensors(model: nn.Module, attention_mask: Tensor) -> list[Tensor]:
     return [value[tokens] if value.shape[:2] == tokens.shape else value for value in values]
 
 
+def chinese_clip() -> nn.Module:
+    """The whole model reads the first position of its text model, which has no pooler."""
+    images = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = tf.ChineseCLIPConfig(text_config=SIZES, vision_config={**images, "intermediate_size": 96})
+    return TextsOfClip(tf.ChineseCLIPModel(config)).eval()
+
+
+class TextsOfClip(nn.Module):
+    def __init__(self, clip: nn.Module) -> None:
+        super().__init__()
+        self.clip = clip
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor]:
+        images = torch.ones(3, 3, 16, 16)
+        return (
+            self.clip(input_ids=input_ids, attention_mask=attention_mask, pixel_values=images).text_embeds,
+        )
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("build", [bert, siglip_text, roberta_classifier, mean_of_all, modernbert])
+@pytest.mark.parametrize(
+    "build", [bert, chinese_clip, siglip_text, roberta_classifier, mean_of_all, modernbert]
+)
 def test_what_reads_padding_is_right(build: Any, side: str) -> None:
     torch.manual_seed(0)
     model = build()

@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.projection_group import members_apart
 
 FIRST, LAST = 0, -1
+_BOTH = (FIRST, LAST)
 _TOKENS, _PADDED = 7, 3
 _SAMPLES = 4000
 _MOVED = 1e-3  # of the largest number of an output
@@ -33,7 +34,7 @@ _WORDS = {
     (
         LAST,
     ): "the last position is read where it is padding: batches that end with padding are computed with it",
-    (FIRST, LAST): "padding is read: it is computed",
+    _BOTH: "padding is read: it is computed",
 }
 _UNKNOWN = "who reads padding was not found out: it is computed"
 
@@ -46,7 +47,7 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         return ()
     from transformers import PreTrainedModel
 
-    notes = []
+    notes: list[str] = []
     skipping: list[FusedEncoderLayer] = [
         m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
     ]
@@ -55,20 +56,25 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         inside = {id(m) for m in model.modules()} if isinstance(model, PreTrainedModel) else set()
         layers = [layer for key, layer in waiting.items() if key in inside]
         ends = _ends_read(model, layers) if layers else None
-        if ends is None:
+        # What is inside of a model that reads by itself, and cannot be asked, does not tell.
+        if ends is None and not (layers and _takes_mask(model)):
             continue
         for layer in layers:
-            layer._computed_ends = ends
+            layer._computed_ends = _BOTH if ends is None else ends
             del waiting[id(layer)]
-        if ends:
-            notes.append(f"{path or type(model).__name__}: {_WORDS[ends]}")
+        if ends != ():
+            notes.append(f"{path or type(model).__name__}: {_UNKNOWN if ends is None else _WORDS[ends]}")
     for layer in waiting.values():
-        layer._computed_ends = (FIRST, LAST)
+        layer._computed_ends = _BOTH
     for layer in skipping:
         layer._bound = None  # of our own calls nothing stays
     if waiting:
         notes.append(f"{len(waiting)} encoder layers: {_UNKNOWN}")
     return tuple(notes)
+
+
+def _takes_mask(model: nn.Module) -> bool:
+    return "attention_mask" in inspect.signature(model.forward).parameters
 
 
 @dataclass
@@ -98,7 +104,7 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
     if any(has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module)):
         return None
     names = inspect.signature(model.forward).parameters
-    for main, make in _BATCHES.items():
+    for main, make in _BATCHES:
         if main not in names or "attention_mask" not in names:
             continue
         try:
@@ -131,7 +137,7 @@ def _hooked(layers: Sequence[FusedEncoderLayer], planter: _Planter) -> Iterator[
 def _text(model: Any, names: Container[str]) -> Batch:
     """Two sequences, the first padded on the left and the second on the right."""
     config = model.config.get_text_config()
-    vocabulary = model.get_input_embeddings().num_embeddings
+    vocabulary = config.vocab_size
     ids = (5 + torch.arange(2 * _TOKENS).view(2, _TOKENS)) % vocabulary
     mask = torch.ones(2, _TOKENS, dtype=torch.long)
     mask[0, :_PADDED] = mask[1, -_PADDED:] = 0
@@ -153,7 +159,19 @@ def _sound(model: Any, names: Container[str]) -> Batch:
     return {"input_values": samples.to(model.dtype), "attention_mask": mask}
 
 
-_BATCHES: dict[str, Callable[[Any, Container[str]], Batch]] = {"input_ids": _text, "input_values": _sound}
+def _text_and_images(model: Any, names: Container[str]) -> Batch:
+    config = model.config.vision_config
+    shape = (2, getattr(config, "num_channels", 3), config.image_size, config.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.dtype)
+    return {**_text(model, names), "pixel_values": images}
+
+
+# By the argument that a model has to take.
+_BATCHES: tuple[tuple[str, Callable[[Any, Container[str]], Batch]], ...] = (
+    ("pixel_values", _text_and_images),
+    ("input_ids", _text),
+    ("input_values", _sound),
+)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -175,6 +193,7 @@ def _moved(outputs: list[Tensor], others: list[Tensor], tokens: Tensor) -> tuple
         if change.dim() > 1 and change.shape[:2] == tokens.shape:
             change = change * tokens.view(*tokens.shape, *[1] * (change.dim() - 2))
         apart = change.dim() > 0 and len(change) == len(tokens)
-        moved = (change > bound).flatten(1).any(1) if apart and change.dim() > 1 else (change > bound)
+        moved = ~(change <= bound)  # NaN, too
+        moved = moved.flatten(1).any(1) if apart and change.dim() > 1 else moved
         rows |= moved if apart else moved.any()
     return tuple(end for end in (FIRST, LAST) if (rows & ~tokens[:, end]).any())
