@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, fuzz, asan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, fuzz, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families fuzz asan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families fuzz asan tsan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,14 @@ fuzz: kernels
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
 	$(BIN)/python tests/ops/asan.py
+
+# What threads share in the kernels, without Python and OpenMP, under ThreadSanitizer: see tests/ops/tsan/stress.cpp.
+TSAN_CXX = $(CXX) -std=c++17 -O1 -g1 -w -fsanitize=thread -Itests/ops/tsan -Isrc/hf_cpu_accel/csrc
+tsan:
+	mkdir -p build/tsan
+	$(TSAN_CXX) -DHFCA_TIER=generic -DHFCA_SIMD_GENERIC=1 -c src/hf_cpu_accel/csrc/tier.cpp -o build/tsan/tier.o
+	$(TSAN_CXX) build/tsan/tier.o $(addprefix src/hf_cpu_accel/csrc/,dispatch.cpp buffers.cpp) tests/ops/tsan/stress.cpp -o build/tsan/stress
+	build/tsan/stress
 
 # PyTorch Geometric's own tests of its layers, which its packages lack: PYG_SOURCE is a checkout at the installed version.
 PYG_SOURCE ?=

@@ -37,7 +37,13 @@ X86_TIERS = {
 }
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
-SANITIZER = ["-O1", "-g1", "-fsanitize=address", "-fno-omit-frame-pointer"]
+SANITIZER = [
+    "-O1",
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+]
 # torch 2.11 is the oldest release that pyproject.toml admits.
 STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020b000000000000"]
 

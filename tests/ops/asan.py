@@ -1,5 +1,5 @@
-"""Runs test_sparse_fuzz.py, and what test_tiers.py checks on every tier, with the kernels that `make asan` built, under
-AddressSanitizer, on the lowest and the highest tier.
+"""Runs the random calls of fuzz/, and what test_tiers.py checks on every tier, with the kernels that `make asan` built, under
+AddressSanitizer and UndefinedBehaviorSanitizer, on the lowest and the highest tier.
 
 Their library must not lie in the package: the folder of the package is linked together anew around it. AddressSanitizer has to be
 loaded before Python; leaks are not looked for, since Python and torch keep what they have until the end.
@@ -43,10 +43,11 @@ def main(cases: str) -> int:
                 **os.environ,
                 "LD_PRELOAD": " ".join(runtimes),
                 "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
+                "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
                 "HF_CPU_ACCEL_ISA": tier,
                 "PYTHONPATH": f"{folder}{os.pathsep}{TESTS}",
             }
-            fuzz = [sys.executable, str(TESTS / "test_sparse_fuzz.py"), "--cases", cases]
+            fuzz = [sys.executable, "-m", "fuzz", "--cases", cases, "--isa", tier]
             kernels = [sys.executable, "-c", all_checks(tier)]
             for command in (fuzz, kernels):
                 if code := subprocess.run(command, env=environment).returncode:
@@ -55,4 +56,4 @@ def main(cases: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "10000"))
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "5000"))
