@@ -141,7 +141,8 @@ def _quantized(images: Tensor) -> Tensor:
         return images
     low = images.amin(dim=(1, 2, 3), keepdim=True).clamp(max=0)
     step = (images.amax(dim=(1, 2, 3), keepdim=True).clamp(min=0) - low) / 253
-    return torch.where(step > 0, torch.round(images / torch.where(step > 0, step, 1.0)) * step, images)
+    # NaN anywhere makes all of the image NaN: what is broken stays visible.
+    return torch.where(step == 0, images, torch.round(images / torch.where(step == 0, 1.0, step)) * step)
 
 
 def _fake(input: Tensor, *arguments: Any) -> Tensor:

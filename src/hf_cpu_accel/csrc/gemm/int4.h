@@ -65,7 +65,11 @@ inline Simd::Int load_multipliers(const uint8_t* p) {
   for (int i = 0; i < Simd::width; ++i) m[i] = static_cast<int8_t>(p[i]);
   return m;
 }
-inline Simd::Int both_halves(Simd::Int m) { return (m & 0xFF) * 0x01010101; }  // in all bytes: there is a product of bytes here
+// In all bytes: there is a product of bytes here. Unsigned, since a negative multiplier fills the highest byte.
+inline Simd::Int both_halves(Simd::Int m) {
+  typedef uint32_t Unsigned __attribute__((vector_size(sizeof(Simd::Int))));
+  return reinterpret_cast<Simd::Int>((reinterpret_cast<Unsigned>(m) & 0xFFu) * 0x01010101u);
+}
 inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) { return reinterpret_cast<Simd::Int>(reinterpret_cast<Bytes>(bytes) * reinterpret_cast<Bytes>(m)); }
 #endif
 

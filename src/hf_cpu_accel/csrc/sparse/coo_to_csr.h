@@ -115,7 +115,8 @@ class EdgeSort {
     const int64_t first_row = bucket << shift_, end = (bucket + 1) << shift_, last_row = end < rows_ ? end : rows_;
     std::memset(counts, 0, static_cast<size_t>(last_row - first_row) * sizeof(int32_t));
     for (int32_t i = begin_[bucket]; i < begin_[bucket + 1]; ++i) ++counts[dealt_[i].row - first_row];
-    int64_t total = begin_[bucket] + (first_row < loops ? first_row : loops);
+    const int64_t first = begin_[bucket] + (first_row < loops ? first_row : loops);
+    int64_t total = first;
     for (int64_t row = first_row; row < last_row; ++row) {
       const int64_t count = counts[row - first_row];
       out.rowptr[row] = counts[row - first_row] = static_cast<int32_t>(total);
@@ -129,8 +130,9 @@ class EdgeSort {
     const auto ask_for = [](const int32_t* begin, const int32_t* end) {
       for (; begin < end; begin += 16) __builtin_prefetch(begin, 1);
     };
-    ask_for(out.col + out.rowptr[first_row], out.col + total);
-    if (out.order) ask_for(out.order + out.rowptr[first_row], out.order + total);
+    // Not from rowptr[first_row] on: behind the last row that is not written yet.
+    ask_for(out.col + first, out.col + total);
+    if (out.order) ask_for(out.order + first, out.order + total);
     for (int32_t i = begin_[bucket]; i < begin_[bucket + 1]; ++i) {
       const Entry& entry = dealt_[i];
       const int32_t at = counts[entry.row - first_row]++;
