@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.mixed_class import Mixed, fused_layer
 from hf_cpu_accel.rewrite.pending_convolution import PendingConvolution
 from hf_cpu_accel.rewrite.shadow import Shadow
+from hf_cpu_accel.runtime.tracing import is_compiling
 
 STRUCTURE = "batch norm"
 # In float64, of numbers around 1.
@@ -41,7 +42,7 @@ class FoldedNorm(Mixed):
             joined = input.normalised(self.fold)
             if joined is not None:
                 return joined
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return input  # the convolution has it done; that it comes from there was seen when the two were joined
         input = input.tensor if isinstance(input, LazyTensor) else input
         output: Tensor = self._original_class.forward(self, input)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.packing import PackedWeight
 from hf_cpu_accel.rewrite.epilogue import NORMALISED, PLAIN, Epilogue, Fold
 from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.runtime.tracing import is_compiling
 
 # What `image_packing.pack_conv2d` gives, and the bias.
 OwnWeight = tuple[PackedWeight, Tensor | None]
@@ -62,9 +63,7 @@ class WaitingConvolution(nn.Module):
 
     def run(self, input: Tensor) -> Tensor:
         """The output for `input` [N, C, *sizes], now or later."""
-        if (
-            torch.compiler.is_compiling()
-        ):  # nothing can wait: norms of traced graphs leave it to their convolution
+        if is_compiling():  # nothing can wait: norms of traced graphs leave it to their convolution
             return self.compute(input, PLAIN if self.fold is None else NORMALISED)
         shape = self.output_shape(input) if self.waits else None
         if shape is None:

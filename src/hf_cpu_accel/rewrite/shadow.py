@@ -78,9 +78,9 @@ class Shadow:
 
     def _fill(self, made: nn.Module, module: nn.Module) -> None:
         state = dict(vars(module))
-        if HOOKS_OF_DIFFUSERS in state or _OF_ACCELERATE[0] in state:
-            state.pop("forward", None)
-        for name in (HOOKS_OF_DIFFUSERS, *_OF_ACCELERATE):
+        if hooks_a_forward(module):
+            del state["forward"]
+        for name in (HOOKS_OF_DIFFUSERS, *_OF_ACCELERATE, "_compiled_call_impl"):
             state.pop(name, None)
         held = {name: self._mapped(value, _DEEPEST) for name, value in state.items()}
         held |= {name: OrderedDict() for name in _HOOKS}
@@ -89,7 +89,6 @@ class Shadow:
             name: None if child is None else self.of(child) for name, child in module._modules.items()
         }
         held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
-        held["_compiled_call_impl"] = None
         if "_hooks_inside" in state:  # of a fused module
             held["_hooks_inside"] = ()
         made.__dict__.update(held)
@@ -115,6 +114,12 @@ class Shadow:
         made = copy.copy(override)
         made.model = self.of(override.model) if isinstance(override.model, nn.Module) else override.model
         return made
+
+
+def hooks_a_forward(module: nn.Module) -> bool:
+    """Whether a hook of diffusers or accelerate stands in the place of its forward."""
+    state = vars(module)
+    return "forward" in state and (HOOKS_OF_DIFFUSERS in state or _OF_ACCELERATE[0] in state)
 
 
 def shadow_of(module: M) -> M:

@@ -48,7 +48,11 @@ class Read:
 
 @contextmanager
 def recorded(root: nn.Module) -> Iterator[dict[tuple[str, str], Any]]:
-    """Inside, plain attributes of the modules of `root` that are read are noted as {(path, name): value}."""
+    """Inside, plain attributes of the modules of `root` that are read are noted as {(path, name): value}.
+
+    Args:
+        root: a shadow, since the classes of its modules are others meanwhile.
+    """
     found: dict[tuple[str, str], Any] = {}
     originals = []
     try:

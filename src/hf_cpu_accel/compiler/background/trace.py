@@ -28,6 +28,10 @@ from hf_cpu_accel.compiler.options import Options
 from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
+from hf_cpu_accel.rewrite.foreign import attempt
+from hf_cpu_accel.rewrite.refusal import Refusal
+from hf_cpu_accel.rewrite.shadow import hooks_a_forward, shadow_of
+from hf_cpu_accel.runtime.tracing import exporting
 
 
 class NotCompiled(Exception):
@@ -60,10 +64,12 @@ def compile_block(
     with torch.inference_mode(False), torch.no_grad():
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         args, kwargs = rebuilt((args, kwargs), copies)
-        with executed() as files, recorded(block) as attributes:
-            program = _export(block, args, kwargs)
+        # While a module is exported, its parameters are fake tensors, and other threads may be calling the block.
+        traced = _shadow(block)
+        with exporting(), executed() as files, recorded(traced) as attributes:
+            program = _export(traced, args, kwargs)
     foreign = [value for value in attributes.values() if isinstance(value, nn.Module)]
-    if any(module not in set(block.modules()) for module in foreign):
+    if any(module not in set(traced.modules()) for module in foreign):
         raise NotCompiled("it calls a module that is not its own")
     reads = tuple(Read(path, name, digest(value)) for (path, name), value in attributes.items())
     places = tuple(_places(program, block))
@@ -89,6 +95,15 @@ def compile_block(
         sources=stamps(files),
         graph=entry,
     )
+
+
+def _shadow(block: nn.Module) -> nn.Module:
+    if any(hooks_a_forward(module) for module in block.modules() if module is not block):
+        raise NotCompiled("a hook of diffusers or accelerate stands in the place of a forward in it")
+    shadow = attempt("", shadow_of, block)
+    if isinstance(shadow, Refusal):
+        raise NotCompiled(shadow.reason)
+    return shadow
 
 
 def _export(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

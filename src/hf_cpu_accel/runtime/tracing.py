@@ -1,0 +1,32 @@
+"""Which thread traces a graph: torch says for the whole process whether one is traced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_lock = threading.Lock()
+_exporting: int | None = None  # the thread that is in `exporting`
+
+
+def is_compiling() -> bool:
+    """`torch.compiler.is_compiling()` for the calling thread, as far as it is known who it is that traces.
+
+    Parts that leave work to one another where a graph is traced ask this, since the answer must not change between them.
+    """
+    return torch.compiler.is_compiling() and (_exporting is None or _exporting == threading.get_ident())
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, this thread exports a graph, while others may call the model; one thread after the other."""
+    global _exporting
+    with _lock:
+        _exporting = threading.get_ident()
+        try:
+            yield
+        finally:
+            _exporting = None
