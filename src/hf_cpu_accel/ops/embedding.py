@@ -109,10 +109,10 @@ def embedding_norm_reference(
     total = torch.nn.functional.embedding(ids, words).float()
     if types is not None:
         rows = torch.zeros_like(ids[:1]) if type_ids is None else type_ids
-        total = total + torch.nn.functional.embedding(rows, types).float()
+        total = total + torch.nn.functional.embedding(rows.expand(ids.shape), types).float()
     if positions is not None:
         rows = counted_positions(ids, first_position, padding_id) if position_ids is None else position_ids
-        total = total + torch.nn.functional.embedding(rows, positions).float()
+        total = total + torch.nn.functional.embedding(rows.expand(ids.shape), positions).float()
     return layer_norm_reference(total, weight, bias, eps).to(words.dtype)
 
 

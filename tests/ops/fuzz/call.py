@@ -26,7 +26,8 @@ class Call:
         notes: what was drawn, and what was broken.
         opaque: a packed weight, its scales, a layout or what they are for was changed, and nobody can see that the numbers do
             not belong together: any answer is good.
-        hides: what a query does not see may be NaN: the reference multiplies it by 0, and is NaN.
+        hides: NaN reaches more of the reference's result than of the op's: by what a query does not see, which the reference
+            multiplies by 0, or by a tile of a convolution.
     """
 
     op: str

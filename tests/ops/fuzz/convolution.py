@@ -35,7 +35,9 @@ def conv2d(rng: random.Random) -> Call:
     arguments += [case.out_channels, *windows, activation]
     bound = max(2 * BOUND[kind], ALIKE.get(kind, 0.0) if tiled else 0.0) + draw.rounding(image)
     bound = before_activation(bound, activation)
-    return Call("conv2d", arguments, conv2d_reference, bound, notes=[f"{case}, {kind}, tiled={tiled}"])
+    return Call(
+        "conv2d", arguments, conv2d_reference, bound, notes=[f"{case}, {kind}, tiled={tiled}"], hides=tiled
+    )
 
 
 def convolutions(rng: random.Random) -> Call:
@@ -52,7 +54,7 @@ def convolutions(rng: random.Random) -> Call:
     bound = bind(steps, narrow=narrow)
     limit = SEVEN_BITS if kind == "int8" and HAS_SEVEN_BITS else ALIKE[kind]
     arguments = [draw.laid_out(rng, image), bound.parts, bound.layout, narrow]
-    return Call("convolutions", arguments, _reference, limit, notes=[kind])
+    return Call("convolutions", arguments, _reference, limit, notes=[kind], hides=True)
 
 
 FAMILY = (conv2d, convolutions)
