@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, fuzz, asan, tsan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, fuzz, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families fuzz asan tsan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz asan tsan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +83,12 @@ test-sentence-transformers: kernels
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels
 	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
+
+# Every model type of transformers, built small, in each dtype, padded, restored: half an hour on two cores. --resume goes on from
+# build/architectures.json, --only TYPE... runs some, --page writes docs/architectures.md.
+ARCHITECTURES ?=
+test-architectures: kernels
+	$(BIN)/python -m tests.architectures.sweep $(ARCHITECTURES)
 
 # The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
 test-cpp: kernels

@@ -1,0 +1,92 @@
+"""The oddest model types of the sweep (`make test-architectures`), in float32 and int8, and what the sweep is made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.architectures import check as checks
+from tests.architectures import sweep
+from tests.architectures.check import check
+from tests.architectures.page import summary, write_page
+from tests.architectures.small import small_configs
+
+# Poolers that read padding, capped scores, sparse attention, states instead of attention, tuples, several towers, weights in their
+# own strides, experts, windows, sounds, series, images.
+ODD = (
+    "altclip_text_model", "afmoe", "apertus", "autoformer", "axk2", "ctrl", "bert", "blt_patcher", "clip", "convbert",
+    "cpmant", "convnext", "deberta", "deepseek_v32", "deepseek_v4", "deit", "falcon_mamba", "albert", "gpt2", "gpt_oss",
+    "mpnet", "qwen2_vl", "resnet", "rwkv", "sew-d", "siglip_text_model", "mamba", "t5", "videoprism_text_model", "wav2vec2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ODD)
+def test_it_is_right(model_type: str) -> None:
+    torch.set_num_threads(1)
+    result = check(model_type, ("float32", "int8"))
+    assert result["status"] == "right", result
+
+
+def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that says something else after it was accelerated."""
+    accelerate = checks.accelerate_for_cpu
+
+    def badly(model: nn.Module, **options: Any) -> Any:
+        accelerate(model, **options)
+        norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+        for norm in norms:
+            norm.bias.data += 0.5
+        return model
+
+    monkeypatch.setattr(checks, "accelerate_for_cpu", badly)
+    result = check("bert", ("float32",))
+    assert result["status"] == "wrong"
+    assert any("off by" in problem for problem in result["problems"])
+    assert any("not restored" in problem for problem in result["problems"])
+
+
+def test_every_recipe_of_a_config_is_small() -> None:
+    recipes = dict(small_configs("llama"))
+    assert recipes["fixed"].hidden_size == 64
+    assert recipes["fixed"].num_hidden_layers == 2
+    assert recipes["eight layers"].num_hidden_layers == 8
+    assert recipes["an 8th"].hidden_size == 4096 // 8
+    assert all(config.vocab_size == 200 for name, config in recipes.items() if name != "own")
+
+
+def test_a_crash_is_noted_and_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that ends by itself after it has begun with the second of three types."""
+    part, results = tmp_path / "0.part", tmp_path / "architectures.json"
+
+    class Done:
+        returncode, stderr = -11, "Segmentation fault"
+
+    def child(*_: Any, **options: Any) -> Done:
+        lines = [{"started": "a"}, {"type": "a", "status": "right", "problems": []}, {"started": "b"}]
+        part.write_text("\n".join(map(json.dumps, lines)) + "\n")
+        return Done()
+
+    monkeypatch.setattr(sweep, "run_child", child)
+    monkeypatch.setattr(sweep, "RESULTS", results)
+    assert sweep._rest(["a", "b", "c"], part) == ["c"]
+    found = sweep.results(results)
+    assert found["b"]["status"] == "wrong"
+    assert "Segmentation fault" in found["b"]["problems"][0]
+    assert "2 run, 1 right, 1 wrong" in summary(list(found.values()))
+
+
+def test_the_page_has_a_row_for_each_type(tmp_path: Path) -> None:
+    results = [
+        check("bert", ("float32",)),
+        {"type": "odd", "status": "not run", "reason": "a | <b>", "problems": []},
+    ]
+    write_page(results, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "| bert | BertModel |" in text
+    assert "| odd | a / (b) |" in text
+    assert "2 types: 1 run, 1 right, 0 wrong" in text
