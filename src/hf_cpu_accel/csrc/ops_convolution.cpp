@@ -73,7 +73,7 @@ Gemm with_images(const char* op, Gemm g, const Images& output, const Images* res
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
               const std::optional<Tensor>& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size, const std::vector<int64_t>& stride,
-              const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const std::string& activation) {
+              const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const Text& activation) {
   constexpr const char* op = "conv2d";
   Tensor keep_input = input, keep_residual = input;
   Images images = images_of(op, "input", input, keep_input, false);

@@ -174,7 +174,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
                      const std::optional<Tensor>& attention_norm_bias, double attention_norm_eps, const Tensor& up,
                      const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
                      const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t intermediate_features,
-                     const std::string& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
+                     const Text& activation, const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias,
                      double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow,
                      const std::vector<int64_t>& norms, bool gated, const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain,
                      const std::optional<Tensor>& rows) {

@@ -27,7 +27,7 @@ void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights
 
 Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, const Tensor& expert_weights, const Tensor& up,
                    const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down, const std::optional<Tensor>& down_scale,
-                   const std::optional<Tensor>& down_bias, int64_t experts, int64_t intermediate_features, bool gated, const std::string& activation,
+                   const std::optional<Tensor>& down_bias, int64_t experts, int64_t intermediate_features, bool gated, const Text& activation,
                    double limit) {
   check_floating(hidden_states, op, "hidden_states");
   check_floating(expert_weights, op, "expert_weights");

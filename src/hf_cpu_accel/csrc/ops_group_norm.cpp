@@ -64,7 +64,7 @@ void run_channels_last(const GroupNorm& norm, int64_t images) {
 }
 
 Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps,
-                  const std::string& activation) {
+                  const Text& activation) {
   check_floating(input, "group_norm", "input");
   STD_TORCH_CHECK(input.dim() >= 2, "hf_cpu_accel::group_norm: input must be [N, C, *]");
   GroupNorm norm;

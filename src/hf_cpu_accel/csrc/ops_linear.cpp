@@ -22,7 +22,7 @@ Matrix residual_rows(const std::optional<Tensor>& residual, const Tensor& output
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
-              const std::optional<Tensor>& residual, int64_t out_features, const std::string& activation) {
+              const std::optional<Tensor>& residual, int64_t out_features, const Text& activation) {
   check_floating(input, "linear", "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear: input must have at least one dimension");
   Gemm g = gemm_of("linear", row_count(input), out_features, input.size(input.dim() - 1), weight, scale, bias,
@@ -61,7 +61,7 @@ enum class Gate { none, first, last };
 // down(activation(up(input))) + residual; with a gate: that half of up goes through the activation and is multiplied by the other half.
 Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
                const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-               int64_t intermediate_features, int64_t out_features, const std::string& activation) {
+               int64_t intermediate_features, int64_t out_features, const Text& activation) {
   check_floating(input, op, "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
   const bool gated = gate != Gate::none;
@@ -81,13 +81,13 @@ Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up,
 
 Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
            const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-           int64_t intermediate_features, int64_t out_features, const std::string& activation) {
+           int64_t intermediate_features, int64_t out_features, const Text& activation) {
   return run_ffn("ffn", Gate::none, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
 }
 
 Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
                  const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-                 int64_t intermediate_features, int64_t out_features, const std::string& activation, bool gate_last) {
+                 int64_t intermediate_features, int64_t out_features, const Text& activation, bool gate_last) {
   return run_ffn("gated_ffn", gate_last ? Gate::last : Gate::first, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
 }
 

@@ -64,7 +64,7 @@ std::vector<int> parse(const std::string& list, const std::vector<std::string>& 
 
 std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
                                           const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
-                                          const std::string& reduces, bool with_ties, const std::optional<Tensor>& /*t_rowptr*/,
+                                          const Text& reduces, bool with_ties, const std::optional<Tensor>& /*t_rowptr*/,
                                           const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
   const char* op = "message_reduce";
   MessageMemory keep(x);
@@ -119,7 +119,7 @@ void set_table(MessageGradient& g, const Tensor& table, const std::string& group
 
 std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
                                               const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu, const Tensor& table,
-                                              const std::string& groups, bool with_target, bool with_edge) {
+                                              const Text& groups, bool with_target, bool with_edge) {
   const char* op = "message_grad_edges";
   MessageMemory keep(x);
   Tensor keep_table = table;
@@ -145,7 +145,7 @@ std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::o
 }
 
 Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const Tensor& x, const std::optional<Tensor>& target, bool relu,
-                            const Tensor& table, const std::string& groups) {
+                            const Tensor& table, const Text& groups) {
   const char* op = "message_grad_sources";
   check_features(x, op);
   STD_TORCH_CHECK(table.dim() == 2, "hf_cpu_accel::message_grad_sources: table must have two dimensions");

@@ -9,6 +9,7 @@
 #include "buffers.h"
 #include "dispatch.h"
 #include "team.h"
+#include "text.h"
 
 namespace hfca {
 namespace {
@@ -34,7 +35,7 @@ double best_rate(int64_t threads, double amount_per_thread, F work) {
 }
 
 // Billions of operations per second of the inner GEMM instruction over `threads` of torch's threads.
-double measure_flops(const std::string& dtype, int64_t threads) {
+double measure_flops(const Text& dtype, int64_t threads) {
   const WeightKind kind = dtype == "int8" ? WeightKind::int8 : dtype == "bfloat16" ? WeightKind::bfloat16 : WeightKind::float32;
   STD_TORCH_CHECK(dtype == "int8" || dtype == "bfloat16" || dtype == "float32", "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
   STD_TORCH_CHECK(threads >= 1, "hf_cpu_accel::measure_flops: threads must be at least 1");

@@ -30,7 +30,7 @@ void set_values(Spmm& s, const std::optional<Tensor>& value, const char* op) {
 }
 
 std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value,
-                                const Tensor& x, const std::string& reduce, const std::optional<Tensor>& addend, double addend_scale,
+                                const Tensor& x, const Text& reduce, const std::optional<Tensor>& addend, double addend_scale,
                                 const std::optional<Tensor>& bias, bool with_ties) {
   check_features(x, op);
   Spmm s;
@@ -55,14 +55,14 @@ std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std:
   return {output, ties};
 }
 
-Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x, const std::string& reduce,
+Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x, const Text& reduce,
                    const std::optional<Tensor>& addend, double addend_scale, const std::optional<Tensor>& bias,
                    const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
   return std::get<0>(spmm("spmm_reduce", rowptr, col, value, x, reduce, addend, addend_scale, bias, false));
 }
 
 std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x,
-                                        const std::string& reduce, const std::optional<Tensor>& /*t_rowptr*/,
+                                        const Text& reduce, const std::optional<Tensor>& /*t_rowptr*/,
                                         const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
   STD_TORCH_CHECK(reduce == "min" || reduce == "max", "hf_cpu_accel::spmm_extreme: reduce must be min or max");
   return spmm("spmm_extreme", rowptr, col, value, x, reduce, std::nullopt, 1.0, std::nullopt, true);

@@ -10,6 +10,7 @@
 
 #include "buffers.h"
 #include "gemm/gemm.h"
+#include "text.h"
 
 namespace hfca {
 
