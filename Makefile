@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz asan tsan audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,12 @@ tsan:
 	$(TSAN_CXX) -DHFCA_TIER=generic -DHFCA_SIMD_GENERIC=1 -c src/hf_cpu_accel/csrc/tier.cpp -o build/tsan/tier.o
 	$(TSAN_CXX) build/tsan/tier.o $(addprefix src/hf_cpu_accel/csrc/,dispatch.cpp buffers.cpp) tests/ops/tsan/stress.cpp -o build/tsan/stress
 	build/tsan/stress
+
+# Small models under four clients for half an hour: dtypes, lengths and restores as they come. No wrong answer, no error, memory flat.
+SOAK_MINUTES ?= 30
+SOAK_CYCLES ?= 1000
+soak: kernels
+	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES) --cycles $(SOAK_CYCLES)
 
 # PyTorch Geometric's own tests of its layers, which its packages lack: PYG_SOURCE is a checkout at the installed version.
 PYG_SOURCE ?=

@@ -55,6 +55,8 @@ class Clients:
             answer = self._served.answer(self._model, number)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return (
-            None if self._served.agrees(answer, expected) else f"off by {(answer - expected).abs().max():.2e}"
-        )
+        if answer.shape != expected.shape:
+            return f"of shape {tuple(answer.shape)} instead of {tuple(expected.shape)}"
+        if self._served.agrees(answer, expected):
+            return None
+        return f"off by {(answer - expected).abs().max():.2e}"

@@ -1,0 +1,56 @@
+"""`python -m benchmarks.soak --minutes 30 --cycles 1000`: prints what it found; its exit status is 1 if anything was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.soak.run import Report
+
+# Rows of one text may be computed by another provider from one call to the next, and then differ by rounding.
+os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
+
+MOST_GROWTH = 0.02  # of resident memory, after the warm-up
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument(
+        "--cycles", type=int, default=1000, help="of accelerate and restore, on one model, at the end"
+    )
+    parser.add_argument("--requests", type=int, default=300, help="for each of the two models of a round")
+    arguments = parser.parse_args()
+    from benchmarks.soak.run import Soak, cycles, until
+    from benchmarks.soak.served import SERVED
+
+    soaked = Soak().run(until(60 * arguments.minutes), arguments.requests)
+    _print("rounds", soaked)
+    served = SERVED["encoder"]
+    cycled = cycles(served, served.build(), arguments.cycles)
+    _print("cycles", cycled)
+    is_right = not soaked.failures and not cycled.failures
+    return 0 if is_right and max(soaked.growth(), cycled.growth()) <= MOST_GROWTH else 1
+
+
+def _print(name: str, report: Report) -> None:
+    first, last = report.held[0], report.held[-1]
+    print(
+        f"{name}: {report.answered} answers, {len(report.failures)} wrong, memory {report.growth():+.2%} after the warm-up"
+    )
+    print(
+        f"  resident {first.resident / 1e6:.1f} -> {last.resident / 1e6:.1f} MB, objects {first.objects} -> {last.objects}, "
+        f"files {first.files} -> {last.files}"
+    )
+    if first.used is not None and last.used is not None:
+        print(f"  handed out by glibc {first.used / 1e6:.1f} -> {last.used / 1e6:.1f} MB")
+    for failure in report.failures[:20]:
+        print(f"  {failure}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
