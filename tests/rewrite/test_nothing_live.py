@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import test_convolution_block
+import test_nested_ffn
 import test_residual_block
 import torch
 import transformers as tf
@@ -74,6 +75,16 @@ class SpiedNorm(nn.Module):
         return (x - self.running_mean.view(shape)) * self.weight.view(shape) + self.bias.view(shape)
 
 
+class Gate(test_nested_ffn.GateFirst):
+    def __init__(self, spy: Spy) -> None:
+        super().__init__()
+        self.spy = [spy]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.proj(x).chunk(2, dim=-1)
+        return self.spy[0](gate) * value
+
+
 def pixels(channels: int = 3, side: int = 32) -> Tensor:
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
 
@@ -118,7 +129,14 @@ def norms(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     return with_statistics(nn.Sequential(nn.Sequential(*layers))), lambda model: model(pixels(32, 9))
 
 
+def networks(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = nn.ModuleDict({"ff": test_nested_ffn.Network(Gate(spy))}).eval()
+    return model, lambda model: model["ff"](torch.ones(2, 5, 48))
+
+
 MODELS = {
+    "decoder layer": decoder,
+    "nested ffn": networks,
     "encoder layer": gains,
     "window encoder layer": windows,
     "residual blocks": residuals,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.packed_linear import PackedLinear
-from hf_cpu_accel.rewrite.projection_group import members_apart
 from hf_cpu_accel.rewrite.refusal import Refusal
+from hf_cpu_accel.rewrite.shadow import Shadow
 
 CACHES = frozenset({"past_key_values", "layer_past", "past_key_value"})  # names of arguments
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
@@ -149,17 +149,15 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
     def keep_last(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         last[:] = [output[0] if isinstance(output, tuple) else output]
 
-    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for _, layer in layers]
-    hooks.append(layers[-1][1].register_forward_hook(keep_last))
-    try:
-        with torch.no_grad(), members_apart():
-            outputs = call_foreign(owner, **prompt)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    shadow = Shadow(owner)
+    for _, layer in layers:
+        shadow.of(layer).register_forward_pre_hook(keep, with_kwargs=True)
+    shadow.of(layers[-1][1]).register_forward_hook(keep_last)
+    with torch.no_grad(), shadow.running():
+        outputs = call_foreign(shadow.module, **prompt)
     if isinstance(outputs, Refusal):
         return Refusal(f"given a prompt and a cache, {outputs.reason}")
-    if [id(module) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
+    if [id(shadow.original(module)) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
         return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
     calls = [_call(*call) for call in seen]
     made = tuple(call for call in calls if call is not None)

@@ -29,6 +29,7 @@ from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.position_bias import PositionBias, RelativeBias, read_relative_bias
 from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.rotary_source import RotaryGroups, Rotation, rotations
+from hf_cpu_accel.rewrite.shadow import Shadow
 
 STRUCTURE = "decoder layer"
 WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts are served one by one"
@@ -131,8 +132,10 @@ class _Reader:
             role = self._turning(role, layer, twin, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
-            proof = Proof(layer, call, role.cache_index, None, biases.handed)
-            error = proof.error(role)
+            shadow = Shadow(layer)
+            proof = Proof(shadow.module, call, role.cache_index, None, biases.handed)
+            with shadow.running():
+                error = proof.error(role)
             if error > proof.tolerance:
                 return Refusal(f"fused it would be off by {error:.1e} (allowed {proof.tolerance:.0e})")
             return role

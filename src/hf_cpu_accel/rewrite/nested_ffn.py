@@ -7,10 +7,8 @@ module gives around a stand-in for its linear; and the whole is proved on an inp
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from hf_cpu_accel.rewrite.packed_linear import PackedLinear
 from hf_cpu_accel.rewrite.packed_module import check_inference
 from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.served import FFNWork, GatedFFNWork
+from hf_cpu_accel.rewrite.shadow import Shadow
 from hf_cpu_accel.rewrite.verify import probe, row_error, run
 
 STRUCTURE = "nested ffn"
@@ -125,19 +124,26 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
     reason = refusal_to_swap(layer, path, context)
     if reason is not None:
         return Refusal(reason)
-    inside = tuple(module for module in layer.modules() if module is not layer)
-    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
     (up,) = _packed(layer.get_submodule(ffn.up))
     input = probe(up.in_features, up.weight_dtype)
-    expected = call_foreign(run, layer, input)
-    if isinstance(expected, Refusal):
-        return expected
-    error, allowed = row_error(run(fused, input), expected), _TOLERANCES[up.weight_dtype]
+    shadow = Shadow(layer)
+    with shadow.running():
+        expected = call_foreign(run, shadow.module, input)
+        if isinstance(expected, Refusal):
+            return expected
+        given = run(_fused(shadow.module, ffn), input)
+    error, allowed = row_error(given, expected), _TOLERANCES[up.weight_dtype]
     return (
-        fused
+        _fused(layer, ffn)
         if error <= allowed
         else Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
     )
+
+
+def _fused(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
+    inside = tuple(module for module in layer.modules() if module is not layer)
+    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
+    return fused
 
 
 def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
@@ -153,7 +159,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
         return None
     if down_path.startswith(around + ".") or up.packed_dtype != down.packed_dtype:
         return None
-    between = partial(_without_linear, layer.get_submodule(around), name)
+    between = _without_linear(layer.get_submodule(around), name)
     if up.out_features == down.in_features:
         activation = identify(between)
         if activation is None:
@@ -168,12 +174,17 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
     return Refusal(f"what {around} does after its linear is no gate with an activation that is known")
 
 
-def _without_linear(module: nn.Module, name: str, input: Tensor) -> Tensor:
-    """What `module` makes of `input` where its child `name` gives what it is given."""
-    twin = copy.copy(module)
-    twin.__dict__["_modules"] = {**module._modules, name: nn.Identity()}
-    output: Tensor = twin(input)
-    return output
+def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
+    """What `module` makes of an input where its child `name` gives what it is given."""
+    shadow = Shadow(module)
+    shadow.module._modules[name] = nn.Identity()
+
+    def between(input: Tensor) -> Tensor:
+        with shadow.running():
+            output: Tensor = shadow.module(input)
+            return output
+
+    return between
 
 
 def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
