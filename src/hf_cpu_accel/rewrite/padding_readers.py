@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.foreign import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.rewrite.projection_group import members_apart
+from hf_cpu_accel.rewrite.refusal import Refusal
+from hf_cpu_accel.rewrite.shadow import Shadow
 
 FIRST, LAST = 0, -1
 _BOTH = (FIRST, LAST)
@@ -55,7 +56,8 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
     for path, model in root.named_modules():
         inside = {id(m) for m in model.modules()} if isinstance(model, PreTrainedModel) else set()
         layers = [layer for key, layer in waiting.items() if key in inside]
-        ends = _ends_read(model, layers) if layers else None
+        read = attempt(path, _ends_read, model, layers) if layers else None
+        ends = None if isinstance(read, Refusal) else read
         # What is inside of a model that reads by itself, and cannot be asked, does not tell.
         if ends is None and not (layers and _takes_mask(model)):
             continue
@@ -88,7 +90,8 @@ class _Planter:
     tokens: list[Tensor] = field(default_factory=list)
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        tokens = layer.tokens_of(args, kwargs)
+        with ours():
+            tokens = layer.tokens_of(args, kwargs)
         if tokens is None:
             return None
         self.tokens.append(tokens)
@@ -107,10 +110,12 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
     for main, make in _BATCHES:
         if main not in names or "attention_mask" not in names:
             continue
-        try:
-            batch, one, other = make(model, names), _Planter(0), _Planter(1)
-            outputs, others = (_call(model, batch, layers, planter) for planter in (one, other))
-        except Exception:  # unknown code: whatever it raises, it does not take such a batch
+        one, other = _Planter(0), _Planter(1)
+        batch = call_foreign(make, model, names)
+        if isinstance(batch, Refusal):
+            continue
+        outputs, others = (_call(model, batch, layers, planter) for planter in (one, other))
+        if isinstance(outputs, Refusal) or isinstance(others, Refusal):
             continue
         if not one.tokens:
             return ()  # nothing is ever left out
@@ -118,20 +123,18 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
     return None
 
 
-def _call(model: Any, batch: Batch, layers: Sequence[FusedEncoderLayer], planter: _Planter) -> list[Tensor]:
-    with _hooked(layers, planter), torch.random.fork_rng(devices=[]), torch.no_grad(), members_apart():
+def _call(
+    model: Any, batch: Batch, layers: Sequence[FusedEncoderLayer], planter: _Planter
+) -> list[Tensor] | Refusal:
+    """What `model` makes of the batch: a shadow of it, since others may call it while random numbers are planted."""
+    shadow = Shadow(model)
+    for layer in layers:
+        shadow.of(layer).register_forward_hook(planter, with_kwargs=True)
+    given = {name: value.clone() for name, value in batch.items()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), shadow.running():
         torch.manual_seed(0)
-        return list(_tensors(model(**{name: value.clone() for name, value in batch.items()})))
-
-
-@contextmanager
-def _hooked(layers: Sequence[FusedEncoderLayer], planter: _Planter) -> Iterator[None]:
-    handles = [layer.register_forward_hook(planter, with_kwargs=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        output = call_foreign(shadow.module, **given)
+    return output if isinstance(output, Refusal) else list(_tensors(output))
 
 
 def _text(model: Any, names: Container[str]) -> Batch:
