@@ -298,3 +298,13 @@ def test_a_fault_of_a_layer_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row_error(output(model, PIXELS), expected) <= 1e-3
     assert row_error(output(model, PIXELS), expected) <= 1e-3
     assert any("first call" in (item.reason or "") for item in explain(model).items)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kv_cache", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "bloom", "gpt2"])
+def test_a_cache_that_was_asked_for_is_no_fault(name: str, kv_cache: str) -> None:
+    model = accelerate_for_cpu(DECODERS[name].build(), dtype="float32", kv_cache=kv_cache)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        model.generate(**padded()["left"], max_new_tokens=3, do_sample=False)

@@ -113,7 +113,13 @@ class FusedDecoderLayer(Mixed):
             {**arguments, **({self.role.cache: None} if self.role.cache in arguments else {})},
             tokens=None if tokens is None else tokens[:, -hidden_states.shape[1] :],
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
+            dtype=None if call.cache is None else self._kept_as(call.cache),
         )
+
+    def _kept_as(self, cache: CPUCache) -> str | None:
+        """The dtype that `cache` keeps keys and values in, where it was asked for."""
+        dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
+        return None if dtype is None else str(dtype).removeprefix("torch.")
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, index = self._named(args, kwargs)[1].get(self.role.cache), self.role.cache_index

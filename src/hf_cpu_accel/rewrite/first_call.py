@@ -128,7 +128,7 @@ class FirstCall:
         if not errors.numel():
             return None
         errors = errors.nan_to_num(nan=float("inf"))
-        allowed = tolerance(self.dtype, theirs.dtype)
+        allowed = max(tolerance(dtype, theirs.dtype) for dtype in (self.dtype, reference.dtype or self.dtype))
         worst = errors.max().item()
         if worst <= allowed:
             return None

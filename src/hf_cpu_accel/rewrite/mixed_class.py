@@ -23,12 +23,14 @@ class Reference:
         args, kwargs: without what it would write to.
         tokens: bool [B, L], the rows that count, or None for all.
         moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
+        dtype: what the fused call keeps its numbers in where that is less than the weights have (a cache), else None.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tokens: Tensor | None = None
     moves_rows: bool = False
+    dtype: str | None = None
 
 
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
