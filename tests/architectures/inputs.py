@@ -28,8 +28,9 @@ class Maker:
     def batches(self) -> Iterator[dict[str, Any]]:
         """Guesses."""
         required = [n for n, p in self.parameters.items() if p.default is p.empty]
-        main = self.model.main_input_name
-        first = list(dict.fromkeys([*([main] if main in self.parameters else []), *required]))
+        mains = self.model.main_input_name
+        mains = [mains] if isinstance(mains, str) else list(mains)
+        first = list(dict.fromkeys([*(name for name in mains if name in self.parameters), *required]))
         others = [n for n in _MODALITIES if n in self.parameters and n not in first]
         sets = [first, *([*first, other] for other in others)]
         if not first:
@@ -85,6 +86,14 @@ class Maker:
             return torch.randint(
                 low, vocabulary, (BATCH, LENGTH if name != "decoder_input_ids" else LENGTH - 4)
             )
+        if name in ("grid_thw", "image_grid_thw"):
+            return torch.tensor([[1, 4, 4]])
+        if name == "hidden_states" and "grid_thw" in self.parameters:
+            channels, time = (
+                self.find("num_channels", "in_channels", default=3),
+                self.find("temporal_patch_size", default=1),
+            )
+            return torch.randn(16, channels * time * self.find("patch_size", default=8) ** 2)
         if name == "bbox":
             corner = torch.randint(0, 40, (BATCH, LENGTH, 2))
             return torch.cat([corner, corner + torch.randint(1, 20, (BATCH, LENGTH, 2))], -1)
@@ -173,6 +182,7 @@ class Maker:
         for other in (64, 128, 224, 256):
             yield BATCH, channels, other, other
         yield BATCH, 16, channels * patch * patch
+        yield BATCH, 2, channels, 64, 64
 
     def find(self, *names: str, default: int) -> int:
         value = self.find_any(*names, default=default)

@@ -21,7 +21,8 @@ Bounds are those of [dtypes and accuracy](dtypes-and-accuracy.md) (relative to t
 in bfloat16, 0.1 in int8, 0.3 in int4). Where a model is more sensitive than that (experts or keys that are chosen among
 nearly equal ones, codebooks), it may be off by as much as four times what the unaccelerated model is when its weights alone
 are rounded as much, and where it chooses experts or keys, one row of four may be moved in the narrow dtypes. Such dtypes are
-marked *. int4 is tried on models of text.
+marked *. int4 is tried on models of text. Outputs that follow from a choice which rounding may change (keypoints of SuperPoint,
+SuperGlue and LightGlue, the length of FastSpeech's sound) are compared in float32 alone.
 
 """
 

@@ -38,8 +38,8 @@ _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
 
 @cache
 def exceptions() -> dict[str, dict[str, Any]]:
-    """{type: {"set": {path of a field: value}, "class": name, "why": a reason not to try, "lengths": outputs of which the length is
-    rounded from what the model predicts}} for those that need one."""
+    """{type: {"set": {path of a field: value}, "class": name, "why": a reason not to try, "chosen": outputs that follow from a
+    choice (a length, keypoints) which rounding may change, so that they are compared in float32 alone}}, where one is needed."""
     given: dict[str, dict[str, Any]] = json.loads(_EXCEPTIONS.read_text())
     return given
 
@@ -104,7 +104,9 @@ def _walk(fields: dict[str, Any], number: Any, taken: list[int] | None = None) -
         if name in layers:
             small[name] = layers[name]
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value.get("model_type") == "timm_backbone":
+            small[name] = _backbone(value)
+        elif isinstance(value, dict):
             is_config = "model_type" in value or name.endswith("config")
             small[name] = (
                 _walk(value, number, taken) if is_config else _table(name, value, number is not None)
@@ -116,8 +118,17 @@ def _walk(fields: dict[str, Any], number: Any, taken: list[int] | None = None) -
         elif isinstance(value, list) and value and all(type(v) is int for v in value):
             small[name] = _list(name, value, number, fields)
         else:
+            value = VOCABULARY if value is None and name == "vocab_size" else value
             small[name] = number(name, value, fields) if type(value) is int else value
     return small
+
+
+def _backbone(timm: dict[str, Any]) -> dict[str, Any]:
+    """A ResNet that gives as many maps as the one of timm, which is not installed."""
+    wanted = timm.get("out_indices") or [4]
+    stages = [f"stage{number}" for number in range(5 - len(wanted), 5)]
+    sizes = {"embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}
+    return {"model_type": "resnet", **sizes, "out_features": stages}
 
 
 def _few_layers(fields: dict[str, Any]) -> dict[str, Any]:
