@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +60,9 @@ def read_message(conv: nn.Module, names: list[str]) -> Message | None:
 
 
 def _read_in_mode(conv: nn.Module, training: bool, source: str, others: list[str]) -> Message | None:
-    modes = {module: module.training for module in conv.modules()}
-    try:
-        conv.train(training)
-        return _read(conv, source, others)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    # A copy that shares the weights: the layer itself may be serving.
+    shared = {id(tensor): tensor for tensor in (*conv.parameters(), *conv.buffers())}
+    return _read(copy.deepcopy(conv, shared).train(training), source, others)
 
 
 def _read(conv: nn.Module, source: str, others: list[str]) -> Message | None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.embedding import counted_positions
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.refusal import Refusal
 
 IDS, TYPES, POSITIONS = "input_ids", "token_type_ids", "position_ids"
 # Parameters that callers leave at None or 0. Any other one (DeBERTa's mask) makes the output something else in every call.
@@ -71,9 +73,7 @@ def read(module: nn.Module) -> Reading | None:
     ids = _ids_with(padding_ids)
     trace = _LookupTrace()
     with torch.no_grad(), trace:
-        try:
-            module.forward(**{IDS: ids})
-        except Exception:  # unknown code: whatever it raises, it does not take ids alone
+        if isinstance(call_foreign(module.forward, **{IDS: ids}), Refusal):
             return None
     by_weight = {table.weight.data_ptr(): table for table in tables_of(module)}
     if sorted(address for address, _ in trace.rows) != sorted(by_weight):

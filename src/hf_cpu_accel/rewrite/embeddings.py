@@ -17,8 +17,10 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.changes import swap_module
 from hf_cpu_accel.rewrite.context import WEIGHT_DTYPES, Context, is_plain
 from hf_cpu_accel.rewrite.embedding_reading import IDS, POSITIONS, TYPES, Reading, read, tables_of
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.mixed_class import Mixed, Reference, empty
 from hf_cpu_accel.rewrite.norm import identify_norm
+from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.rule import Match, Outcome
 from hf_cpu_accel.rewrite.verify import row_error
 
@@ -154,13 +156,13 @@ def _is_proved(module: nn.Module, reading: Reading) -> bool:
     """Whether the op gives what `module` gives, in all the ways in which it will be called."""
     tolerance = _TOLERANCES[reading.words.weight.dtype]
     with torch.no_grad():
-        try:
-            for inputs in _calls(reading):
-                given = look_up(reading, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
-                if row_error(given, module.forward(**inputs)) > tolerance:
-                    return False
-        except Exception:  # unknown code: whatever it raises, the reading was wrong
-            return False
+        for inputs in _calls(reading):
+            expected = call_foreign(module.forward, **inputs)
+            if isinstance(expected, Refusal):
+                return False
+            given = look_up(reading, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
+            if row_error(given, expected) > tolerance:
+                return False
     return True
 
 

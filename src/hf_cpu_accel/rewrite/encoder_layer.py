@@ -47,6 +47,9 @@ _FEWEST, _MOST = 4, 7  # linears of a layer
 _CAUSAL = "is_causal"
 
 
+BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
+
+
 class FusedEncoderLayer(Mixed):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
@@ -155,7 +158,8 @@ class FusedEncoderLayer(Mixed):
             return padding is None
         if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return False  # a graph is for all batches
-        return all(bool(padding[:, end].all()) for end in self._computed_ends)
+        ends = list(self._computed_ends)
+        return not ends or remember(padding, ("tokens at", *ends), lambda: bool(padding[:, ends].all()))
 
     def _knows_mask(self, mask: Any) -> bool:
         """Whether that is a mask of truth values or of numbers to add, as the layer takes them."""
@@ -188,6 +192,8 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
             continue
         inside.update(id(module) for module in layer.modules())
         fused = fuse(layer, *reading, skips_padding=context.config.padding == "skip")
+        if fused._skips_padding:
+            fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
         swap_module(context.journal, context.slots[id(layer)], fused)
         items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
     return items

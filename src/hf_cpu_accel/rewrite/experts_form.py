@@ -15,6 +15,7 @@ from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing import PackedWeight, pack_stack, unpack_linear
 from hf_cpu_accel.rewrite.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.foreign import call_foreign
 from hf_cpu_accel.rewrite.verify import row_error
 
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -181,10 +182,7 @@ def _prove(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) 
     weights = torch.rand(len(x), top_k, generator=generator)
     x, weights = x.to(dtype), weights.to(dtype)
     with torch.no_grad():
-        try:
-            output = module.forward(x, index, weights)
-        except Exception:  # unknown code: whatever it raises, it does not compute experts
-            return None
+        output = call_foreign(module.forward, x, index, weights)
         if not isinstance(output, Tensor):
             return None
         product_of = _products(parameters, form, index)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.encoder_layer import BOTH_ENDS, FusedEncoderLayer
 from hf_cpu_accel.rewrite.foreign import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.refusal import Refusal
 from hf_cpu_accel.rewrite.shadow import Shadow
 
-FIRST, LAST = 0, -1
-_BOTH = (FIRST, LAST)
+FIRST, LAST = BOTH_ENDS
+
 _TOKENS, _PADDED = 7, 3
 _SAMPLES = 4000
 _MOVED = 1e-3  # of the largest number of an output
@@ -35,7 +35,7 @@ _WORDS = {
     (
         LAST,
     ): "the last position is read where it is padding: batches that end with padding are computed with it",
-    _BOTH: "padding is read: it is computed",
+    BOTH_ENDS: "padding is read: it is computed",
 }
 _UNKNOWN = "who reads padding was not found out: it is computed"
 
@@ -44,14 +44,16 @@ Batch = dict[str, Tensor]
 
 def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
     """Have the fused encoder layers of `root` compute the padding that somebody reads; what was found, in sentences."""
+    skipping: list[FusedEncoderLayer] = [
+        m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
+    ]
     if "transformers" not in sys.modules:
+        for layer in skipping:
+            layer._computed_ends = ()  # the masks that say what padding is are transformers'
         return ()
     from transformers import PreTrainedModel
 
     notes: list[str] = []
-    skipping: list[FusedEncoderLayer] = [
-        m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
-    ]
     waiting: dict[int, FusedEncoderLayer] = {id(layer): layer for layer in skipping}
     for path, model in root.named_modules():
         inside = {id(m) for m in model.modules()} if isinstance(model, PreTrainedModel) else set()
@@ -62,12 +64,12 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         if ends is None and not (layers and _takes_mask(model)):
             continue
         for layer in layers:
-            layer._computed_ends = _BOTH if ends is None else ends
+            layer._computed_ends = BOTH_ENDS if ends is None else ends
             del waiting[id(layer)]
         if ends != ():
             notes.append(f"{path or type(model).__name__}: {_UNKNOWN if ends is None else _WORDS[ends]}")
     for layer in waiting.values():
-        layer._computed_ends = _BOTH
+        layer._computed_ends = BOTH_ENDS
     for layer in skipping:
         layer._bound = None  # of our own calls nothing stays
     if waiting:
@@ -129,7 +131,9 @@ def _call(
     """What `model` makes of the batch: a shadow of it, since others may call it while random numbers are planted."""
     shadow = Shadow(model)
     for layer in layers:
-        shadow.of(layer).register_forward_hook(planter, with_kwargs=True)
+        looked_at = shadow.of(layer)
+        looked_at._computed_ends = ()  # leaves out all padding
+        looked_at.register_forward_hook(planter, with_kwargs=True)
     given = {name: value.clone() for name, value in batch.items()}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), shadow.running():
         torch.manual_seed(0)
