@@ -32,8 +32,10 @@ kernels: $(VENV)/.ready
 demo: kernels
 	$(BIN)/hf-cpu-accel demo
 
+# File by file in two processes, as most tests keep one core busy.
+TEST_PROCESSES ?= 2
 test: kernels
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 # Random calls of every op, good and bad, on every tier of this CPU; FUZZ="--cases 500 --seed 7 --isa avx2 --op attention" for others. And
 # the same with kernels that AddressSanitizer and UndefinedBehaviorSanitizer watch.

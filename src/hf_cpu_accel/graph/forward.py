@@ -50,7 +50,8 @@ def graph_of(
     if conv.flow == "target_to_source" and not isinstance(x, Tensor):
         return None
     targets = len(source) if target is None else len(target)
-    if size is not None or (not isinstance(x, Tensor) and target is None):
+    says_nothing_new = size is None or (target is not None and tuple(size) == (len(source), targets))
+    if not says_nothing_new or (not isinstance(x, Tensor) and target is None):
         return None
     added = min(targets, len(source)) if loops else -1
     adjacency = adjacency_of(conv, edge_index, targets, len(source), added)

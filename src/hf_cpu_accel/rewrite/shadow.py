@@ -33,6 +33,7 @@ _OF_ACCELERATE = ("_hf_hook", "_old_forward")
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, OrderedDict))
 # Lists of lists of modules are known (stages of blocks); nobody holds them deeper.
 _DEEPEST = 3
+_MOST_COPIED = 1 << 20  # bytes of a buffer
 
 
 class Shadow:
@@ -84,7 +85,8 @@ class Shadow:
             state.pop(name, None)
         held = {name: self._mapped(value, _DEEPEST) for name, value in state.items()}
         held |= {name: OrderedDict() for name in _HOOKS}
-        held |= {name: dict(state[name]) for name in ("_parameters", "_buffers")}
+        held["_parameters"] = dict(state["_parameters"])
+        held["_buffers"] = _buffers(module)
         held["_modules"] = {
             name: None if child is None else self.of(child) for name, child in module._modules.items()
         }
@@ -114,6 +116,17 @@ class Shadow:
         made = copy.copy(override)
         made.model = self.of(override.model) if isinstance(override.model, nn.Module) else override.model
         return made
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """For a shadow of `module`: its buffers, or copies in a module that has nothing else, since rotary positions that depend on the
+    length write to theirs in every call."""
+    buffers = dict(module._buffers)
+    if module._parameters or module._modules:
+        return buffers
+    return {
+        name: b.clone() if b is not None and b.nbytes <= _MOST_COPIED else b for name, b in buffers.items()
+    }
 
 
 def hooks_a_forward(module: nn.Module) -> bool:
