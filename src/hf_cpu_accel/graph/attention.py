@@ -68,16 +68,43 @@ def gat_conv(
     scores = F.linear(x, torch.matmul(attention, weight).flatten(0, 2)).float()
     source, target = scores.split(conv.heads, dim=1)
     recorded = torch.is_grad_enabled() and features.requires_grad
-    if edge_attr is None and not recorded and not (conv.training and conv.dropout > 0):
-        output = gat(adjacency.rowptr, adjacency.col, features, source, target, conv.negative_slope)
-    else:
+    at_once = edge_attr is None and not recorded and not _drops(conv)
+    if not at_once or return_attention_weights is not None:
         logits = _edge_scores(adjacency, source, target)
         if edge_attr is not None:
             logits = logits + _scores_of_attributes(conv, adjacency, edge_attr)
         alpha = segment_softmax(adjacency.rowptr, F.leaky_relu(logits, conv.negative_slope))
-        alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
-        output = aggregate(adjacency, features, "sum", alpha)
-    return _finish_attention(conv, output, residual)
+    if at_once:
+        output = gat(adjacency.rowptr, adjacency.col, features, source, target, conv.negative_slope)
+    else:
+        dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
+        output = aggregate(adjacency, features, "sum", dropped)
+    output = _finish_attention(conv, output, residual)
+    return (
+        output
+        if return_attention_weights is None
+        else (output, _by_edge(adjacency, edge_index, alpha.to(x.dtype)))
+    )
+
+
+def _drops(conv: Any) -> bool:
+    return bool(conv.training and conv.dropout > 0)
+
+
+def _by_edge(adjacency: Adjacency, edge_index: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """(edges [2, E'], weights [E', heads]) in PyG's order: without the loops that were given, and one of each node at the end.
+
+    Args:
+        alpha: [entries, heads], in the order of the entries.
+    """
+    edges, loops = edge_index.shape[1], adjacency.loops
+    weights = alpha.new_zeros(edges + max(loops, 0), alpha.shape[1])
+    weights = weights.index_copy(0, adjacency.order.long(), alpha)
+    if loops < 0:
+        return edge_index, weights
+    kept = edge_index[0] != edge_index[1]
+    added = torch.arange(loops, dtype=edge_index.dtype).expand(2, -1)
+    return torch.cat([edge_index[:, kept], added], dim=1), torch.cat([weights[:edges][kept], weights[edges:]])
 
 
 def _attended(
@@ -90,8 +117,10 @@ def _attended(
     size: Any = None,
 ) -> Adjacency | None:
     """The graph over which `conv` attends, None if it has to see to the call itself."""
-    if weights is not None or propagate.reduce != "sum" or not isinstance(x, Tensor):
+    if propagate.reduce != "sum" or not isinstance(x, Tensor):
         return None
+    if weights is not None and (_drops(conv) or not _is_list_of_edges(edge_index)):
+        return None  # the weights that are given are those that were dropped
     # Loops have the mean of the attributes of a node's other edges, found by where these point to.
     filled = not conv.add_self_loops or (conv.fill_value == "mean" and conv.flow == "source_to_target")
     known = isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
@@ -140,9 +169,11 @@ def gatv2_conv(
     residual = None if conv.res is None else conv.res(x)
     source = apply(conv.lin_l, x)
     target = source if conv.share_weights else apply(conv.lin_r, x)
-    if edge_attr is None and not learns(conv, x) and not (conv.training and conv.dropout > 0):
+    output = None
+    if edge_attr is None and not learns(conv, x) and not _drops(conv):
         output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
-        return _finish_attention(conv, output, residual)
+        if return_attention_weights is None:
+            return _finish_attention(conv, output, residual)
     edge = None
     if edge_attr is not None:
         edge = conv.lin_edge(with_loops(adjacency, _columns(edge_attr)))
@@ -157,8 +188,15 @@ def gatv2_conv(
     )
     by_head = F.leaky_relu(scored, conv.negative_slope).view(-1, conv.heads, conv.out_channels)
     alpha = segment_softmax(adjacency.rowptr, (by_head * conv.att).sum(dim=-1).float())
-    alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
-    return _finish_attention(conv, aggregate(adjacency, source, "sum", alpha), residual)
+    if output is None:
+        dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
+        output = aggregate(adjacency, source, "sum", dropped)
+    output = _finish_attention(conv, output, residual)
+    return (
+        output
+        if return_attention_weights is None
+        else (output, _by_edge(adjacency, edge_index, alpha.to(x.dtype)))
+    )
 
 
 def transformer_conv(
@@ -189,7 +227,7 @@ def transformer_conv(
         return NotImplemented
     query = apply(conv.lin_query, target)
     key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
-    if edge_attr is None and not learns(conv, source) and not (conv.training and conv.dropout > 0):
+    if edge_attr is None and not learns(conv, source) and not _drops(conv):
         scale = 1.0 / math.sqrt(conv.out_channels)
         output = dot_attention(adjacency.rowptr, adjacency.col, query, key, value, conv.heads, scale)
     else:
@@ -201,7 +239,7 @@ def transformer_conv(
     if return_attention_weights is None:
         return output
     weights, _ = _attention_weights(conv, adjacency, query, key, edge_attr)
-    return output, (edge_index, torch.empty_like(weights).index_copy(0, adjacency.order.long(), weights))
+    return output, _by_edge(adjacency, edge_index, weights.to(query.dtype))
 
 
 def _is_list_of_edges(edge_index: Any) -> bool:

@@ -7,9 +7,9 @@ numpy), so the few thousand values that were copied are compared with what they 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import is_
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class EditWatch:
 
     def __init__(self, slots: list[Slot]) -> None:
         self._slots = slots
-        self._places = [(slot.holder, slot.name) for slot in slots]
+        self._holders, self._names = [slot.holder for slot in slots], [slot.name for slot in slots]
         self._seen = _Seen.of(slots)
 
     def __call__(self, module: nn.Module, args: Any) -> None:
@@ -94,10 +94,9 @@ class EditWatch:
 
     def _is_unchanged(self) -> bool:
         try:
-            tensors = [holder[name] for holder, name in self._places]
+            return self._seen.is_state_of(map(getitem, self._holders, self._names))
         except KeyError:
             return False
-        return self._seen.is_state_of(tensors)
 
 
 class _Seen:
@@ -111,7 +110,11 @@ class _Seen:
         self.tensors, self.numbers = tensors, numbers
         self.large = [tensor for tensor in tensors if tensor.numel() > _MOST_VALUES]
         self.state = self._state_of_large()
-        self.values = [self._present(some) for some in numbers]
+        self.groups = [[tensors[number] for number in some] for some in numbers]
+        self.are_vectors = [
+            all(t.dim() == 1 and t.numel() <= _MOST_VALUES for t in some) for some in self.groups
+        ]
+        self.values = [self._present(group).detach() for group in range(len(numbers))]
 
     @classmethod
     def of(cls, slots: list[Slot]) -> _Seen:
@@ -122,15 +125,12 @@ class _Seen:
                 small.setdefault(tensor.dtype, []).append(number)
         return cls(tensors, list(small.values()))
 
-    def is_state_of(self, tensors: Sequence[Tensor | None]) -> bool:
+    def is_state_of(self, tensors: Iterable[Tensor | None]) -> bool:
         """Whether the parameters are now `tensors`, and these what they were."""
         return (
             all(map(is_, tensors, self.tensors))
-            and self.state == self._state_of_large()
-            and all(
-                torch.equal(self._present(numbers), values)
-                for numbers, values in zip(self.numbers, self.values, strict=True)
-            )
+            and (not self.large or self.state == self._state_of_large())
+            and all(torch.equal(self._present(group), values) for group, values in enumerate(self.values))
         )
 
     def has(self, number: int, tensor: Tensor) -> bool:
@@ -147,9 +147,9 @@ class _Seen:
                 return is_cast or not self._is_another_large(tensor)
         return True
 
-    def _present(self, numbers: Iterable[int]) -> Tensor:
-        with torch.no_grad():
-            return torch.cat([_vector(self.tensors[number]) for number in numbers])
+    def _present(self, group: int) -> Tensor:
+        tensors = self.groups[group]
+        return torch.cat(tensors if self.are_vectors[group] else [_vector(tensor) for tensor in tensors])
 
     def _state_of_large(self) -> list[tuple[int, int]]:
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
