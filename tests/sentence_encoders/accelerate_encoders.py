@@ -27,6 +27,7 @@ _reasons: dict[str, int] = {}
 
 def _accelerate(model: torch.nn.Module) -> None:
     _counts["models"] += 1
+    model.eval()  # some are made in training mode, and leave it when they are first asked
     state = torch.get_rng_state()  # a test counts on what was drawn before
     try:
         accelerate_for_cpu(model, dtype="float32", threads=torch.get_num_threads())
