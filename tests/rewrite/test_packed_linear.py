@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.nn import functional
 
@@ -136,3 +137,27 @@ def test_bfloat16_models(ids):
         assert output.dtype == torch.bfloat16
         torch.testing.assert_close(output, expected, rtol=0.1, atol=0.3 if dtype == "int4" else 0.05)
     assert torch.equal(restore(model)(ids), expected)
+
+
+class Tied(nn.Module):
+    """One linear at two paths, as in an autoencoder with tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(32, 48, bias=False)
+        self.decoder = nn.ModuleList([self.encoder])
+
+    def forward(self, x):
+        return self.decoder[0](x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_linear_at_two_paths_is_saved_once(dtype, tmp_path):
+    model = accelerate_for_cpu(Tied().eval(), dtype=dtype)
+    state = model.state_dict()
+    assert state["encoder.weight"].data_ptr() == state["decoder.0.weight"].data_ptr()
+    assert model.state_dict()["encoder.weight"].data_ptr() != state["encoder.weight"].data_ptr()
+    save_model(model, tmp_path / "model.safetensors")
+    loaded = Tied()
+    load_model(loaded, tmp_path / "model.safetensors")
+    assert torch.equal(loaded.encoder.weight, state["encoder.weight"])

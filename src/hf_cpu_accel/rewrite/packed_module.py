@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.lazy_weight import LazyWeight, read_only
+
+# What each module gave to the last state dict.
+_saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
 
 
 class PackedModule(nn.Module):
@@ -86,8 +90,19 @@ class PackedModule(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if "weight" not in self._parameters:
-            destination[prefix + "weight"] = self.unpack()
+            destination[prefix + "weight"] = self._saved_in(destination)
         super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _saved_in(self, destination: dict[str, Any]) -> Tensor:
+        """The weight for a state dict: one tensor, where a module is at several paths, which savers store once."""
+        last = _saved.get(self)
+        saved = None if last is None else last()
+        if saved is None or not any(value is saved for value in destination.values()):
+            saved = self.unpack()
+            if saved.untyped_storage().nbytes() != saved.nbytes:
+                saved = saved.clone()  # savers refuse to write a part of what two names share
+            _saved[self] = weakref.ref(saved)
+        return saved
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise loading_refused()
