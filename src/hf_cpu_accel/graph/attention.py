@@ -80,11 +80,9 @@ def gat_conv(
         dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
         output = aggregate(adjacency, features, "sum", dropped)
     output = _finish_attention(conv, output, residual)
-    return (
-        output
-        if return_attention_weights is None
-        else (output, _by_edge(adjacency, edge_index, alpha.to(x.dtype)))
-    )
+    if return_attention_weights is None:
+        return output
+    return output, _by_edge(adjacency, edge_index, alpha.to(x.dtype))
 
 
 def _drops(conv: Any) -> bool:
@@ -192,11 +190,9 @@ def gatv2_conv(
         dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
         output = aggregate(adjacency, source, "sum", dropped)
     output = _finish_attention(conv, output, residual)
-    return (
-        output
-        if return_attention_weights is None
-        else (output, _by_edge(adjacency, edge_index, alpha.to(x.dtype)))
-    )
+    if return_attention_weights is None:
+        return output
+    return output, _by_edge(adjacency, edge_index, alpha.to(x.dtype))
 
 
 def transformer_conv(
