@@ -41,11 +41,11 @@ test: kernels
 # the same with kernels that AddressSanitizer and UndefinedBehaviorSanitizer watch.
 FUZZ ?= --cases 10000
 fuzz: kernels
-	PYTHONPATH=tests/ops $(BIN)/python -m fuzz $(FUZZ)
+	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
-	$(BIN)/python tests/ops/asan.py
+	$(BIN)/python -m tests.ops.asan
 
 # What threads share in the kernels, without Python and OpenMP, under ThreadSanitizer: see tests/ops/tsan/stress.cpp.
 TSAN_CXX = $(CXX) -std=c++17 -O1 -g1 -w -fsanitize=thread -Itests/ops/tsan -Isrc/hf_cpu_accel/csrc
@@ -76,7 +76,7 @@ test-diffusers: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-diffusers peft parameterized requests-mock
 	cd "$(DIFFUSERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/diffusion:$(CURDIR)/build/test-diffusers $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p surroundings -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
-	PYTHONPATH=tests/frontends:build/test-diffusers $(BIN)/python -m pytest -q tests/diffusion/adapters_of_peft.py
+	PYTHONPATH=build/test-diffusers $(BIN)/python -m pytest -q tests/diffusion/adapters_of_peft.py
 
 # sentence-transformers' own tests of its models: SENTENCE_TRANSFORMERS_SOURCE is a checkout near the installed version.
 SENTENCE_TRANSFORMERS_SOURCE ?=

@@ -16,10 +16,10 @@ import typer
 
 from benchmarks import kernels
 from benchmarks.kernels import OURS, Cell
-from hf_cpu_accel import hardware
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure import compare
 from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.threads import apply_threads
 
 # BERT-base at 32, 128 and 512 tokens and as a batch, MiniLM's batch: batch x heads x tokens x head dimension

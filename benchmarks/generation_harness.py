@@ -15,11 +15,12 @@ from benchmarks import generation_cases, harness, launch
 from benchmarks.driver import Worker, WorkerError
 from benchmarks.generation_systems import BASE
 from benchmarks.quiet import exclusive, group_priority
-from hf_cpu_accel import extension, hardware
-from hf_cpu_accel.hardware import Peaks
+from hf_cpu_accel import extension
 from hf_cpu_accel.measure import Estimate, Timing, median_estimate, speedup
 from hf_cpu_accel.measure.generation import Generated
 from hf_cpu_accel.measure.generation_cost import peak_of
+from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.runtime.hardware import Peaks
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from typing import Any
 from benchmarks import launch, systems, workloads
 from benchmarks.driver import Worker, WorkerError
 from benchmarks.quiet import exclusive, group_priority
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
 from hf_cpu_accel.measure import Agreement, Timing, compare, speedup
+from hf_cpu_accel.runtime import hardware
 
 _LONG_CALL = 2.0  # seconds; one of these is as steady as a burst of short calls
 

@@ -19,9 +19,9 @@ import typer
 from benchmarks import kernels
 from benchmarks.kernels import PARTIAL, Cell
 from benchmarks.linear_providers import PROVIDERS, usable
-from hf_cpu_accel import hardware
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure import Agreement, compare
+from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.threads import apply_threads
 
 # BERT-base's projections and FFN at 128 and 1024 tokens, MiniLM's at 32: M x K x N

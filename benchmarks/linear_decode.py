@@ -15,12 +15,12 @@ from typing import Annotated
 import torch
 import typer
 
-from hf_cpu_accel import hardware
 from hf_cpu_accel.cli.tables import results_table, wide_console
 from hf_cpu_accel.config import INT4_GROUPS
 from hf_cpu_accel.measure import interleaved
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing import DTYPES, PackedWeight, allocate, pack_linear
+from hf_cpu_accel.packing.linear import DTYPES, PackedWeight, allocate, pack_linear
+from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.threads import apply_threads
 
 DEFAULT = ("2048x8192", "8192x2048")  # N x K: the projections of Llama-3.2-1B's FFN

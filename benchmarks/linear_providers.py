@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.kernels import OURS, PARTIAL
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 
 # A provider turns (weight [N, K], bias [N], input [M, K]) into x -> x W^T + b, with what may be done ahead done ahead.
 Provider = Callable[[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]

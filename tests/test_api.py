@@ -10,7 +10,7 @@ from torch import nn
 
 import hf_cpu_accel
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, accelerated, explain, extension, restore
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 
 class Block(nn.Module):

@@ -11,16 +11,16 @@ from torch import nn
 
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.config import CPUAccelConfig, resolve
-from hf_cpu_accel.frontends.adapters import follow_pipeline, leave_pipeline
-from hf_cpu_accel.frontends.find import Root, find
+from hf_cpu_accel.hosts.find import Root, find
+from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
+from hf_cpu_accel.patching.interruption import Uninterrupted
+from hf_cpu_accel.patching.journal import ThreadCount
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite import apply as rewrite
-from hf_cpu_accel.rewrite.autotune import with_unfused
-from hf_cpu_accel.rewrite.changes import ThreadCount
-from hf_cpu_accel.rewrite.checks import check_model, check_patterns
-from hf_cpu_accel.rewrite.first_call import with_first_calls
-from hf_cpu_accel.rewrite.interruption import Uninterrupted
-from hf_cpu_accel.rewrite.served_by import with_providers
+from hf_cpu_accel.rewrite.core.autotune import with_unfused
+from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
+from hf_cpu_accel.rewrite.core.first_call import with_first_calls
+from hf_cpu_accel.rewrite.linear.dispatched_to import with_providers
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads

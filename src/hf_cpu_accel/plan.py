@@ -232,7 +232,7 @@ def _auto_dtype(module: nn.Module) -> str:
     """
     import torch
 
-    from hf_cpu_accel import hardware
+    from hf_cpu_accel.runtime import hardware
 
     can_generate = getattr(module, "can_generate", None)
     generates = callable(can_generate) and bool(can_generate())

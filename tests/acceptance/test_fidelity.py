@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from diffusion_pipelines import PIPELINES
-from drawings import NOISE, SIZE, artist, classifier, draw
 
-from hf_cpu_accel import accelerate_for_cpu, hardware, restore
+from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel.runtime import hardware
+from tests.acceptance.drawings import NOISE, SIZE, artist, classifier, draw
+from tests.hosts.diffusion_pipelines import PIPELINES
 
 # In dB. Measured: 56 in bfloat16, 46 in int8, and 40 with the 7 bits that int8 has on CPUs without VNNI. Weights of four bits in
 # int8's place give 31, of three bits 25; one scale for all of a layer's outputs 33; zero points that are not taken out again 11.

@@ -10,11 +10,11 @@ import torch
 import transformers
 from transformers import DynamicCache, TextIteratorStreamer, TextStreamer, pipeline
 from transformers.generation.streamers import BaseStreamer
-from writer import GREEDY, make_model, make_tokenizer
 
 from hf_cpu_accel import accelerate_for_cpu, accelerated
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite import pending
+from hf_cpu_accel.rewrite.decoder import deferred
+from tests.acceptance.writer import GREEDY, make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +188,8 @@ def test_an_interrupt_inside_of_a_layer(tokenizer, eager, model):
 def test_prompts_of_any_length_need_no_set_up(monkeypatch):
     """Neither are layers bound again, nor is anything compiled or raced, for prompts of 1 to 2048 tokens."""
     model = accelerate_for_cpu(make_model(limit=4096), dtype="int8", providers="own", verify=True)
-    bound, bind = [], pending.bind
-    monkeypatch.setattr(pending, "bind", lambda layers: bound.append(len(layers)) or bind(layers))
+    bound, bind = [], deferred.bind
+    monkeypatch.setattr(deferred, "bind", lambda layers: bound.append(len(layers)) or bind(layers))
     torch._dynamo.utils.counters.clear()
     for length in (5, 1, 2, 9, 33, 100, 511, 512, 513, 1200, 2048):
         for batch in (1, 3) if length < 100 else (1,):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import transformers
-from writer import GREEDY, make_model
 
 from hf_cpu_accel import accelerate_for_cpu, restore
+from tests.acceptance.writer import GREEDY, make_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

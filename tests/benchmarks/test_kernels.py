@@ -10,7 +10,7 @@ from benchmarks import attention, kernels, linear, linear_decode
 from benchmarks.kernels import OURS, PARTIAL, Cell
 from benchmarks.linear_providers import PROVIDERS
 from hf_cpu_accel.measure import Agreement, Timing
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 
 
 def cell(case: str, provider: str, *rounds: float, dtype: str = "float32") -> Cell:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
 from hf_cpu_accel.cli import checks, doctor
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.extension import ExtensionStatus
-from hf_cpu_accel.hardware import CPUInfo
-from hf_cpu_accel.runtime import threads
+from hf_cpu_accel.runtime import hardware, threads
+from hf_cpu_accel.runtime.hardware import CPUInfo
 from hf_cpu_accel.runtime.memory import HeapStatus
 from hf_cpu_accel.runtime.threads import ThreadChoice
 from tests.children import run_child

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .families import FAMILIES
-from .test_families import check
+from tests.compiler.families import FAMILIES
+from tests.compiler.test_families import check
 
 GENERATED = ("bert", "esm", "gpt2", "qwen3", "t5", "whisper", "resnet", "hubert", "siglip")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 _HEADS = {"num_attention_heads": 4, "attention_head_dim": 16}
 

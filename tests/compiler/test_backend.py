@@ -17,8 +17,7 @@ from torch._inductor import config as inductor_config
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from hf_cpu_accel.compiler.options import Options
-
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 
 def mlp() -> nn.Sequential:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import torch_private
-
-from .conftest import Calls, only_graph
+from tests.compiler.conftest import Calls, only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 

@@ -63,9 +63,9 @@ def test_any_changed_file_changes_the_key(tmp_path: Path) -> None:
         "compiler/passes/linear.py",
         "compiler/rewriter.py",
         "ops/norm.py",
-        "packing.py",
-        "image_packing.py",
-        "winograd.py",
+        "packing/linear.py",
+        "packing/convolution.py",
+        "packing/winograd.py",
     )
     for name in changed:
         path = copy / name

@@ -12,9 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from hf_cpu_accel.compiler.recipes import Composed, Computed, FoldedNorm, PackedConvolution, Part, Value
-
-from .conftest import Calls, only_graph
+from hf_cpu_accel.compiler.weight_transforms import (
+    Composed,
+    Computed,
+    FoldedNorm,
+    PackedConvolution,
+    Part,
+    Value,
+)
+from tests.compiler.conftest import Calls, only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.compiler.recipes import PackedConvolution
 from hf_cpu_accel.compiler.rewriter import Rewriter
-from hf_cpu_accel.packing import DTYPES
+from hf_cpu_accel.compiler.weight_transforms import PackedConvolution
+from hf_cpu_accel.packing.linear import DTYPES
 from hf_cpu_accel.providers import convolution as providers
-
-from .conftest import Calls, only_graph
+from tests.compiler.conftest import Calls, only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 TURNS = {"aten.permute.default": 2}

@@ -10,8 +10,7 @@ from diffusers.models.unets.unet_2d_blocks import CrossAttnDownBlock2D, UpBlock2
 from torch import Tensor, nn
 
 from hf_cpu_accel.providers import convolution as providers
-
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 

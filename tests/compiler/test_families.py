@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
-
-from .families import FAMILIES, Batch, Family
+from tests.compiler.families import FAMILIES, Batch, Family
 
 SAMPLE = ("deberta-v2", "modernbert", "gpt-j", "gemma3", "mixtral", "bart", "dinov3", "wav2vec2", "clip")
 SIZES = ((2, 16), (3, 24), (4, 11))

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
-
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 
 class Scaled(nn.Module):

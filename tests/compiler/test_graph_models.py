@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
-
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 FEATURES, RELATIONS = 16, 3
 DEGREES = torch.tensor([5, 3, 9, 8, 7, 6, 4, 3, 2, 1])

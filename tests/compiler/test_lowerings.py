@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
-from hf_cpu_accel.packing import DTYPES
-
-from .conftest import Calls, only_graph
+from hf_cpu_accel.packing.linear import DTYPES
+from tests.compiler.conftest import Calls, only_graph
 
 Run = Callable[..., dict[str, int]]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .conftest import Calls, only_graph
+from tests.compiler.conftest import Calls, only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 

@@ -27,8 +27,7 @@ from transformers import (
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
-
-from .conftest import only_graph
+from tests.compiler.conftest import only_graph
 
 LAYERS = 2
 SIZES = {

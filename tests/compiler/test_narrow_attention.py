@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_cpu_accel import accelerate_for_cpu, hardware
+from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler import report
 from hf_cpu_accel.providers.attention import LONG
-
-from .conftest import only_graph
+from hf_cpu_accel.runtime import hardware
+from tests.compiler.conftest import only_graph
 
 
 class Attention(nn.Module):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .activations import ACTIVATIONS
-from .conftest import Calls, only_graph
+from tests.compiler.activations import ACTIVATIONS
+from tests.compiler.conftest import Calls, only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 

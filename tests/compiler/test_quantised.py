@@ -11,9 +11,8 @@ import torch.ao.quantization.fx._decomposed  # declares the ops
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_cpu_accel.compiler.recipes import PackedLinears
-
-from .conftest import only_graph
+from hf_cpu_accel.compiler.weight_transforms import PackedLinears
+from tests.compiler.conftest import only_graph
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 ROUNDING = torch.ops.quantized_decomposed

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.compiler import recipes
-from hf_cpu_accel.compiler.recipes import JoinedBiases, PackedLinears, derive
-from hf_cpu_accel.packing import DTYPES, pack_linear, unpack_linear
+from hf_cpu_accel.compiler import weight_transforms
+from hf_cpu_accel.compiler.weight_transforms import JoinedBiases, PackedLinears, derive
+from hf_cpu_accel.packing.linear import DTYPES, pack_linear, unpack_linear
 
 pytestmark = pytest.mark.usefixtures("no_codegen")
 
@@ -53,7 +53,9 @@ def test_nothing_is_packed_again_without_a_reason(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = []
-    monkeypatch.setattr(recipes, "pack_linear", lambda *a, **k: packed.append(a) or pack_linear(*a, **k))
+    monkeypatch.setattr(
+        weight_transforms, "pack_linear", lambda *a, **k: packed.append(a) or pack_linear(*a, **k)
+    )
     model = layer()
     first = compiled(model)
     agree(first, model)

@@ -9,13 +9,13 @@ import time
 
 import pytest
 import torch
-from faults import Fault, Lines, is_stopped_at, lines_of, places
 
 from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.patching.interruption import Uninterrupted
+from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.rewrite.apply import acceleration_of
-from hf_cpu_accel.rewrite.changes import Journal
-from hf_cpu_accel.rewrite.interruption import Uninterrupted
+from tests.concurrency.faults import Fault, Lines, is_stopped_at, lines_of, places
 
 
 class Terminated(Exception):
@@ -223,11 +223,11 @@ def test_other_threads_than_the_main_one_have_nothing_to_wait_for(handler):
 
 
 def test_an_op_without_memory_in_the_middle_of_a_call(monkeypatch):
-    from hf_cpu_accel.rewrite import pending
+    from hf_cpu_accel.rewrite.decoder import deferred
 
     served = SERVED["decoder"]
     model = accelerate_for_cpu(served.build(), dtype="float32")
-    expected, op = served.answer(model, 1), pending._DECODER_LAYERS
+    expected, op = served.answer(model, 1), deferred._DECODER_LAYERS
     for call in range(5):
         left = [call]
 
@@ -237,8 +237,8 @@ def test_an_op_without_memory_in_the_middle_of_a_call(monkeypatch):
             left[0] -= 1
             return op(*args)
 
-        monkeypatch.setattr(pending, "_DECODER_LAYERS", failing)
+        monkeypatch.setattr(deferred, "_DECODER_LAYERS", failing)
         with pytest.raises(MemoryError):
             served.answer(model, 2)
-        monkeypatch.setattr(pending, "_DECODER_LAYERS", op)
+        monkeypatch.setattr(deferred, "_DECODER_LAYERS", op)
         assert torch.equal(served.answer(model, 1), expected)

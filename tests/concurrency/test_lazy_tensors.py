@@ -11,10 +11,10 @@ from torch import nn
 
 from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite import pending
-from hf_cpu_accel.rewrite.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.pending import PendingHiddenStates
-from hf_cpu_accel.rewrite.pending_convolution import PendingConvolution
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.convolution.deferred import PendingConvolution
+from hf_cpu_accel.rewrite.decoder import deferred
+from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
 
 
 class Slow(LazyTensor):
@@ -78,7 +78,7 @@ def test_a_failure_is_tried_again():
 def _hidden_states(monkeypatch):
     """After both layers of a decoder, and how many layers each call of the op has run since."""
     model = accelerate_for_cpu(SERVED["decoder"].build(), dtype="float32")
-    seen, runs, op = [], [], pending._DECODER_LAYERS
+    seen, runs, op = [], [], deferred._DECODER_LAYERS
 
     def slow(*args):
         runs.append(len(args[3]))
@@ -91,7 +91,7 @@ def _hidden_states(monkeypatch):
         model.model.norm = nn.Identity()
         output = model.model(torch.arange(1, 6)[None], use_cache=False).last_hidden_state
     assert isinstance(output, PendingHiddenStates)
-    monkeypatch.setattr(pending, "_DECODER_LAYERS", slow)
+    monkeypatch.setattr(deferred, "_DECODER_LAYERS", slow)
     return seen, runs
 
 

@@ -7,12 +7,12 @@ import copy
 import multiprocessing
 import pickle
 
-import other_process
 import pytest
 import torch
 
 from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from tests.concurrency import other_process
 
 MODELS = [("encoder", "int8"), ("decoder", "float32")]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers.utils import convert_state_dict_to_diffusers
-from diffusion_pipelines import stable_diffusion
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from tests.hosts.diffusion_pipelines import stable_diffusion
 
 BOTH = ["text_encoder", "unet"]
 

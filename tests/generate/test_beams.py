@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoders import DECODERS, ENCODER_DECODERS, assert_same, both, build, eager, prompt
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.generate.cache import CPUCache
+from tests.generate.decoders import DECODERS, ENCODER_DECODERS, assert_same, both, build, eager, prompt
 
 
 @pytest.mark.parametrize("name", DECODERS)

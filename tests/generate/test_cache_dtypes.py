@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from decoders import accelerated, prompt
 
 from hf_cpu_accel import explain
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.rewrite.stored_heads import StoredHeads
+from hf_cpu_accel.lazy.stored_heads import StoredHeads
+from tests.generate.decoders import accelerated, prompt
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24}
 MODELS = (

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import transformers
-from decoders import END, PAD, VOCABULARY, accelerated, eager
 
-from hf_cpu_accel.rewrite import paged
+from hf_cpu_accel.rewrite.attention import paged
+from tests.generate.decoders import END, PAD, VOCABULARY, accelerated, eager
 
 MODELS = ("llama", "qwen3", "mistral", "gpt2", "opt")  # Mistral slides
 

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from decoders import (
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+
+from hf_cpu_accel.generate.cache import CPUCache
+from tests.generate.decoders import (
     DECODER_ONLY,
     DECODERS,
     ENCODER_DECODERS,
@@ -13,9 +16,6 @@ from decoders import (
     both,
     prompt,
 )
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
-
-from hf_cpu_accel.generate.cache import CPUCache
 
 GREEDY = {"do_sample": False}
 SAMPLING = {
@@ -173,7 +173,7 @@ def test_prompts_in_chunks(name, chunk, loops):
 @pytest.mark.parametrize("name", DECODER_ONLY)
 def test_embeddings_instead_of_tokens(name, loops):
     results = []
-    from decoders import eager
+    from tests.generate.decoders import eager
 
     for model in (eager(name), accelerated(name)):
         inputs = prompt(6, batch=2)
@@ -203,7 +203,7 @@ def test_a_decoder_prompt(name, loops):
 
 
 def test_an_encoder_that_was_run_before(loops):
-    from decoders import eager
+    from tests.generate.decoders import eager
 
     inputs, results = prompt(8, batch=2), []
     for model in (eager("t5"), accelerated("t5")):

@@ -9,13 +9,13 @@ import threading
 import pytest
 import torch
 import transformers
-from decoders import PAD, accelerated, build, eager, prompt
 from transformers import DynamicCache, GenerationMixin, StaticCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate import hook
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.hook import Generate
+from tests.generate.decoders import PAD, accelerated, build, eager, prompt
 
 GREEDY = {"do_sample": False, "max_new_tokens": 8}
 

@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
     SuppressTokensLogitsProcessor,
 )
 
-from hf_cpu_accel.generate.best import largest
 from hf_cpu_accel.generate.processors import in_place
+from hf_cpu_accel.generate.topk import largest
 
 PROCESSORS = {
     "min length": MinLengthLogitsProcessor(12, [1, 5]),

@@ -2,10 +2,20 @@
 
 import pytest
 import torch
-from decoders import DECODERS, ENCODER_DECODERS, PAD, accelerated, assert_same, both, build, eager, prompt
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.generate.cache import CPUCache
+from tests.generate.decoders import (
+    DECODERS,
+    ENCODER_DECODERS,
+    PAD,
+    accelerated,
+    assert_same,
+    both,
+    build,
+    eager,
+    prompt,
+)
 
 
 def self_attention(cache):

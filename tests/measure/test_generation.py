@@ -12,9 +12,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_cpu_accel.hardware import Peaks
 from hf_cpu_accel.measure.generation import Generated, TokenClock, generate, plain_greedy
 from hf_cpu_accel.measure.generation_cost import bytes_per_weight, cost, peak_of
+from hf_cpu_accel.runtime.hardware import Peaks
 
 
 def llama() -> PreTrainedModel:

@@ -13,12 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from test_tiers import all_checks
-
 import hf_cpu_accel
+from tests.ops.test_tiers import all_checks
 
-TESTS = Path(__file__).parent
-LIBRARY = TESTS.parents[1] / "build" / "asan" / "_C.abi3.so"
+REPOSITORY = Path(__file__).parents[2]
+LIBRARY = REPOSITORY / "build" / "asan" / "_C.abi3.so"
 
 
 def main(cases: str) -> int:
@@ -45,9 +44,9 @@ def main(cases: str) -> int:
                 "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
                 "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
                 "HF_CPU_ACCEL_ISA": tier,
-                "PYTHONPATH": f"{folder}{os.pathsep}{TESTS}",
+                "PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}",
             }
-            fuzz = [sys.executable, "-m", "fuzz", "--cases", cases, "--isa", tier]
+            fuzz = [sys.executable, "-m", "tests.ops.fuzz", "--cases", cases, "--isa", tier]
             kernels = [sys.executable, "-c", all_checks(tier)]
             for command in (fuzz, kernels):
                 if code := subprocess.run(command, env=environment).returncode:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from decoder_cases import Case
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from tests.ops.decoder_cases import Case
 
 # Largest difference over the largest value of the reference; see test_encoder_layer.py.
 BOUNDS = {

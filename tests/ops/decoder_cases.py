@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder_layers import (
+from hf_cpu_accel.ops.decoder.layers import (
     BoundLayers,
     CrossAttention,
     DecoderLayer,
@@ -20,10 +20,10 @@ from hf_cpu_accel.ops.decoder_layers import (
     bind,
     decoder_layers,
 )
-from hf_cpu_accel.ops.decoder_reference import decoder_layers_reference
+from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.kv_cache import to_storage
-from hf_cpu_accel.packing import pack_linear, pack_stack
+from hf_cpu_accel.packing.linear import pack_linear, pack_stack
 
 
 @dataclass(frozen=True)

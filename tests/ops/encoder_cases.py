@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, _reference
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 
 
 @dataclass(frozen=True)

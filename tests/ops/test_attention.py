@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import CASES, MASKS, Case, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_cpu_accel import hardware
 from hf_cpu_accel.ops.attention import attention, attention_reference
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
+from hf_cpu_accel.runtime import hardware
+from tests.ops.attention_cases import CASES, MASKS, Case, inputs
 
 # float32: relative to the largest value of the output row. bfloat16 adds the rounding of the output, and where the CPU multiplies
 # bfloat16 itself, half a unit of 8 bits for every probability, as torch does, and the error of its exponential.

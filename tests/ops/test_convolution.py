@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from test_linear import BOUND, SEVEN_BITS
 from torch import Tensor
 
-from hf_cpu_accel.image_packing import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
+from hf_cpu_accel.packing.linear import PackedWeight
+from tests.ops.test_linear import BOUND, SEVEN_BITS
 
 Pair = tuple[int, int]
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles, unpack_conv2d
 from hf_cpu_accel.ops.convolutions import (
     BoundConvolutions,
     ConvolutionStep,
@@ -21,6 +20,7 @@ from hf_cpu_accel.ops.convolutions import (
     convolutions,
 )
 from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
 # more than what the kernels read; integers add a step of their input for every convolution.

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoder_bounds import bound_of, close
-from decoder_cases import Case, call_of, layers_of
 
-from hf_cpu_accel.ops.decoder_layers import bind, decoder_layers
+from hf_cpu_accel.ops.decoder.layers import bind, decoder_layers
+from tests.ops.decoder_bounds import bound_of, close
+from tests.ops.decoder_cases import Case, call_of, layers_of
 
 
 def test_not_contiguous() -> None:

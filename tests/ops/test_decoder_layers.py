@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_bounds import bound_of, close
-from decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.ops.kv_cache import from_storage
+from tests.ops.decoder_bounds import bound_of, close
+from tests.ops.decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 
 VARIANTS = [
     Case(),

@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.decoder_layers import (
+from hf_cpu_accel.ops.decoder.layers import (
     BoundLayers,
     DecoderLayer,
     FeedForward,
@@ -18,7 +18,7 @@ from hf_cpu_accel.ops.decoder_layers import (
     bind,
     decoder_layers,
 )
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 
 BATCH, PROMPT, STEPS, CAPACITY = 2, 7, 3, 16
 

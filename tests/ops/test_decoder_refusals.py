@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decoder_cases import Case, call_of, layers_of
 
-from hf_cpu_accel.ops.decoder_layers import DecoderLayer, Heads, MixtureOfExperts, Norm, Projection, bind
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.ops.decoder.layers import DecoderLayer, Heads, MixtureOfExperts, Norm, Projection, bind
+from hf_cpu_accel.packing.linear import pack_linear
+from tests.ops.decoder_cases import Case, call_of, layers_of
 
 
 def test_bad_arguments() -> None:

@@ -7,14 +7,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from encoder_cases import CASES, MASKS, PADDINGS, Case, masks_of, positions_of, reference, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, encoder_layer
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
+from tests.ops.encoder_cases import (
+    CASES,
+    MASKS,
+    PADDINGS,
+    Case,
+    masks_of,
+    positions_of,
+    reference,
+    weights_of,
+)
 
 # Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to
 # either side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.

@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn, experts_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import pack_linear, pack_stack
+from hf_cpu_accel.packing.linear import pack_linear, pack_stack
 
 # Largest difference over the largest value of the reference, as in test_decoder_layers.py.
 SEVEN_BITS = extension.status().tier in ("avx2", "avx512")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_linear import BOUND
 
 from hf_cpu_accel.ops.ffn import ffn, gated_ffn, gated_ffn_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
-from hf_cpu_accel.packing import pack_linear, unpack_linear
+from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
+from tests.ops.test_linear import BOUND
 
 
 @pytest.mark.parametrize("dtype", BOUND)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear, linear_split
-from hf_cpu_accel.packing import pack_linear, unpack_linear, unpack_values
-from hf_cpu_accel.rotation import rotate, rotate_back
+from hf_cpu_accel.packing.linear import pack_linear, unpack_linear, unpack_values
+from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
 # Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
 # large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
@@ -164,7 +164,7 @@ def test_int4_gives_the_integers_of_its_unpacked_weights(group: int) -> None:
 
 
 def as_panels(values: Tensor) -> Tensor:
-    """int8 [N, K] in the layout of packing.py."""
+    """int8 [N, K] in the layout of packing/linear.py."""
     padded = F.pad(values, (0, -values.shape[1] % 4, 0, -values.shape[0] % 32))
     return padded.view(-1, 32, padded.shape[1] // 4, 4).transpose(1, 2)
 

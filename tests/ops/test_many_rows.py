@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.ffn import ffn
 from hf_cpu_accel.ops.linear import linear, linear_split
-from hf_cpu_accel.packing import DTYPES, pack_linear
+from hf_cpu_accel.packing.linear import DTYPES, pack_linear
 
 ROWS, INPUTS, HIDDEN, OUTPUTS = 50_021, 48, 40, 72
 PIECE = 1_000  # too few to be shared out in blocks

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from test_sparse import csr
 from torch import Tensor
 
 from hf_cpu_accel.ops import messages, sparse
 from hf_cpu_accel.ops import messages_reference as reference
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
+from tests.ops.test_sparse import csr
 
 OPS = torch.ops.hf_cpu_accel
 WIDTHS = (17, 145)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_cpu_accel import int4
 from hf_cpu_accel.ops.quantize import quantize_int4
+from hf_cpu_accel.packing.linear import int4
 
 LEVELS = torch.tensor(int4.LEVELS, dtype=torch.float32)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
+from hf_cpu_accel.runtime import hardware
 from tests.children import run_child
 
 TESTS = Path(__file__).parent
@@ -64,7 +65,7 @@ def all_checks(cap: str) -> str:
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_tier(cap: str) -> None:
-    """Caps that the CPU lacks too: the library and hardware.py look at it in different ways and must agree."""
+    """Caps that the CPU lacks too: the library and runtime/hardware.py look at it in different ways and must agree."""
     assert run(cap, all_checks(cap)).strip() == hardware.best_tier(FLAGS, cap)
 
 

@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from test_convolution import Case
-from test_linear import SEVEN_BITS
 
-from hf_cpu_accel.image_packing import pack_conv2d
 from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import PackedWeight
+from hf_cpu_accel.packing.convolution import pack_conv2d
+from hf_cpu_accel.packing.linear import PackedWeight
+from tests.ops.test_convolution import Case
+from tests.ops.test_linear import SEVEN_BITS
 
 # Error of the output over its spread, as root mean squares, against the weights that were given. Patches of the image have 2.4e-3
 # in bfloat16 and 1.0e-2 in int8.

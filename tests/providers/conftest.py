@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from hf_cpu_accel.providers import choice
 from hf_cpu_accel.providers.budget import Budget
@@ -13,12 +12,6 @@ from hf_cpu_accel.providers.store import Store
 from hf_cpu_accel.providers.switch import VARIABLE
 
 MACHINE = {"cpu": "test"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(_seed_and_threads: None) -> None:
-    """Threads that wait for one another in microsecond ops cost more than they save, the more so on a busy machine."""
-    torch.set_num_threads(1)
 
 
 class Races:

@@ -9,8 +9,7 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS, race_rows, row_range
 from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.store import Store
 from hf_cpu_accel.providers.torch_ops import Provider
-
-from .conftest import MACHINE, Races, make_chooser
+from tests.providers.conftest import MACHINE, Races, make_chooser
 
 PROVIDERS = (Provider("other", "float32", lambda packed, values: None),)
 

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.route import Route
-from hf_cpu_accel.rewrite.served import LinearWork, Part
+from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part
 
 WIDTH, FEATURES = 32, 48
 

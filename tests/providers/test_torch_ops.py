@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from hf_cpu_accel.ops.linear import linear_reference
-from hf_cpu_accel.packing import pack_linear, unpack_linear
+from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
 from hf_cpu_accel.providers import torch_ops
 from hf_cpu_accel.providers.copies import Copies
 from hf_cpu_accel.providers.torch_ops import PROVIDERS, Provider, candidates, provider_named

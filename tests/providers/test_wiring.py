@@ -12,8 +12,8 @@ from torch import nn
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.providers.race import OWN
-from hf_cpu_accel.rewrite.linear import pack
-from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.match import pack
 
 WIDTH = 64
 

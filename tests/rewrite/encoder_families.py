@@ -6,7 +6,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 
 SIZES = {
     "vocab_size": 99,

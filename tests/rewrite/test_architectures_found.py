@@ -14,8 +14,8 @@ from transformers.models.videoprism.configuration_videoprism import VideoPrismTe
 from transformers.models.videoprism.modeling_videoprism import VideoPrismTextModel
 
 from hf_cpu_accel import accelerate_for_cpu, restore
-from hf_cpu_accel.rewrite.attention import AlsoSdpa
-from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.attention.match import AlsoSdpa
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 
 SIZES = {
     "vocab_size": 99,

@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
-from families import FAMILIES, Family, batches
 
-from hf_cpu_accel import accelerate_for_cpu, explain, hardware, restore
-from hf_cpu_accel.rewrite.verify import row_error
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.runtime import hardware
+from tests.rewrite.families import FAMILIES, Family, batches
 
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 

@@ -10,7 +10,7 @@ import transformers as tf
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing import pack_linear
+from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.runtime.memory import buffer_allocations, release_buffers
 
 

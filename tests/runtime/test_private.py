@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hf_cpu_accel.cli import checks
+from hf_cpu_accel.patching.originals import DiskStore
 from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.store import Choice, Store
-from hf_cpu_accel.rewrite.originals import DiskStore
 from hf_cpu_accel.runtime import home
 from hf_cpu_accel.runtime.home import cache_folder
 from hf_cpu_accel.runtime.private import make_folder, problem

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_cpu_accel import hardware
-from hf_cpu_accel.runtime import threads
+from hf_cpu_accel.runtime import hardware, threads
 
 REASON = "2 because the control group (container) grants 2 CPUs of the 8 cores that this process may use"
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_cpu_accel import hardware
 from hf_cpu_accel.cli import checks
 from hf_cpu_accel.cli.checks import Check
-from hf_cpu_accel.runtime import memory
+from hf_cpu_accel.runtime import hardware, memory
 from hf_cpu_accel.runtime.home import home_folder
 
 if TYPE_CHECKING:

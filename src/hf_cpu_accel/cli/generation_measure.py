@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
 from hf_cpu_accel.api import accelerate_for_cpu, explain
 from hf_cpu_accel.cli.generation_workload import Workload
 from hf_cpu_accel.config import DTYPES
-from hf_cpu_accel.hardware import Peaks
 from hf_cpu_accel.measure import Estimate, PeakMemory, Timing, speedup
 from hf_cpu_accel.measure.generation import Generated, generate
 from hf_cpu_accel.measure.generation_cost import Cost, bytes_per_weight, cost, peak_of
+from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.runtime.hardware import Peaks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,7 +22,7 @@ from torch.export import Dim
 from hf_cpu_accel import extension
 from hf_cpu_accel.compiler import lowerings
 from hf_cpu_accel.compiler.torch_private import has_compiler, load_package, write_package
-from hf_cpu_accel.hardware import detect
+from hf_cpu_accel.runtime.hardware import detect
 
 SUFFIX = ".pt2"
 

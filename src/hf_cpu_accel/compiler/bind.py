@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_cpu_accel.compiler.recipes import Derived, Recipe, derive
+from hf_cpu_accel.compiler.weight_transforms import Derived, Recipe, derive
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import hf_cpu_accel
 
 # The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights.
-_SOURCES = ("compiler", "ops", "packing.py", "image_packing.py", "int4.py", "rotation.py", "winograd.py")
+_SOURCES = ("compiler", "ops", "packing")
 
 
 @lru_cache(maxsize=1)
@@ -23,7 +23,7 @@ def fingerprint_of(package: Path) -> str:
     digest = hashlib.sha256()
     for source in _SOURCES:
         path = package / source
-        for file in sorted((*path.rglob("*.py"), *path.rglob("*.h"))) if path.is_dir() else [path]:
+        for file in sorted((*path.rglob("*.py"), *path.rglob("*.h"))):
             digest.update(f"{file.relative_to(package)}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_cpu_accel.compiler import torch_private
-from hf_cpu_accel.packing import DTYPES
+from hf_cpu_accel.packing.linear import DTYPES
 
 # torch's names for how much a user is ready to wait. What they set in Inductor:
 MODES: dict[str, dict[str, Any]] = {

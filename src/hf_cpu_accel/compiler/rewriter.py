@@ -14,7 +14,7 @@ from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.bind import Request
 from hf_cpu_accel.compiler.capture import Captured
 from hf_cpu_accel.compiler.options import Options
-from hf_cpu_accel.compiler.recipes import Composed, Part, Recipe
+from hf_cpu_accel.compiler.weight_transforms import Composed, Part, Recipe
 
 aten = torch.ops.aten
 Target = Callable[..., Any]

@@ -1,1 +1,1 @@
-"""One file per host library. Each says which modules of a target to accelerate, and is imported only with its host."""
+"""How users reach us besides `accelerate_for_cpu`: the keyword `cpu_optimize=`, and Optimum-style classes."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
-from hf_cpu_accel.frontends.find import Root
 from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
+from hf_cpu_accel.hosts.find import Root
 
 try:
     from optimum.modeling_base import OptimizedModel

@@ -10,11 +10,11 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 
 from hf_cpu_accel.generate.beam_state import Beams
-from hf_cpu_accel.generate.best import largest
 from hf_cpu_accel.generate.coverage import BEAM_MODES
 from hf_cpu_accel.generate.decode import NotCovered, Recorded
 from hf_cpu_accel.generate.inputs import StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
+from hf_cpu_accel.generate.topk import largest
 
 
 def beam_search(

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from hf_cpu_accel.generate.beam_rows import BeamRows
+from hf_cpu_accel.lazy.stored_heads import StoredHeads
 from hf_cpu_accel.ops.kv_cache import features_of, stored_width, to_storage
-from hf_cpu_accel.rewrite.stored_heads import StoredHeads
 
 _BUCKET = 64  # tokens
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_cpu_accel.generate.override import Override
-from hf_cpu_accel.rewrite.attention_interface import NAME, REPLACED
+from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.rewrite.attention.interface import NAME, REPLACED
 
 
 class StartSession(Override):

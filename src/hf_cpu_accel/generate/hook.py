@@ -24,10 +24,10 @@ from hf_cpu_accel.generate.coverage import (
     loop_refusal,
 )
 from hf_cpu_accel.generate.decode import NotCovered, decode
-from hf_cpu_accel.generate.override import Override
+from hf_cpu_accel.patching.journal import Journal, add_attribute
+from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.attention_interface import NAME
-from hf_cpu_accel.rewrite.changes import Journal, add_attribute
+from hf_cpu_accel.rewrite.attention.interface import NAME
 
 _CACHE = "keys and values"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"

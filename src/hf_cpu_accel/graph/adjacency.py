@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.lazy.remember import Memo
 from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
-from hf_cpu_accel.remember import Memo
 
 # Each of edge weights: layers of one model are given the same, or one set of their own each.
 _MOST_WEIGHTS = 2

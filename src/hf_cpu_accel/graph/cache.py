@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.graph.adjacency import Adjacency
-from hf_cpu_accel.remember import Memo
+from hf_cpu_accel.lazy.remember import Memo
 
 MOST_GRAPHS = 16
 

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 
+from hf_cpu_accel.lazy.remember import Memo
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing import PackedWeight, pack_linear
-from hf_cpu_accel.remember import Memo
+from hf_cpu_accel.packing.linear import PackedWeight, pack_linear
 
 _MAPPED_ANEW = 32 << 20  # bytes: larger tensors of torch are mapped by the system in every call, page by page
 _packed = Memo(most=4096)  # more weights than models have

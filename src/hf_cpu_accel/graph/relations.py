@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.graph.adjacency import Adjacency
+from hf_cpu_accel.lazy.remember import Memo
 from hf_cpu_accel.ops.sparse import Transposed, coo_to_csr, csr_transpose
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
-from hf_cpu_accel.remember import Memo
 
 
 class Relations:

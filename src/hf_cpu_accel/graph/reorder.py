@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.remember import Memo
+from hf_cpu_accel.lazy.remember import Memo
 
 MOST_ORDERS = 4
 

@@ -6,7 +6,8 @@ import datetime
 import platform
 from importlib import metadata
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
+from hf_cpu_accel.runtime import hardware
 
 _PACKAGES = ("hf_cpu_accel", "torch", "transformers", "sentence-transformers", "optimum")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_cpu_accel.hardware import Peaks
-from hf_cpu_accel.packing import PANEL_FEATURES, pack_linear
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
+from hf_cpu_accel.runtime.hardware import Peaks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

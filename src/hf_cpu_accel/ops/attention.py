@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .kv_cache import features_of, from_storage, stored_width
-from .registry import declare
+from hf_cpu_accel.ops.kv_cache import features_of, from_storage, stored_width
+from hf_cpu_accel.ops.registry import declare
 
 
 def attention(

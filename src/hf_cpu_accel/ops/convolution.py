@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import winograd
-from ..image_packing import is_of_tiles, is_of_windows, transformed_weight, unpack_conv2d
-from ..packing import PackedWeight, dtype_of, pack_linear
-from .linear import ACTIVATIONS, check_activation, linear_reference, quantize_rows
-from .registry import declare
+from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, linear_reference, quantize_rows
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing import winograd
+from hf_cpu_accel.packing.convolution import is_of_tiles, is_of_windows, transformed_weight, unpack_conv2d
+from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, pack_linear
 
 
 def conv2d(

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..packing import PackedWeight
-from .convolution import conv2d_reference, out_size
-from .linear import ACTIVATIONS, check_activation
-from .registry import declare
+from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
+from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.linear import PackedWeight
 
 # The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which
 # image it reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .norm import layer_norm_reference
-from .registry import declare
+from hf_cpu_accel.ops.norm import layer_norm_reference
+from hf_cpu_accel.ops.registry import declare
 
 
 def embedding_norm(

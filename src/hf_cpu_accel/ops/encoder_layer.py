@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import PackedWeight
-from .attention import attention_reference
-from .decoder_checks import NORM_KINDS
-from .linear import ACTIVATIONS, check_activation, check_input, linear_reference
-from .registry import declare
+from hf_cpu_accel.ops.attention import attention_reference
+from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
+from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, check_input, linear_reference
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.linear import PackedWeight
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
-from .linear import ACTIVATIONS, check_activation, quantize_rows
-from .registry import declare
+from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, quantize_rows
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
 
 MAX_TOP_K = 64  # most experts of a token
 

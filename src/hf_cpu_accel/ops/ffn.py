@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..packing import PANEL_FEATURES, PackedWeight
-from .linear import ACTIVATIONS, check_activation, check_input, linear_reference, rows_fake
-from .registry import declare
+from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, check_input, linear_reference, rows_fake
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
 
 
 def ffn(

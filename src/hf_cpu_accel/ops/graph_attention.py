@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .registry import declare
-from .sparse_reference import row_of_edge, segment_softmax_reference, spmm_reduce_reference
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.sparse_reference import row_of_edge, segment_softmax_reference, spmm_reduce_reference
 
 
 def gat(

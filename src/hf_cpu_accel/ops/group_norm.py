@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .registry import declare
+from hf_cpu_accel.ops.registry import declare
 
 ACTIVATIONS = ("none", "silu")
 

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import PackedWeight, dtype_of, unpack_linear
-from ..rotation import rotate, rotate_back
-from .registry import declare
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, unpack_linear
+from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
 MAX_SPLIT = 16  # most outputs of linear_split
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .messages_reference import (
+from hf_cpu_accel.ops.messages_reference import (
     edge_messages_reference,
     message_grad_edges_reference,
     message_grad_sources_reference,
     message_reduce_reference,
 )
-from .registry import declare
-from .sparse import KERNEL_DTYPES, Transposed
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed
 
 AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import NAMESPACE, library
-from .sparse import Transposed, csr_transpose, spmm_reduce
+from hf_cpu_accel.ops.registry import NAMESPACE, library
+from hf_cpu_accel.ops.sparse import Transposed, csr_transpose, spmm_reduce
 
 
 def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:

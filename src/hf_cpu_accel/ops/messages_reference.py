@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .sparse_reference import _check_graph, row_of_edge
+from hf_cpu_accel.ops.sparse_reference import _check_graph, row_of_edge
 
 
 def _used_messages(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import int4
-from .registry import declare
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing import int4
 
 
 def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:

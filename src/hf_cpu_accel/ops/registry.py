@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import extension
+from hf_cpu_accel import extension
 
 NAMESPACE = "hf_cpu_accel"
 library = torch.library.Library(NAMESPACE, "FRAGMENT")

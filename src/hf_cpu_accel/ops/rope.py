@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import declare
+from hf_cpu_accel.ops.registry import declare
 
 
 def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:

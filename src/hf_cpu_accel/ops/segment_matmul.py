@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import NAMESPACE, declare, library
+from hf_cpu_accel.ops.registry import NAMESPACE, declare, library
 
 
 def segment_matmul(x: Tensor, ends: Sequence[int], weight: Tensor) -> Tensor:

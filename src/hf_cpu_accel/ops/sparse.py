@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import declare
-from .sparse_reference import (
+from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.sparse_reference import (
     coo_to_csr_reference,
     csr_transpose_reference,
     sddmm_reference,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import NAMESPACE, library
-from .sparse import Transposed, csr_transpose, sddmm, spmm_reduce
-from .sparse_reference import row_of_edge
+from hf_cpu_accel.ops.registry import NAMESPACE, library
+from hf_cpu_accel.ops.sparse import Transposed, csr_transpose, sddmm, spmm_reduce
+from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
 
 def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:

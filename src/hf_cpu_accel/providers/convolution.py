@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_cpu_accel import hardware
-from hf_cpu_accel.image_packing import pack_conv2d
 from hf_cpu_accel.ops.convolution import conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d
 from hf_cpu_accel.providers.race import MARGIN, OWN, race
+from hf_cpu_accel.runtime import hardware
 
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
 ACTIVATIONS = {

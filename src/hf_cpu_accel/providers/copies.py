@@ -7,10 +7,9 @@ import weakref
 import psutil
 from torch import Tensor
 
-from hf_cpu_accel import hardware
-from hf_cpu_accel.packing import PackedWeight, unpack_values
+from hf_cpu_accel.packing.linear import PackedWeight, unpack_values
 from hf_cpu_accel.providers.torch_ops import Provider, ProviderWeight
-from hf_cpu_accel.runtime import cgroup
+from hf_cpu_accel.runtime import cgroup, hardware
 
 # This share of the memory stays free; a copy that would go into it is not made.
 _KEEP_FREE = 0.1

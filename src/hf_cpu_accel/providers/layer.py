@@ -13,7 +13,7 @@ from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.route import Route
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.rewrite.packed_linear import PackedLinear
+    from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 # The linears together must be this much faster by their best providers before a layer gives up its fusion: unfused, it pays for the
 # calls of a dozen modules, and for tensors between them that a fused layer does not have.

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
+from hf_cpu_accel.runtime import hardware
 
 
 def machine_key(threads: int) -> dict[str, Any]:

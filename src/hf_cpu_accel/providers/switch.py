@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
 from hf_cpu_accel.config import PROVIDERS
+from hf_cpu_accel.runtime import hardware
 
 VARIABLE = "HF_CPU_ACCEL_PROVIDERS"
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cpu_accel import hardware
-from hf_cpu_accel.packing import PackedWeight, pack_linear, unpack_linear, unpack_values
-from hf_cpu_accel.rotation import rotate
+from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear, unpack_values
+from hf_cpu_accel.packing.rotation import rotate
+from hf_cpu_accel.runtime import hardware
 
 # (input [..., K] float32 or bfloat16, bias [N] or None) -> [..., N] in the input's dtype
 Multiply = Callable[[Tensor, Tensor | None], Tensor]

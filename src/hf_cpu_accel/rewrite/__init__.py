@@ -1,1 +1,1 @@
-"""Rewrites of a model's modules: one rule family per file, `registry.py` orders them, `apply.py` applies them."""
+"""Rewrites of a model's modules: a room for each kind, `registry.py` orders their rules, `apply.py` applies them."""

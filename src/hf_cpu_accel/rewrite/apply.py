@@ -9,32 +9,32 @@ from typing import Any
 from torch import nn
 
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.lifecycle import follow_adapters
+from hf_cpu_accel.patching.edits import watch_edits
+from hf_cpu_accel.patching.hooks import forget_children
+from hf_cpu_accel.patching.journal import Journal, freeze_parameters
+from hf_cpu_accel.patching.modes import set_eval_mode
+from hf_cpu_accel.patching.originals import make_store
 from hf_cpu_accel.plan import Plan, PlanItem
-from hf_cpu_accel.rewrite.adapters import follow_adapters
-from hf_cpu_accel.rewrite.autotune import autotune
-from hf_cpu_accel.rewrite.casting import cast_all_or_nothing
-from hf_cpu_accel.rewrite.changes import Journal, freeze_parameters
-from hf_cpu_accel.rewrite.context import Context
-from hf_cpu_accel.rewrite.convolution_block import fuse_convolution_blocks
-from hf_cpu_accel.rewrite.decoder_fusion import fuse_decoder_layers
-from hf_cpu_accel.rewrite.edits import watch_edits
-from hf_cpu_accel.rewrite.encoder_layer import fuse_encoder_layers
-from hf_cpu_accel.rewrite.first_call import check_first_calls
-from hf_cpu_accel.rewrite.foreign import attempt
+from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blocks
+from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
+from hf_cpu_accel.rewrite.core.autotune import autotune
+from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.first_call import check_first_calls
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, loading_refused
+from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
+from hf_cpu_accel.rewrite.core.rule import Rule
+from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
+from hf_cpu_accel.rewrite.encoder.layer import fuse_encoder_layers
+from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
+from hf_cpu_accel.rewrite.encoder.window_layer import fuse_window_layers
 from hf_cpu_accel.rewrite.generation import accelerate_generation
-from hf_cpu_accel.rewrite.hooks import forget_children
-from hf_cpu_accel.rewrite.left_alone import has_weights, items_left, obstacle
-from hf_cpu_accel.rewrite.message_passing import accelerate_message_passing
-from hf_cpu_accel.rewrite.modes import set_eval_mode
-from hf_cpu_accel.rewrite.nested_ffn import fuse_nested_ffns
-from hf_cpu_accel.rewrite.originals import make_store
-from hf_cpu_accel.rewrite.packed_module import PackedModule, loading_refused
-from hf_cpu_accel.rewrite.padding_readers import find_padding_readers
-from hf_cpu_accel.rewrite.refusal import Refusal, refusal_items
+from hf_cpu_accel.rewrite.graph.match import accelerate_message_passing
+from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.registry import RULES
-from hf_cpu_accel.rewrite.residual_block import fuse_residual_blocks
-from hf_cpu_accel.rewrite.rule import Rule
-from hf_cpu_accel.rewrite.window_layer import fuse_window_layers
 from hf_cpu_accel.runtime.memory import trim_heap
 
 # A plain attribute of the model, so that its deep copies and pickles have it too.

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.attention_interface import NAME
-from hf_cpu_accel.rewrite.context import Context
-from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.attention.interface import NAME
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
 
 def accelerate_generation(context: Context) -> list[PlanItem]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from hf_cpu_accel.rewrite.attention import AttentionRule
-from hf_cpu_accel.rewrite.batch_norm import BatchNormRule
-from hf_cpu_accel.rewrite.convolution import ConvolutionRule
-from hf_cpu_accel.rewrite.convolution_linear import ConvolutionLinearRule
-from hf_cpu_accel.rewrite.embeddings import EmbeddingsRule
-from hf_cpu_accel.rewrite.experts import ExpertsRule
-from hf_cpu_accel.rewrite.ffn import FFNRule
-from hf_cpu_accel.rewrite.gemm_convolution import GemmConvolutionRule
-from hf_cpu_accel.rewrite.group_norm import GroupNormRule
-from hf_cpu_accel.rewrite.grouped_convolution import GroupedConvolutionRule
-from hf_cpu_accel.rewrite.linear import LinearRule, MergedProjectionsRule
-from hf_cpu_accel.rewrite.linear_block import LinearBlockRule
-from hf_cpu_accel.rewrite.norm import NormRule
-from hf_cpu_accel.rewrite.processor_attention import ProcessorAttentionRule
-from hf_cpu_accel.rewrite.rule import Rule
-from hf_cpu_accel.rewrite.transposed_linear import TransposedLinearRule
+from hf_cpu_accel.rewrite.attention.match import AttentionRule
+from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
+from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
+from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
+from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
+from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
+from hf_cpu_accel.rewrite.core.rule import Rule
+from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
+from hf_cpu_accel.rewrite.experts.match import ExpertsRule
+from hf_cpu_accel.rewrite.linear.block import LinearBlockRule
+from hf_cpu_accel.rewrite.linear.ffn import FFNRule
+from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
+from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
+from hf_cpu_accel.rewrite.norm.batch_norm import BatchNormRule
+from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
+from hf_cpu_accel.rewrite.norm.match import NormRule
 
 _CONVOLUTIONS: tuple[Rule, ...] = (GemmConvolutionRule(), ConvolutionLinearRule(), ConvolutionRule())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_cpu_accel import hardware
+from hf_cpu_accel.runtime import hardware
 
 # Both bind torch's pool at start; OMP_NUM_THREADS is the one that torch's documentation names.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -25,15 +25,14 @@ from hf_cpu_accel.compiler.background.attach import libraries_of
 from hf_cpu_accel.compiler.background.worker import Job
 from hf_cpu_accel.plan import CompiledRegion
 from hf_cpu_accel.rewrite.apply import acceleration_of
-
-from .conftest import SHAPE, blocks, call_until, state, switched
+from tests.compiler.background.conftest import SHAPE, blocks, call_until, state, switched
 
 
 def test_another_process_needs_no_compiler_and_no_inductor(compiled_once: CompiledRegion, home: Path) -> None:
     program = (
         "import sys, torch\n"
-        f"sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[3])!r}]\n"
-        "from conftest import blocks, call_until, state, switched, verdict\n"
+        f"sys.path[:0] = [{str(Path(__file__).parents[3])!r}]\n"
+        "from tests.compiler.background.conftest import blocks, call_until, state, switched, verdict\n"
         "from hf_cpu_accel import accelerate_for_cpu\n"
         "torch.set_num_threads(1)\n"
         "verdict.GAIN = 0.0\n"

@@ -20,7 +20,8 @@ from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place
 from hf_cpu_accel.compiler.background.reads import Read
 from hf_cpu_accel.compiler.bind import Request
-from hf_cpu_accel.compiler.recipes import (
+from hf_cpu_accel.compiler.report import GraphReport
+from hf_cpu_accel.compiler.weight_transforms import (
     Composed,
     Computed,
     FoldedNorm,
@@ -30,7 +31,6 @@ from hf_cpu_accel.compiler.recipes import (
     Part,
     Value,
 )
-from hf_cpu_accel.compiler.report import GraphReport
 
 STEPS = (
     ("aten.mul.Tensor", (Value(0), 2.5), ()),

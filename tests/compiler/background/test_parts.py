@@ -17,8 +17,7 @@ from hf_cpu_accel.compiler.background.calls import NotPlain, flatten, rebuilt
 from hf_cpu_accel.compiler.background.find import find
 from hf_cpu_accel.compiler.background.reads import digest, is_settings, recorded, structure
 from hf_cpu_accel.compiler.background.verdict import Verdict, disagreement
-
-from .conftest import blocks
+from tests.compiler.background.conftest import blocks
 
 
 def key(*args: Any, **kwargs: Any) -> Any:

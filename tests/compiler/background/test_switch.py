@@ -23,8 +23,7 @@ from hf_cpu_accel.compiler.background import artifacts, forward, jobs, region, v
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.calls import flatten
 from hf_cpu_accel.plan import CompiledRegion
-
-from .conftest import SHAPE, blocks, call_until, state, switched
+from tests.compiler.background.conftest import SHAPE, blocks, call_until, state, switched
 
 
 def close(output: Tensor, expected: Tensor) -> None:

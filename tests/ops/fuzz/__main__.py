@@ -1,6 +1,6 @@
 """`make fuzz`: random calls of every op, good and bad, on every instruction-set tier that this CPU runs.
 
-    PYTHONPATH=tests/ops python -m fuzz --cases 10000 --seed 0 --isa avx2 --op attention
+    python -m tests.ops.fuzz --cases 10000 --seed 0 --isa avx2 --op attention
 
 The cases of each tier run in a process of their own, since the tier is chosen once, at load. One that crashes is reported with its
 number like one that fails, and the rest go on behind it.
@@ -16,9 +16,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from hf_cpu_accel import hardware
-
-from .worker import FAMILIES, FUNCTIONS
+from hf_cpu_accel.runtime import hardware
+from tests.ops.fuzz.worker import FAMILIES, FUNCTIONS
 
 
 def main() -> int:
@@ -50,7 +49,7 @@ def tiers() -> list[str]:
 def run_tier(isa: str, first: int, end: int, families: list[str], bar: tqdm) -> Iterator[str]:
     """What went wrong in cases [first, end)."""
     while first < end:
-        command = [sys.executable, "-m", "fuzz.worker", f"--seed={first}", f"--cases={end - first}"]
+        command = [sys.executable, "-m", "tests.ops.fuzz.worker", f"--seed={first}", f"--cases={end - first}"]
         command += [f"--op={family}" for family in families]
         environment = {**os.environ, "HF_CPU_ACCEL_ISA": isa}
         with subprocess.Popen(

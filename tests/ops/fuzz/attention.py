@@ -16,9 +16,8 @@ from torch import Tensor
 from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.kv_cache import to_storage
 from hf_cpu_accel.ops.paged_attention import paged_attention_reference
-
-from . import draw
-from .call import Call
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 
 def attention(rng: random.Random) -> Call:

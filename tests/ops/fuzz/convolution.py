@@ -10,14 +10,13 @@ from test_convolutions import ALIKE, SEVEN_BITS, chain, stem
 from test_linear import BOUND
 from test_linear import SEVEN_BITS as HAS_SEVEN_BITS
 
-from hf_cpu_accel.image_packing import pack_conv2d, takes_tiles
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
 from hf_cpu_accel.ops.convolutions import _reference, bind
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-
-from . import draw
-from .call import Call
-from .linear import before_activation
+from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
+from tests.ops.fuzz.linear import before_activation
 
 
 def conv2d(rng: random.Random) -> Call:

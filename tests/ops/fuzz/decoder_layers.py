@@ -9,10 +9,9 @@ from decoder_bounds import bound_of, close
 from decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder_reference import decoder_layers_reference
-
-from . import draw
-from .call import Call
+from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 KEYS, VALUES = 5, 6  # places of the arguments that are written to
 

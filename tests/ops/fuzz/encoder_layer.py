@@ -11,9 +11,8 @@ from test_encoder_layer import BFLOAT16_ROUNDING, BOUNDS
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import _reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-
-from . import draw
-from .call import Call
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 
 def encoder_layer(rng: random.Random) -> Call:

@@ -11,10 +11,9 @@ from test_linear import BOUND
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.ffn import ffn_reference, gated_ffn_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import pack_linear
-
-from . import draw
-from .call import Call
+from hf_cpu_accel.packing.linear import pack_linear
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 
 def ffn(rng: random.Random) -> Call:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .call import Call, copied
+from tests.ops.fuzz.call import Call, copied
 
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)
 

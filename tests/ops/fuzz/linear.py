@@ -9,12 +9,10 @@ from test_linear import BOUND
 from test_quantize import values
 from torch import Tensor
 
-from hf_cpu_accel import int4
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference, linear_split_reference
-from hf_cpu_accel.packing import PackedWeight, pack_linear
-
-from . import draw
-from .call import Call
+from hf_cpu_accel.packing.linear import PackedWeight, int4, pack_linear
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 
 def packed(rng: random.Random, rows: int, columns: int) -> PackedWeight:

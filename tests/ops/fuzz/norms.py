@@ -16,9 +16,8 @@ from hf_cpu_accel.ops import norm as norms
 from hf_cpu_accel.ops.embedding import embedding_norm_reference
 from hf_cpu_accel.ops.group_norm import group_norm_reference
 from hf_cpu_accel.ops.rope import rotary_embedding_reference
-
-from . import draw
-from .call import Call
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 
 def norm(rng: random.Random) -> Call:

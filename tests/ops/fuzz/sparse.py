@@ -12,9 +12,8 @@ from hf_cpu_accel.ops import graph_attention as attention
 from hf_cpu_accel.ops import messages_reference as messages
 from hf_cpu_accel.ops import sparse_reference as reference
 from hf_cpu_accel.ops.messages import AGGREGATES
-
-from . import draw
-from .call import Call
+from tests.ops.fuzz import draw
+from tests.ops.fuzz.call import Call
 
 # Those of test_sparse_fuzz.py.
 FLOAT32, BFLOAT16 = 1e-4, 4e-2

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import Call, names_of
+from tests.ops.fuzz.call import Call, names_of
 
 # None between 2^24 and 2^30: graphs of so many rows are allowed, and are gigabytes.
 NUMBERS = (-(2**63), -(2**31), -1000, -1, 0, 1, 3, 1000, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
@@ -23,7 +23,7 @@ DTYPES = (
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool),
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64),
 )
-# Arguments that packing.py, decoder_bind.py or convolutions.py makes.
+# Arguments that packing/, decoder/bind.py or convolutions.py makes.
 PACKED = {
     "weight",
     "scale",

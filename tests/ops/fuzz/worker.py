@@ -1,5 +1,5 @@
-"""Runs cases in this process: `python -m fuzz.worker --seed 0 --cases 100`. One that crashes takes only this process along, and the
-number that was printed last tells which it was."""
+"""Runs cases in this process: `python -m tests.ops.fuzz.worker --seed 0 --cases 100`. One that crashes takes only this process
+along, and the number that was printed last tells which it was."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import argparse
 import random
 import sys
 
-import test_sparse_fuzz
 import torch
 
-from . import attention, convolution, decoder_layers, encoder_layer, ffn, linear, norms, sparse
-from .call import Call
-from .judge import judge_good, judge_spoiled
-from .spoil import spoiled
+from tests.ops import test_sparse_fuzz
+from tests.ops.fuzz import attention, convolution, decoder_layers, encoder_layer, ffn, linear, norms, sparse
+from tests.ops.fuzz.call import Call
+from tests.ops.fuzz.judge import judge_good, judge_spoiled
+from tests.ops.fuzz.spoil import spoiled
 
 FAMILIES = {
     module.__name__.rpartition(".")[2]: module.FAMILY

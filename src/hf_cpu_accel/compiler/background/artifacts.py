@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hf_cpu_accel import extension, hardware
+from hf_cpu_accel import extension
 from hf_cpu_accel.compiler.background import description
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.calls import Key
@@ -29,6 +29,7 @@ from hf_cpu_accel.compiler.background.reads import structure
 from hf_cpu_accel.compiler.background.sources import unchanged
 from hf_cpu_accel.compiler.fingerprint import fingerprint
 from hf_cpu_accel.compiler.report import say
+from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.home import cache_folder
 from hf_cpu_accel.runtime.private import make_folder, problem
 

@@ -13,8 +13,8 @@ from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.find import find
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.compiler.background.region import Form, Region
+from hf_cpu_accel.patching.journal import add_attribute
 from hf_cpu_accel.plan import CompiledRegion, Plan
-from hf_cpu_accel.rewrite.changes import add_attribute
 
 if TYPE_CHECKING:
     from hf_cpu_accel.rewrite.apply import Acceleration

@@ -14,7 +14,7 @@ from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, follow,
 from hf_cpu_accel.compiler.background.expressions import Expression
 from hf_cpu_accel.compiler.background.reads import digest, is_settings
 from hf_cpu_accel.compiler.bind import Bound
-from hf_cpu_accel.rewrite.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook, is_collecting_inside
 
 _REMEMBERED = 512  # shapes
 

@@ -21,7 +21,7 @@ import torch
 from huggingface_hub.dataclasses import type_validator
 from torch import Tensor
 
-from hf_cpu_accel.compiler import recipes
+from hf_cpu_accel.compiler import weight_transforms
 from hf_cpu_accel.compiler.background.compiled import LIBRARY, Compiled, Place
 from hf_cpu_accel.compiler.background.reads import Read
 from hf_cpu_accel.compiler.bind import Request
@@ -39,14 +39,14 @@ _CLASSES: dict[str, Any] = {
         Place,
         Read,
         Request,
-        recipes.Composed,
-        recipes.Computed,
-        recipes.FoldedNorm,
-        recipes.JoinedBiases,
-        recipes.PackedConvolution,
-        recipes.PackedLinears,
-        recipes.Part,
-        recipes.Value,
+        weight_transforms.Composed,
+        weight_transforms.Computed,
+        weight_transforms.FoldedNorm,
+        weight_transforms.JoinedBiases,
+        weight_transforms.PackedConvolution,
+        weight_transforms.PackedLinears,
+        weight_transforms.Part,
+        weight_transforms.Value,
     )
 }
 _OP = re.compile(r"(aten|prims|quantized_decomposed)\.\w+\.\w+")  # as passes/constants.py writes them
@@ -147,7 +147,7 @@ def _object(cls: Any, held: Any, tensors: Mapping[str, Tensor]) -> Any:
     for name, hint in get_type_hints(cls).items():
         type_validator(name, given[name], hint)
     made = cls(**given)
-    if isinstance(made, recipes.Computed):
+    if isinstance(made, weight_transforms.Computed):
         for op, _, _ in made.steps:
             _check_op(op)
     return made

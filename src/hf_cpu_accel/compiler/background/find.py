@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.background.reads import structure
-from hf_cpu_accel.rewrite.context import is_plain
-from hf_cpu_accel.rewrite.decoder_layer import FusedDecoderLayer
-from hf_cpu_accel.rewrite.encoder_layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.core.context import is_plain
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 
 # More kinds of blocks than these cost more to compile one by one than the model does as one.
 MAX_KINDS = 4

@@ -28,9 +28,9 @@ from hf_cpu_accel.compiler.options import Options
 from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
-from hf_cpu_accel.rewrite.foreign import attempt
-from hf_cpu_accel.rewrite.refusal import Refusal
-from hf_cpu_accel.rewrite.shadow import hooks_a_forward, shadow_of
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow import hooks_a_forward, shadow_of
 from hf_cpu_accel.runtime.tracing import exporting
 
 

@@ -15,7 +15,7 @@ import torch
 from hf_cpu_accel.compiler.lowerings.library import HEADER, Source, has_pointwise_user, struct
 from hf_cpu_accel.compiler.torch_private import templates
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing import DTYPES, PANEL_FEATURES, dtype_of
+from hf_cpu_accel.packing.linear import DTYPES, PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
 

@@ -15,7 +15,7 @@ struct Rows {
   bool bf16;
 };
 
-// A weight as packing.py packs it, and what is added to the products.
+// A weight as packing/linear.py packs it, and what is added to the products.
 struct Weight {
   const void* data;
   int32_t kind;        // WeightKind of csrc/gemm/gemm.h

@@ -7,8 +7,8 @@ from typing import Any
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, is_call, same_size, value
-from hf_cpu_accel.compiler.recipes import FoldedNorm
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.compiler.weight_transforms import FoldedNorm
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 

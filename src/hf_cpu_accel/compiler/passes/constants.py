@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, is_tensor
-from hf_cpu_accel.compiler.recipes import Computed, Value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.compiler.weight_transforms import Computed, Value
 
 _NAMESPACES = ("aten", "prims", "quantized_decomposed")
 # They cost nothing in a call, and may make something small as large as the batch.

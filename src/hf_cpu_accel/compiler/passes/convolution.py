@@ -20,12 +20,12 @@ from hf_cpu_accel.compiler.passes.reading import (
     same_sizes,
     value,
 )
-from hf_cpu_accel.compiler.recipes import PackedConvolution
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.image_packing import takes_tiles
+from hf_cpu_accel.compiler.weight_transforms import PackedConvolution
+from hf_cpu_accel.packing.convolution import takes_tiles
 from hf_cpu_accel.providers import convolution as providers
-from hf_cpu_accel.rewrite.context import MAX_INTEGER_FEATURES
-from hf_cpu_accel.rewrite.gemm_convolution import MANY_WEIGHTS, MIN_CHANNELS
+from hf_cpu_accel.rewrite.convolution.gemm import MANY_WEIGHTS, MIN_CHANNELS
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES
 
 ours = torch.ops.hf_cpu_accel
 _TO_ROWS, _TO_IMAGE = [0, 2, 3, 1], [0, 3, 1, 2]

@@ -20,8 +20,8 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, axis, is_call, same_size, same_sizes, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.ops.decoder_checks import NORM_KINDS
-from hf_cpu_accel.packing import PANEL_FEATURES, dtype_of
+from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
 _LAYER_NORMS = [NORM_KINDS.index("layer_norm")] * 2  # of attention and of the feed-forward network

@@ -15,9 +15,9 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.activation import read_activation
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.reading import args_of, argument, axis, is_call, only_user, value
-from hf_cpu_accel.compiler.recipes import JoinedBiases
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.packing import PANEL_FEATURES
+from hf_cpu_accel.compiler.weight_transforms import JoinedBiases
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
 
 ours = torch.ops.hf_cpu_accel
 # What divides a tensor, and the name of the argument that says how.

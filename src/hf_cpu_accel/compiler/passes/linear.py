@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
 from hf_cpu_accel.compiler.passes.reading import FLOATING, VIEWS, args_of, axis, is_call, same_size, value
-from hf_cpu_accel.compiler.recipes import PackedLinears
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.packing import dtype_of
+from hf_cpu_accel.compiler.weight_transforms import PackedLinears
+from hf_cpu_accel.packing.linear import dtype_of
 
 ours = torch.ops.hf_cpu_accel
 # Fewer output features are mostly padding of a panel.

@@ -1,5 +1,5 @@
 """Attention over long sequences in bfloat16, in graphs whose linears all take float32 and have weights that round it as much:
-what the modules of diffusers do outside of graphs (rewrite/processor_attention.py). What an encoder layer holds does so anyway.
+what the modules of diffusers do outside of graphs (rewrite/attention/processor.py). What an encoder layer holds does so anyway.
 
 In a graph in bfloat16 nobody asked for that: who widens queries there means it.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel import hardware
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes.reading import args_of, value
 from hf_cpu_accel.compiler.rewriter import Rewriter
-from hf_cpu_accel.packing import dtype_of
+from hf_cpu_accel.packing.linear import dtype_of
 from hf_cpu_accel.providers.attention import LONG
+from hf_cpu_accel.runtime import hardware
 
 ours = torch.ops.hf_cpu_accel
 _CONVERT = torch.ops.prims.convert_element_type.default

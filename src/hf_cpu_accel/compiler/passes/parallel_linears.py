@@ -9,10 +9,10 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.recipes import JoinedBiases, Recipe
 from hf_cpu_accel.compiler.rewriter import Rewriter
+from hf_cpu_accel.compiler.weight_transforms import JoinedBiases, Recipe
 from hf_cpu_accel.ops.linear import MAX_SPLIT
-from hf_cpu_accel.packing import PANEL_FEATURES
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
 
 ours = torch.ops.hf_cpu_accel
 

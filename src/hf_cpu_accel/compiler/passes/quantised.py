@@ -12,8 +12,8 @@ from typing import Any
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, unconverted, value
-from hf_cpu_accel.compiler.recipes import Computed
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.compiler.weight_transforms import Computed
 
 _PRODUCTS = (aten.linear.default, aten.conv2d.default, aten.conv1d.default)
 # The key of `Node.meta` by which this pass tells others in which dtype a weight is to be packed.

@@ -10,7 +10,7 @@ namespace hfca {
 constexpr const char* decoder_op = "decoder_layers";
 constexpr int64_t largest_head_dim = 1024;
 
-// The op's arguments that describe layers: see ops/decoder_bind.py.
+// The op's arguments that describe layers: see ops/decoder/bind.py.
 struct LayerArguments {
   const std::vector<Tensor>& weights;
   const float* vectors;

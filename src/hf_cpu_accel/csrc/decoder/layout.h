@@ -1,4 +1,4 @@
-// A layer as bind() of ops/decoder_bind.py writes it down: LAYOUT and SCALARS there, in the same order.
+// A layer as bind() of ops/decoder/bind.py writes it down: LAYOUT and SCALARS there, in the same order.
 #pragma once
 #include <cstdint>
 

@@ -11,7 +11,7 @@ constexpr int64_t max_top_k = 64;
 
 enum class Scoring : int { softmax = 0, sigmoid };
 
-// The scores' way to weights: see ops/decoder_parts.py.
+// The scores' way to weights: see ops/decoder/parts.py.
 struct Router {
   Gemm logits;  // the weight side: a feature per expert, and one more for the gate of the shared expert if `gates_shared`
   Scoring scoring = Scoring::softmax;

@@ -34,7 +34,7 @@ inline int64_t times_features(int64_t times, int64_t features) {
 
 constexpr int64_t max_integer_features = 65536;  // 255 * 127 * 65536 < 2^31
 
-// Whether `weight` has the shape that packing.py gives to n x k weights of g's kind; takes the group of int4 from it. pixels: of the
+// Whether `weight` has the shape that packing/linear.py gives to n x k weights of g's kind; takes the group of int4 from it. pixels: of the
 // window of a convolution.
 inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
   const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4, image = g.kind == WeightKind::int8_image;
@@ -52,7 +52,7 @@ inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
   return blocks ? weight.size(2) == panel_columns * per_word : weight.size(2) == panel_columns && weight.size(3) == per_word;
 }
 
-// weight, scale: the tensors of a PackedWeight (packing.py), which tell its kind.
+// weight, scale: the tensors of a PackedWeight (packing/linear.py), which tell its kind.
 inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const std::optional<Tensor>& scale,
                     const std::optional<Tensor>& bias, Activation activation = Activation::none, int64_t pixels = 0) {
   Gemm g;

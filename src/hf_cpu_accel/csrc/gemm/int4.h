@@ -1,4 +1,4 @@
-// Four-bit weights. int4.py defines them:
+// Four-bit weights. packing/int4.py defines them:
 //
 //   weight = scale of the output feature * multiplier of the group * level,   |multiplier * level| <= 120
 //

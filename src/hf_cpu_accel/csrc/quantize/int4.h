@@ -1,4 +1,4 @@
-// The search for four-bit weights (int4.py): plain data, no torch.
+// The search for four-bit weights (packing/int4.py): plain data, no torch.
 #pragma once
 #include <cstdint>
 

@@ -1,0 +1,178 @@
+"""The mask of a decoder as what it says, causality, a window and padding, instead of one truth value per query and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import CellType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.remember import remember
+
+
+class CausalMask(LazyTensor):
+    """bool [batch, 1, q_len, kv_len], True where to attend; made only where somebody reads it.
+
+    The last query stands at the last key. Positions are those of the sequence: key k of the mask is position `kv_offset` + k.
+
+    Attributes:
+        kv_offset: position of the first key.
+        window: how many keys a query sees, its own among them; None for all.
+        padding: bool [batch, kv_offset + kv_len], True where there is a token, or None if there is one everywhere.
+    """
+
+    kv_offset: int
+    window: int | None
+    padding: Tensor | None
+    _start: Tensor | bool | None
+
+    @classmethod
+    def of(
+        cls, batch: int, q_len: int, kv_len: int, kv_offset: int, window: int | None, padding: Tensor | None
+    ) -> CausalMask:
+        mask: CausalMask = cls.like((batch, 1, q_len, kv_len), torch.bool)
+        # A copy: it may be the caller's own, who may write to it before this mask is read.
+        mask.padding = None if padding is None else padding.clone()
+        mask.kv_offset, mask.window = kv_offset, window
+        mask._start = False
+        return mask
+
+    @property
+    def start(self) -> Tensor | None:
+        """int32 [batch], the position of each sequence's first token; None if not all padding is before it."""
+        if self._start is False:
+            self._start = None if self.padding is None else _first_tokens(self.padding)
+        assert not isinstance(self._start, bool)
+        return self._start
+
+    @property
+    def hides_by_window(self) -> bool:
+        """Whether a query of this mask has keys behind it that are out of its window."""
+        return self.window is not None and self.shape[-1] > self.window
+
+    def key_padding(self) -> Tensor | None:
+        """bool [batch, kv_len], True where there is a token."""
+        return None if self.padding is None else self.padding[:, self.kv_offset :]
+
+    def _make(self) -> Tensor:
+        batch, _, q_len, kv_len = self.shape
+        query = torch.arange(kv_len - q_len, kv_len)[:, None]
+        key = torch.arange(kv_len)
+        seen = key <= query
+        if self.window is not None:
+            seen &= key > query - self.window
+        seen = seen.expand(batch, 1, q_len, kv_len)
+        padding = self.key_padding()
+        return seen if padding is None else seen & padding[:, None, None]
+
+
+def causal_mask(
+    batch: int,
+    q_len: int,
+    kv_len: int,
+    q_offset: int,
+    kv_offset: int,
+    window: int | None,
+    padding: Tensor | None,
+) -> CausalMask | None:
+    """The mask, or None where nothing is hidden but what is behind the query.
+
+    Args:
+        q_offset, kv_offset: positions of the first query and the first key; the last query must stand at the last key.
+        padding: bool [batch, kv_offset + kv_len] or None.
+
+    Raises:
+        ValueError: the last query stands elsewhere, or `padding` has another length.
+    """
+    if q_offset + q_len != kv_offset + kv_len:
+        raise ValueError(
+            f"q_offset={q_offset}: {q_len} queries there do not end with the keys, {kv_offset} + {kv_len}"
+        )
+    if padding is not None:
+        if padding.shape != (batch, kv_offset + kv_len):
+            raise ValueError(
+                f"padding of shape {tuple(padding.shape)}: must be {(batch, kv_offset + kv_len)}, all positions so far"
+            )
+        if padding.all():
+            padding = None
+    mask = CausalMask.of(batch, q_len, kv_len, kv_offset, window, padding)
+    aligned = q_len == 1 or q_len == kv_len  # as `is_causal` means it, to the first key or to the last
+    return None if padding is None and aligned and not mask.hides_by_window else mask
+
+
+def read_mask(
+    mask: Tensor, window: int | None, before: Tensor | None = None, *, hidden: bool = False
+) -> CausalMask | None:
+    """A mask with its values, bool or added to the scores, as causality, the window and padding; None if it says anything else.
+
+    What is read is remembered, for the layers that get the same mask.
+
+    Args:
+        before: bool [batch, positions], True where there is a token, of the positions before the first key; None if there are none.
+        hidden: whether a mask of truth values is True where *not* to attend.
+    """
+    told = None if before is None else (before.shape, before.numpy().tobytes())
+    key = "causal mask", window, told, hidden
+    return remember(mask, key, lambda: _read(mask, window, before, hidden), by_value=True)
+
+
+def _read(mask: Tensor, window: int | None, before: Tensor | None, hidden: bool) -> CausalMask | None:
+    if mask.dim() != 4 or mask.shape[1] != 1:
+        return None
+    batch, _, q_len, kv_len = mask.shape
+    seen = ~mask if hidden and mask.dtype is torch.bool else mask
+    if mask.dtype is not torch.bool:
+        seen = mask == 0
+        if not (seen | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+            return None
+    padding = seen.any(dim=2)[:, 0]  # a token is seen by itself at least
+    queries = padding[:, None, kv_len - q_len :, None]
+    if before is not None:
+        padding = torch.cat([before, padding], dim=1)
+    kv_offset = padding.shape[1] - kv_len
+    made = CausalMask.of(batch, q_len, kv_len, kv_offset, window, None if padding.all() else padding)
+    return made if ((seen == made.tensor) | ~queries).all() else None
+
+
+def is_sliding_causal(function: Callable[..., Any], window: int) -> bool:
+    """Whether `function` is transformers' mask function of a causal sliding window: other overlays have a size, too."""
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    return same_function(function, sliding_window_causal_mask_function(window))
+
+
+def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions have the same code and close over the same values."""
+    return _content(one) == _content(other)
+
+
+@cache
+def plain_causal() -> Callable[..., Any]:
+    """transformers' mask function of causality alone."""
+    from transformers.masking_utils import causal_mask_function
+
+    return causal_mask_function
+
+
+def _content(value: Any) -> Any:
+    """A function as its code and what it closes over: two with the same content compute the same."""
+    if isinstance(value, tuple):
+        return tuple(_content(part) for part in value)
+    if isinstance(value, CellType):
+        return _content(value.cell_contents)
+    if callable(value) and hasattr(value, "__code__"):
+        return value.__code__, _content(value.__closure__ or ())
+    return value if isinstance(value, int | float | str | type(None)) else id(value)
+
+
+def _first_tokens(padding: Tensor) -> Tensor | None:
+    tokens = padding.sum(dim=1)
+    start = padding.shape[1] - tokens
+    # The first True is where it is if all that follow are True; a row without any has it nowhere.
+    if not torch.equal(padding.int().argmax(dim=1), start):
+        return None
+    return start.int()

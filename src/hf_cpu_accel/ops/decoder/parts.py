@@ -1,0 +1,177 @@
+"""What a decoder layer is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from hf_cpu_accel.ops.experts import ExpertWeights
+from hf_cpu_accel.packing.linear import PackedWeight
+
+
+@dataclass(frozen=True)
+class Projection:
+    """input @ weight^T + bias; bias [out_features] or None."""
+
+    weight: PackedWeight
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm over the last dimension, as in ops/norm.py; an offset of the weight (Gemma's 1 + weight) is already added.
+
+    Attributes:
+        weight, bias: [features] float32 or bfloat16, or None for ones and zeros; rms_norm has no bias. For query and key see
+            `SelfAttention`.
+    """
+
+    kind: Literal["rms_norm", "layer_norm"]
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Where the heads of the query (or key, or value) lie among the output features of the qkv projection.
+
+    Query head h begins at first + (h // group) * group_stride + (h % group) * head_dim, group = heads // kv_heads; key or value
+    head j at first + j * group_stride.
+    """
+
+    first: int
+    group_stride: int
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """softmax(scale * query key^T) value over the cache, with D = head_dim and Dv = value_dim.
+
+    Attributes:
+        qkv: at least (heads + kv_heads) * D + kv_heads * Dv x C, packed; query, key, value say where in it the heads are.
+        window: how many keys a query sees, its own among them; None for all.
+        softcap: scores become softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118); None for no cap.
+        sinks: [heads], a further score per head that takes part in the softmax and has no value (gpt-oss); or None.
+        alibi: [heads], what a score loses per token of distance (Press et al. 2022, arXiv:2108.12409); or None.
+        relative: [heads, distances], what a score gains if the key is so many tokens before the query; beyond the last of them it
+            stays the same (T5, Raffel et al. 2020, arXiv:1910.10683, section 2.1); or None.
+        rotary_dim: how many features of a head are rotated, from the first on; 0 for none. Su et al. 2021, arXiv:2104.09864.
+        rotary_interleaved: pairs are features (2i, 2i + 1), as in GPT-J; otherwise (i, i + rotary_dim / 2), as in Llama.
+        rotary: which of the call's tables.
+        query_norm, key_norm: before the rotation. Weights [D]: over each head, with the same weights; [heads, D]: over each head,
+            with its own; [heads * D] (for keys kv_heads): over all heads together (OLMo 2, arXiv:2501.00656). None: over each head.
+        output: C x heads * Dv, packed.
+    """
+
+    qkv: Projection
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    query: Heads
+    key: Heads
+    value: Heads
+    scale: float
+    output: Projection
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    relative: Tensor | None = None
+    rotary_dim: int = 0
+    rotary_interleaved: bool = False
+    rotary: int = 0
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """softmax(scale * query key^T) value over keys and values of an encoder's output, which no call changes.
+
+    Attributes:
+        query: heads * D x C, packed, head after head.
+        output: C x heads * Dv, packed.
+    """
+
+    query: Projection
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    output: Projection
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(activation(up(x))); gated: down(activation(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202).
+
+    Attributes:
+        up: I x C, packed; gated: 2I x C, the gate's features first, I a multiple of 32.
+        activation: one of `ops.linear.ACTIVATIONS`.
+        down: C x I, packed.
+    """
+
+    up: Projection
+    gated: bool
+    activation: str
+    down: Projection
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    """Sum of weight * expert(x) over the experts of a token, and of shared(x), an expert that all tokens go to.
+
+    A token goes to the `top_k` experts with the highest score + choice_bias. The weight of an expert is its score, divided by the
+    sum over the chosen ones if `renormalise`, times `scale`. Softmax: Fedus et al. 2022, arXiv:2101.03961; sigmoid with a bias for
+    the choice: DeepSeek-V3, arXiv:2412.19437.
+
+    Attributes:
+        router: E x C, packed; E + 1 with `shared_gate`, whose output is the last.
+        scoring: what makes scores of the router's E outputs.
+        choice_bias: [E] or None.
+        shared: or None.
+        shared_gate: whether shared(x) is multiplied by the sigmoid of the gate (Qwen2-MoE).
+    """
+
+    router: Projection
+    experts: ExpertWeights
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: Tensor | None = None
+    renormalise: bool = False
+    scale: float = 1.0
+    shared: FeedForward | None = None
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """x = x + attention(x), in decoders of encoder-decoders x + cross(x), then x + ffn(x), with norms wherever a family has them.
+
+    Attributes:
+        cross: None where there is no encoder; with its norms before it and after the residual is added.
+        attention_norm, ffn_norm: of the branch's input.
+        attention_post_norm, ffn_post_norm: of the branch's output, before the residual is added (Gemma 2, OLMo 2).
+        attention_out_norm, ffn_out_norm: after the residual is added (post-LN: the first GPT, OPT-350m).
+        parallel: x + attention(attention_norm(x)) + ffn(ffn_norm(x)) (GPT-J, NeoX, Falcon, Phi, Cohere).
+        residual_scale: factor of both branches (Granite, MiniCPM).
+    """
+
+    attention: SelfAttention
+    ffn: FeedForward | MixtureOfExperts
+    attention_norm: Norm | None = None
+    ffn_norm: Norm | None = None
+    attention_post_norm: Norm | None = None
+    ffn_post_norm: Norm | None = None
+    attention_out_norm: Norm | None = None
+    ffn_out_norm: Norm | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
+    cross: CrossAttention | None = None
+    cross_norm: Norm | None = None
+    cross_out_norm: Norm | None = None

@@ -1,0 +1,303 @@
+"""decoder_layers in plain torch: float32 between the steps, one step after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_cpu_accel.ops.attention import attention_reference
+from hf_cpu_accel.ops.decoder.bind import LAYOUT, NORM_KINDS, NORM_SCOPES, SCALARS, SCORINGS
+from hf_cpu_accel.ops.experts import experts_reference
+from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
+from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What all layers of a call share."""
+
+    tables: list[Tensor]
+    start: Tensor | None
+    rows: Tensor | None
+    mask: Tensor | None
+    longest: int
+    cross_padding: Tensor | None
+    cross_rows: Tensor | None
+
+
+class _Layer:
+    """A layer of the op's arguments by name."""
+
+    def __init__(
+        self, weights: list[Tensor], vectors: Tensor, layout: list[int], scalars: list[float]
+    ) -> None:
+        self.weights, self.vectors = weights, vectors
+        self.integers = dict(zip(LAYOUT, layout, strict=True))
+        self.floats = dict(zip(SCALARS, scalars, strict=True))
+
+    def integer(self, name: str) -> int:
+        return self.integers[name]
+
+    def weight(self, name: str) -> Tensor | None:
+        place = self.integers[name]
+        return None if place < 0 else self.weights[place]
+
+    def vector(self, name: str, size: int) -> Tensor | None:
+        first = self.integers[name]
+        return None if first < 0 else self.vectors[first : first + size]
+
+    def project(self, name: str, x: Tensor, out_features: int, activation: str = "none") -> Tensor:
+        data = self.weight(name)
+        assert data is not None
+        scale, bias = self.weight(f"{name}_scale"), self.vector(f"{name}_bias", out_features)
+        return linear_reference(x, data, scale, bias, None, out_features, activation)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """x [..., features]."""
+        return self.scaled(name, self.centred(name, x), x.shape[-1:])
+
+    def head_norm(self, name: str, x: Tensor) -> Tensor:
+        """x [..., heads, head_dim]."""
+        scope = NORM_SCOPES[self.integer(f"{name}_scope")]
+        centred = self.centred(name, x.flatten(-2) if scope == "all heads" else x).reshape(x.shape)
+        return self.scaled(name, centred, x.shape[-1:] if scope == "head" else x.shape[-2:])
+
+    def centred(self, name: str, x: Tensor) -> Tensor:
+        kind, eps = NORM_KINDS[self.integer(f"{name}_kind")], self.floats[f"{name}_eps"]
+        if kind == "layer_norm":
+            return F.layer_norm(x, x.shape[-1:], None, None, eps)
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) if kind == "rms_norm" else x
+
+    def scaled(self, name: str, x: Tensor, shape: torch.Size) -> Tensor:
+        weight, bias = (self.vector(f"{name}_{part}", shape.numel()) for part in ("weight", "bias"))
+        x = x if weight is None else x * weight.view(shape)
+        return x if bias is None else x + bias.view(shape)
+
+    def heads_of(self, name: str, merged: Tensor, count: int, width: int) -> Tensor:
+        """[B, q_len, count, width] of the qkv projection's output."""
+        group = count // self.integer("kv_heads")
+        first, stride = self.integer(f"{name}_first"), self.integer(f"{name}_stride")
+        begin = torch.tensor([first + h // group * stride + h % group * width for h in range(count)])
+        return merged[..., begin[:, None] + torch.arange(width)]
+
+    def rotate(self, x: Tensor, tables: list[Tensor]) -> Tensor:
+        """x [B, q_len, heads, head_dim] with its first rotary_dim features rotated."""
+        rotary_dim, table = self.integer("rotary_dim"), 2 * self.integer("rotary")
+        if rotary_dim == 0:
+            return x
+        interleaved, half = self.integer("rotary_interleaved"), rotary_dim // 2
+        cos, sin = (part.float() for part in tables[table : table + 2])
+        if cos.shape[-1] != half:  # every frequency twice, beside each other or half a row apart
+            cos, sin = (part[..., ::2] if interleaved else part[..., :half] for part in (cos, sin))
+        cos, sin = cos[:, :, None], sin[:, :, None]
+        rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+        if interleaved:
+            first, second = rotated[..., ::2], rotated[..., 1::2]
+        else:
+            first, second = rotated[..., :half], rotated[..., half:]
+        parts = (first * cos - second * sin, second * cos + first * sin)
+        rotated = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
+        return torch.cat([rotated, rest], dim=-1)
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, past: int, step: _Step) -> Tensor:
+        """The attention branch of x [B, q_len, C] without its norms."""
+        heads, kv_heads = self.integer("heads"), self.integer("kv_heads")
+        head_dim, value_dim = self.integer("head_dim"), self.integer("value_dim")
+        batch, q_len, features = x.shape
+        kv_len = past + q_len
+        merged = self.project("qkv", x, self.integer("qkv_features"))
+        query = self.rotate(
+            self.head_norm("query_norm", self.heads_of("query", merged, heads, head_dim)), step.tables
+        )
+        key = self.rotate(
+            self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, head_dim)), step.tables
+        )
+        value = self.heads_of("value", merged, kv_heads, value_dim)
+        keys[:batch, :, past:kv_len] = to_storage(key.transpose(1, 2), keys.dtype)
+        values[:batch, :, past:kv_len] = to_storage(value.transpose(1, 2), values.dtype)
+
+        row = torch.arange(batch)[:, None].expand(batch, kv_len).clone()
+        if step.rows is not None:
+            row[:, :past] = step.rows[:, step.longest - past : step.longest].long()
+            if step.start is not None:  # those of padding may be anything
+                padded = torch.arange(past + q_len) < step.start[:, None] - (step.longest - past)
+                row = row.masked_fill(padded, 0)
+        group = heads // kv_heads
+        key, value = (
+            from_storage(cache[row, :, torch.arange(kv_len)], torch.float32)
+            .transpose(1, 2)
+            .repeat_interleave(group, dim=1)
+            for cache in (keys, values)
+        )
+        visible = self.visible(batch, q_len, past, step)
+        scores = self.scores(query.transpose(1, 2), key, visible, past, step)
+        sinks = self.vector("sinks", heads)
+        if sinks is not None:
+            sinks = sinks[:, None, None].expand(batch, heads, q_len, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)[..., :kv_len]
+        reached = visible.any(dim=1)[:, None, :, None]
+        context = weights @ value.masked_fill(
+            ~reached, 0.0
+        )  # 0 * NaN: what is not seen must not reach the output
+        return self.project("output", context.transpose(1, 2).flatten(-2), features)
+
+    def visible(self, batch: int, q_len: int, past: int, step: _Step) -> Tensor:
+        """[B, q_len, kv_len]: causality, window and left padding."""
+        position, key = torch.arange(past, past + q_len)[:, None], torch.arange(past + q_len)
+        seen = key <= position
+        if self.integer("window"):
+            seen = seen & (key > position - self.integer("window"))
+        seen = seen.expand(batch, q_len, past + q_len)
+        if step.start is not None:
+            seen = seen & (key >= step.start[:, None, None] - (step.longest - past))
+        return seen
+
+    def scores(self, query: Tensor, key: Tensor, visible: Tensor, past: int, step: _Step) -> Tensor:
+        """[B, heads, q_len, kv_len], -infinity where a query does not see a key."""
+        scores = self.floats["scale"] * query @ key.transpose(-1, -2)
+        if self.floats["softcap"]:
+            scores = self.floats["softcap"] * torch.tanh(scores / self.floats["softcap"])
+        alibi = self.vector("alibi", query.shape[1])
+        q_len, kv_len = scores.shape[-2:]
+        if alibi is not None:
+            distance = torch.arange(past, past + q_len)[:, None] - torch.arange(kv_len)
+            scores = scores - alibi[:, None, None] * distance
+        relative = self.vector("relative", query.shape[1] * self.integer("relative_count"))
+        if relative is not None:
+            distance = torch.arange(past, past + q_len)[:, None] - torch.arange(kv_len)
+            nearest_last = relative.view(query.shape[1], -1)
+            scores = (
+                scores + nearest_last[:, (nearest_last.shape[1] - 1 - distance.clamp_min(0)).clamp_min(0)]
+            )
+        if step.mask is not None:
+            mask = step.mask[..., step.longest - past :]
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.masked_fill(~visible[:, None], -torch.inf)
+
+    def cross(self, x: Tensor, keys: Tensor, values: Tensor, step: _Step) -> Tensor:
+        """The cross-attention branch of x [B, q_len, C] without its norms."""
+        heads, head_dim = self.integer("cross_heads"), self.integer("cross_head_dim")
+        query = self.project("cross_query", x, heads * head_dim).unflatten(-1, (heads, head_dim))
+        scale = self.floats["cross_scale"]
+        if step.cross_rows is not None:
+            keys, values = (cache[step.cross_rows.long()] for cache in (keys, values))
+        context = attention_reference(query.transpose(1, 2), keys, values, step.cross_padding, False, scale)
+        return self.project("cross_output", context.flatten(-2), x.shape[-1])
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The FFN of x [B, q_len, C], or its experts, without its norms."""
+        return self.mixture(x) if self.integer("experts") else self.dense(x)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The FFN, or a shared expert, of x [B, q_len, C]."""
+        intermediate = self.integer("intermediate_features")
+        activation = list(ACTIVATIONS)[self.integer("activation")]
+        if self.integer("gated"):
+            gate, up = self.project("up", x, 2 * intermediate).split(intermediate, dim=-1)
+            hidden = ACTIVATIONS[activation](gate) * up
+        else:
+            hidden = self.project("up", x, intermediate, activation)
+        return self.project("down", hidden, x.shape[-1])
+
+    def mixture(self, x: Tensor) -> Tensor:
+        """The mixture of experts of x [B, q_len, C]."""
+        experts, width, features = self.integer("experts"), self.integer("expert_features"), x.shape[-1]
+        gated = bool(self.integer("experts_gated"))
+        logits = self.project("router", x, experts + self.integer("shared_gate"))
+        scores = logits[..., :experts]
+        sigmoid = SCORINGS[self.integer("scoring")] == "sigmoid"
+        scores = scores.sigmoid() if sigmoid else scores.softmax(dim=-1)
+        bias = self.vector("choice_bias", experts)
+        index = (scores if bias is None else scores + bias).topk(self.integer("top_k"), dim=-1).indices
+        weights = scores.gather(-1, index)
+        if self.integer("renormalise"):
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        up, down = self.weight("experts_up"), self.weight("experts_down")
+        assert up is not None
+        assert down is not None
+        output = experts_reference(
+            x.flatten(0, 1),
+            index.flatten(0, 1),
+            weights.flatten(0, 1) * self.floats["experts_scale"],
+            up,
+            self.weight("experts_up_scale"),
+            self.vector("experts_up_bias", experts * (1 + gated) * width),
+            down,
+            self.weight("experts_down_scale"),
+            self.vector("experts_down_bias", experts * features),
+            experts,
+            width,
+            gated,
+            list(ACTIVATIONS)[self.integer("experts_activation")],
+            self.floats["experts_limit"],
+        ).view(x.shape)
+        if self.weight("up") is None:
+            return output
+        shared = self.dense(x)
+        return output + (shared * logits[..., experts:].sigmoid() if self.integer("shared_gate") else shared)
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        past: int,
+        cross_cache: tuple[Tensor, Tensor] | None,
+        step: _Step,
+    ) -> Tensor:
+        def attention(x: Tensor) -> Tensor:
+            branch = self.attend(self.norm("attention_norm", x), *cache, past, step)
+            return self.floats["residual_scale"] * self.norm("attention_post_norm", branch)
+
+        def ffn(x: Tensor) -> Tensor:
+            branch = self.feed_forward(self.norm("ffn_norm", x))
+            return self.floats["residual_scale"] * self.norm("ffn_post_norm", branch)
+
+        if self.integer("parallel"):
+            return x + attention(x) + ffn(x)
+        x = self.norm("attention_out_norm", x + attention(x))
+        if cross_cache:
+            branch = self.cross(self.norm("cross_norm", x), *cross_cache, step)
+            x = self.norm("cross_out_norm", x + self.floats["residual_scale"] * branch)
+        return self.norm("ffn_out_norm", x + ffn(x))
+
+
+def _layers_of(weights: list[Tensor], vectors: Tensor, layout: Tensor, scalars: Tensor) -> Iterator[_Layer]:
+    for integers, floats in zip(layout.tolist(), scalars.tolist(), strict=True):
+        yield _Layer(weights, vectors, integers, floats)
+
+
+def decoder_layers_reference(
+    hidden_states: Tensor,
+    weights: list[Tensor],
+    vectors: Tensor,
+    layout: Tensor,
+    scalars: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    past: list[int],
+    rotary: list[Tensor],
+    start: Tensor | None,
+    rows: Tensor | None,
+    mask: Tensor | None,
+    cross_keys: list[Tensor],
+    cross_values: list[Tensor],
+    cross_padding: Tensor | None,
+    cross_rows: Tensor | None,
+) -> Tensor:
+    """The op in plain torch."""
+    step = _Step(rotary, start, rows, mask, max(past), cross_padding, cross_rows)
+    x = hidden_states.float()
+    padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+    if start is not None:
+        padding = torch.arange(step.longest, step.longest + x.shape[1]) < start[:, None]
+    x = x.masked_fill(padding[..., None], 0.0)  # whatever is there does not reach the rest
+    for number, layer in enumerate(_layers_of(weights, vectors, layout, scalars)):
+        cross_cache = (cross_keys[number], cross_values[number]) if cross_keys else None
+        x = layer.forward(x, (keys[number], values[number]), past[number], cross_cache, step)
+    return x.masked_fill(padding[..., None], 0.0).to(hidden_states.dtype).contiguous()

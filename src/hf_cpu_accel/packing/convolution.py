@@ -1,0 +1,157 @@
+"""Weights of convolutions in the order in which the kernels read them.
+
+The weight of a window is that of a linear layer on its pixels, as [window row, window column, channel] (see linear.py). Two
+kinds have more dimensions, in front of the channels:
+
+    windows      data[panel, pixel of the window, channel word, feature in panel, value in word]
+    tiles        data[panel, row of the tile, column of the tile, channel word, feature in panel, value in word]
+
+The first are int8 weights that meet images which are quantised as a whole, since windows share pixels, and are not rotated. The
+second meet images that are cut into tiles (winograd.py): 16 weights of linear layers, int8 ones with a scale and sum for each,
+float32 [2, 16, out_features].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.packing import winograd
+from hf_cpu_accel.packing.linear import (
+    CHUNK_VALUES,
+    PANEL_FEATURES,
+    PackedWeight,
+    allocate,
+    pack_linear,
+    panels_of,
+    quantize_per_feature,
+    shapes_of,
+    unpack_linear,
+)
+
+# Of images that are quantised as a whole, or cut into tiles: those of a pixel fill whole lines of packed input.
+IMAGE_CHANNELS, TILE_CHANNELS = 64, 32
+
+# Of input and output, for tiles: what comes before and after the products takes as long as so many channels save.
+_LEAST_CHANNELS = {"float32": 1, "bfloat16": 1, "int8": 192}
+
+Shapes = list[tuple[tuple[int, ...], torch.dtype]]
+
+
+def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWeight:
+    """Pack the weight of a convolution.
+
+    Args:
+        weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
+        dtype: one of `packing.DTYPES`.
+        tiled: for images that are cut into tiles.
+
+    Raises:
+        ValueError: for another dtype, a weight of another shape, or `tiled` where `takes_tiles` says no.
+    """
+    if weight.dim() != 4:
+        raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
+    if tiled and not takes_tiles(weight.shape, dtype):
+        raise ValueError(
+            f"tiled=True: a weight of shape {tuple(weight.shape)} in {dtype} is not for tiles, only [out, in, 3, 3] in float32, "
+            f"bfloat16 or, from {_LEAST_CHANNELS['int8']} channels on, int8, with a multiple of {TILE_CHANNELS} input channels"
+        )
+    if tiled:
+        return _pack_tiles(weight.detach(), dtype)
+    windows = weight.detach().permute(0, 2, 3, 1)
+    if _quantises_images(weight.shape, dtype):
+        return _pack_windows(windows.flatten(1, 2))
+    return pack_linear(windows.flatten(1), dtype)
+
+
+def takes_tiles(
+    shape: Sequence[int], dtype: str, stride: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
+) -> bool:
+    """Whether a convolution with a weight of that shape can be computed by tiles, in about half of the time."""
+    dense = all(step == 1 for step in (*stride, *dilation)) and tuple(shape[2:]) == (3, 3)
+    least = _LEAST_CHANNELS.get(dtype)
+    return dense and least is not None and min(shape[:2]) >= least and shape[1] % TILE_CHANNELS == 0
+
+
+def packed_shapes(shape: Sequence[int], dtype: str, *, tiled: bool = False) -> Shapes:
+    """Shape and dtype of the `data`, and of the `scale` if there is one, that `pack_conv2d` makes of a weight of that shape."""
+    out_channels, channels, *sides = shape
+    pixels = math.prod(sides)
+    if tiled:
+        ((panels, *word), kind), *scales = shapes_of(out_channels, channels, dtype)
+        data = ((panels, winograd.SIDE, winograd.SIDE, *word), kind)
+        return [data, *(((2, winograd.POSITIONS, out_channels), number) for _, number in scales)]
+    if _quantises_images(shape, dtype):
+        ((panels, _, *word), kind), *scales = shapes_of(out_channels, pixels * channels, dtype)
+        return [((panels, pixels, channels // 4, *word), kind), *scales]
+    return shapes_of(out_channels, pixels * channels, dtype)
+
+
+def unpack_conv2d(packed: PackedWeight, kernel_size: Sequence[int]) -> Tensor:
+    """The weight [out_channels, in_channels, *kernel_size] in float32: bit for bit the original for "float32", up to rounding where
+    it is for tiles; dequantised otherwise."""
+    if is_of_tiles(packed.data):
+        return winograd.recover_weight(transformed_weight(packed))
+    if is_of_windows(packed.data):
+        assert packed.scale is not None
+        panels, pixels, words, features, per_word = packed.data.shape
+        values = packed.data.permute(0, 3, 1, 2, 4).reshape(panels * features, pixels * words * per_word)
+        rows = values[: packed.out_features] * packed.scale[0, :, None]
+    else:
+        rows = unpack_linear(packed)
+    height, width = kernel_size
+    return rows.view(packed.out_features, height, width, -1).permute(0, 3, 1, 2)
+
+
+def is_of_windows(data: Tensor) -> bool:
+    """Whether that is the data of a weight for images that are quantised as a whole."""
+    return data.dim() == 5
+
+
+def is_of_tiles(data: Tensor) -> bool:
+    """Whether that is the data of a weight for tiles."""
+    return data.dim() == 6
+
+
+def transformed_weight(packed: PackedWeight) -> Tensor:
+    """What `winograd.transform_weight` made of a weight for tiles, as it was rounded: [16, N, C] float32."""
+    weights = []
+    for position, data in enumerate(packed.data.flatten(1, 2).unbind(1)):
+        scale = None if packed.scale is None else packed.scale[:, position]
+        channels = data.shape[1] * data.shape[3]
+        weights.append(unpack_linear(PackedWeight(data, scale, channels, packed.out_features, packed.dtype)))
+    return torch.stack(weights)
+
+
+def _quantises_images(shape: Sequence[int], dtype: str) -> bool:
+    return dtype == "int8" and shape[1] % IMAGE_CHANNELS == 0 and math.prod(shape) > 0
+
+
+def _pack_windows(weight: Tensor) -> PackedWeight:
+    """[N, pixels of the window, C]."""
+    out_channels, pixels, channels = weight.shape
+    values, scale = quantize_per_feature(weight.flatten(1).float())
+    (shape, kind), _ = packed_shapes((out_channels, channels, pixels), "int8")
+    data = allocate(shape, kind)
+    data.copy_(panels_of(values, 4).view(shape))
+    return PackedWeight(data, scale, pixels * channels, out_channels, "int8")
+
+
+def _pack_tiles(weight: Tensor, dtype: str) -> PackedWeight:
+    """[N, C, 3, 3]. Some panels at a time: packing must not take much more memory than the result."""
+    out_channels, channels, *_ = weight.shape
+    (shape, kind), *sums = packed_shapes(weight.shape, dtype, tiled=True)
+    data, scale = allocate(shape, kind), allocate(*sums[0]) if sums else None
+    positions = data.flatten(1, 2)
+    step = max(1, CHUNK_VALUES // (winograd.POSITIONS * channels * PANEL_FEATURES))
+    for panel in range(0, shape[0], step):
+        rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_channels))
+        for position, values in enumerate(winograd.transform_weight(weight[rows])):
+            packed = pack_linear(values, dtype)
+            positions[panel : panel + step, position] = packed.data
+            if scale is not None and packed.scale is not None:
+                scale[:, position, rows] = packed.scale
+    return PackedWeight(data, scale, 9 * channels, out_channels, dtype)

@@ -1,0 +1,284 @@
+"""Weights in the order in which the kernels read them: plain strided tensors plus a small header.
+
+A weight [N, K] becomes panels of 32 output features. Inside a panel the weights of one "word" of input features (4 bytes: one
+float32, two bfloat16 or four int8 values) stand side by side for the 32 features, so that the kernel streams it front to back:
+
+    data[panel, k_word, feature in panel, value in word]        shape [ceil(N/32), ceil(K/per_word), 32, per_word]
+
+Weights that are chosen for their size have one dimension less, by which the kernels tell them apart:
+
+    int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
+    int4         data[panel, group, byte]: see packing/int4.py; activations in 8 bits
+
+and weights of convolutions may have more (packing/convolution.py).
+
+The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
+another. Padding is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_cpu_accel.packing import int4
+from hf_cpu_accel.packing.rotation import rotate, rotate_back
+from hf_cpu_accel.runtime.memory import want_huge_pages
+
+PANEL_FEATURES = 32
+DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")
+QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
+CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A packed weight of a linear layer.
+
+    Attributes:
+        data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
+            [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
+            32 + 16 group]. Weights of convolutions: also as in convolution.py.
+        scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
+            weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
+            weight, except where images are quantised as a whole.
+        in_features, out_features: K and N of the original weight.
+        dtype: one of DTYPES.
+    """
+
+    data: Tensor
+    scale: Tensor | None
+    in_features: int
+    out_features: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
+
+    def narrow(self, start: int, length: int) -> PackedWeight:
+        """The output features [start, start + length), the data as a view.
+
+        Raises:
+            ValueError: if start is not a multiple of 32, or the range leaves the weight.
+        """
+        if start % PANEL_FEATURES or start < 0 or length < 0 or start + length > self.out_features:
+            raise ValueError(
+                f"output features [{start}, {start + length}) of {self.out_features}: the start must be a multiple of "
+                f"{PANEL_FEATURES} and the range must lie inside"
+            )
+        first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
+        scale = None if self.scale is None else self.scale[..., start : start + length]
+        if scale is not None and scale.dim() > 2:
+            scale = scale.contiguous()  # of a weight for tiles, which the kernel finds by position
+        return replace(self, data=self.data[first : first + count], scale=scale, out_features=length)
+
+
+def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWeight:
+    """Pack a linear layer's weight.
+
+    Args:
+        weight: [N, K], floating point, finite.
+        dtype: "float32" (exact), "bfloat16" (rounded to nearest even), or one of these on the rotated weight (rotation.py):
+            "int8" and "int8-weight": symmetric per output feature: scale = max|row| / 127, value = round(row / scale); at most
+            scale/2 off. "int4": packing/int4.py.
+        int4_group: int4 only: input features that share a multiplier, 32, 64 or 128.
+
+    Raises:
+        ValueError: for another dtype or group, or a weight that is not a matrix.
+    """
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"weight must be a floating point matrix, got {weight.dtype} of shape {tuple(weight.shape)}"
+        )
+    weight = weight.detach()
+    out_features, in_features = weight.shape
+    (shape, kind), *_ = shapes_of(out_features, in_features, dtype, int4_group=int4_group)
+    if dtype in QUANTISED:
+        data, scale = _pack_rotated(weight, dtype, int4_group)
+    else:
+        data = allocate(shape, kind)
+        data.copy_(panels_of(weight.to(kind), shape[-1]))
+        scale = None
+    return PackedWeight(data, scale, in_features, out_features, dtype)
+
+
+def shapes_of(
+    out_features: int, in_features: int, dtype: str, *, int4_group: int = 32
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of the `data` of a packed weight N x K, and of its `scale` if it has one.
+
+    Raises:
+        ValueError: for a dtype outside of DTYPES.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
+    panels = -(-out_features // PANEL_FEATURES)
+    data: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "float32": ((panels, in_features, PANEL_FEATURES, 1), torch.float32),
+        "bfloat16": ((panels, -(-in_features // 2), PANEL_FEATURES, 2), torch.bfloat16),
+        "int8": ((panels, -(-in_features // 4), PANEL_FEATURES, 4), torch.int8),
+        "int8-weight": ((panels, -(-in_features // 4), PANEL_FEATURES * 4), torch.int8),
+        "int4": ((panels, -(-in_features // int4_group), PANEL_FEATURES + 16 * int4_group), torch.uint8),
+    }
+    return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
+
+
+def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group: int = 32) -> PackedWeight:
+    """The weights of several linear layers as one, the output features of each behind those of the one before.
+
+    They are packed one by one: besides the result, memory is needed for one of them.
+
+    Args:
+        weights: `count` of them, at least one, all [N, K] with N a multiple of 32.
+        dtype, int4_group: as for `pack_linear`.
+
+    Raises:
+        ValueError: as `pack_linear`, or N is not a multiple of 32.
+    """
+    whole: PackedWeight | None = None
+    for number, weight in enumerate(weights):
+        packed = pack_linear(weight, dtype, int4_group=int4_group)
+        rows, panels = packed.out_features, len(packed.data)
+        if rows % PANEL_FEATURES or not rows:
+            raise ValueError(
+                f"weights of {rows} output features: must be a multiple of {PANEL_FEATURES} to be stacked"
+            )
+        if whole is None:
+            data = allocate((count * panels, *packed.data.shape[1:]), packed.data.dtype)
+            scale = None if packed.scale is None else torch.empty(2, count * rows)
+            whole = replace(packed, data=data, scale=scale, out_features=count * rows)
+        whole.data[number * panels : (number + 1) * panels] = packed.data
+        if whole.scale is not None and packed.scale is not None:
+            whole.scale[:, number * rows : (number + 1) * rows] = packed.scale
+    if whole is None:
+        raise ValueError("weights: at least one")
+    return whole
+
+
+def dtype_of(data: Tensor) -> str:
+    """The packed dtype that `PackedWeight.data` is of.
+
+    Raises:
+        ValueError: it is none.
+    """
+    known = {
+        (torch.float32, 4): "float32",
+        (torch.bfloat16, 4): "bfloat16",
+        (torch.int8, 4): "int8",
+        (torch.int8, 5): "int8",
+        (torch.float32, 6): "float32",
+        (torch.bfloat16, 6): "bfloat16",
+        (torch.int8, 6): "int8",
+        (torch.int8, 3): "int8-weight",
+        (torch.uint8, 3): "int4",
+    }
+    dtype = known.get((data.dtype, data.dim()))
+    if dtype is None:
+        raise ValueError(f"{data.dtype} of shape {tuple(data.shape)} is no packed weight")
+    return dtype
+
+
+def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tensor]:
+    """Data and scale of integer weights. Some panels at a time: the rotation makes several float32 copies, and packing must not
+    take much more memory than one layer."""
+    out_features, in_features = weight.shape
+    (shape, kind), (scale_shape, _) = shapes_of(out_features, in_features, dtype, int4_group=group)
+    data, scale = allocate(shape, kind), torch.empty(scale_shape)
+    panels = shape[0]
+    step = max(1, CHUNK_VALUES // max(1, in_features) // PANEL_FEATURES)
+    for panel in range(0, panels, step):
+        rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
+        rotated = rotate_back(weight[rows].float())
+        if dtype == "int4":
+            packed, scale[:, rows] = _int4_panels(rotated, group)
+        else:
+            values, scale[:, rows] = quantize_per_feature(rotated)
+            packed = panels_of(values, 4)
+        data[panel : panel + step] = packed.reshape(data[panel : panel + step].shape)
+    return data, scale
+
+
+def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
+    from hf_cpu_accel.ops.quantize import quantize_int4  # here, since the ops' references need this file
+
+    rows, columns = rotated.shape
+    if rows % PANEL_FEATURES or columns % group:
+        rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
+    index, multiplier, scale = quantize_int4(rotated, group)
+    return int4.pack(index, multiplier, group), scale[:, :rows]
+
+
+def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 per output feature of float32 [N, K]: values int8 [N, K] and float32 [2, N] (scales; sums of the values)."""
+    step = weight.abs().amax(dim=1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
+    safe = torch.where(step > 0, step, torch.ones_like(step))
+    values = torch.round(weight / safe[:, None]).clamp_(-127, 127).to(torch.int8)
+    return values, torch.stack([step, values.sum(dim=1, dtype=torch.float32)])
+
+
+def unpack_linear(packed: PackedWeight) -> Tensor:
+    """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
+    values = unpack_values(packed).float()
+    if packed.scale is None:
+        return values
+    return rotate(values * packed.scale[0, :, None])
+
+
+def unpack_values(packed: PackedWeight) -> Tensor:
+    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back."""
+    if packed.dtype == "int4":
+        values = int4.unpack(packed.data)
+    else:
+        data = packed.data.unflatten(2, (PANEL_FEATURES, 4)) if packed.dtype == "int8-weight" else packed.data
+        panels, words, features, per_word = data.shape
+        values = data.permute(0, 2, 1, 3).reshape(panels * features, words * per_word)
+    return values[: packed.out_features, : packed.in_features].contiguous()
+
+
+def concat(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """One packed weight with the output features of all of them in a row (q, k and v; gate and up).
+
+    Raises:
+        ValueError: if the weights differ in dtype, int4 group or in_features, or one but the last has out_features not divisible
+            by 32.
+    """
+    first = weights[0]
+    alike = (first.dtype, first.in_features, first.data.shape[1:])
+    if any((w.dtype, w.in_features, w.data.shape[1:]) != alike for w in weights):
+        raise ValueError("weights to concatenate must have the same dtype, group and in_features")
+    if any(w.out_features % PANEL_FEATURES for w in weights[:-1]):
+        raise ValueError(f"all weights but the last must have out_features divisible by {PANEL_FEATURES}")
+    scales = [w.scale for w in weights if w.scale is not None]
+    return replace(
+        first,
+        data=torch.cat([w.data for w in weights]),
+        scale=torch.cat(scales, dim=-1) if scales else None,
+        out_features=sum(w.out_features for w in weights),
+    )
+
+
+def panels_of(values: Tensor, per_word: int) -> Tensor:
+    """[N, K] in the order [panels, words, 32, per_word], padded with zeros."""
+    out_features, in_features = values.shape
+    if out_features % PANEL_FEATURES or in_features % per_word:
+        values = F.pad(values, (0, -in_features % per_word, 0, -out_features % PANEL_FEATURES))
+    panels, words = values.shape[0] // PANEL_FEATURES, values.shape[1] // per_word
+    if values.numel() == 0:
+        return values.new_empty((panels, words, PANEL_FEATURES, per_word))
+    whole = (
+        values.contiguous().view(torch.int32).view(panels, PANEL_FEATURES, words)
+    )  # a word is moved as one number
+    return whole.transpose(1, 2).contiguous().view(values.dtype).view(panels, words, PANEL_FEATURES, per_word)
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor for a packed weight, on huge pages where the system gives such: it is read front to back."""
+    data = torch.empty(shape, dtype=dtype)
+    want_huge_pages(data.data_ptr(), data.nbytes)
+    return data

@@ -1,0 +1,232 @@
+"""Parameters that stay in an accelerated model may be written to: what was made of them is then made anew, or the call is refused.
+
+Kernels read most biases and gains from where they lie, but fused layers also hold values made of several of them (the biases of
+query, key and value side by side), and convolutions have their norms folded in. A version does not count every write (`.data`,
+numpy), so the few thousand values that were copied are compared with what they were, once per call of the layers that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
+from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.stacks import stack_of
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.folded import FoldedNorm
+from hf_cpu_accel.rewrite.norm.match import FusedNorm
+from hf_cpu_accel.runtime.fork import new_lock
+
+# Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
+_MOST_VALUES, _SAMPLED = 1 << 16, 64
+_taking_in = new_lock()  # of all watches: they are copied and pickled with their models
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter or buffer by the dictionary that holds it, its name there and its path in the model.
+
+    Attributes:
+        is_copied: whether values were made of it; else it is read from where it lies, and may only not be exchanged unseen.
+        is_packed: whether packed weights were made of it, which cannot be made anew.
+    """
+
+    holder: dict[str, Tensor | None]
+    name: str
+    path: str
+    is_copied: bool
+    is_packed: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        """
+        Raises:
+            KeyError: it is there no more.
+        """
+        tensor = self.holder[self.name]
+        if tensor is None:
+            raise KeyError(self.name)
+        return tensor
+
+
+class EditWatch:
+    """Called ahead of a module's forward, for the parameters inside of which values were made."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._holders, self._names = [slot.holder for slot in slots], [slot.name for slot in slots]
+        self._seen = _Seen.of(slots)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """
+        Raises:
+            RuntimeError: a parameter was written to of which packed weights were made.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
+            return
+        with _taking_in:
+            if not self._is_unchanged():  # else another thread has taken it in meanwhile
+                self._take_in(module)
+
+    def _take_in(self, module: nn.Module) -> None:
+        for number, slot in enumerate(self._slots):
+            if slot.is_packed and not self._seen.has(number, slot.tensor):
+                raise RuntimeError(
+                    f"{slot.path} was written to after acceleration, when packed weights had been made of it: call "
+                    "hf_cpu_accel.restore, write to it, and accelerate again"
+                )
+        seen = _Seen.of(self._slots)  # before: what is written meanwhile is noticed by the next call
+        module._apply(_identity)
+        self._seen = seen
+
+    def _is_unchanged(self) -> bool:
+        try:
+            return self._seen.is_state_of(map(getitem, self._holders, self._names))
+        except KeyError:
+            return False
+
+
+class _Seen:
+    """The parameters as they were when values were made of them. It does not change: threads may be at it.
+
+    Attributes:
+        numbers, values: by dtype, since only what has one dtype can be compared in one go.
+    """
+
+    def __init__(self, tensors: list[Tensor], numbers: list[list[int]]) -> None:
+        self.tensors, self.numbers = tensors, numbers
+        self.large = [tensor for tensor in tensors if tensor.numel() > _MOST_VALUES]
+        self.state = self._state_of_large()
+        self.groups = [[tensors[number] for number in some] for some in numbers]
+        self.are_vectors = [
+            all(t.dim() == 1 and t.numel() <= _MOST_VALUES for t in some) for some in self.groups
+        ]
+        self.values = [self._present(group).detach() for group in range(len(numbers))]
+
+    @classmethod
+    def of(cls, slots: list[Slot]) -> _Seen:
+        tensors = [slot.tensor for slot in slots]
+        small: dict[torch.dtype, list[int]] = {}
+        for number, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
+            if slot.is_copied:
+                small.setdefault(tensor.dtype, []).append(number)
+        return cls(tensors, list(small.values()))
+
+    def is_state_of(self, tensors: Iterable[Tensor | None]) -> bool:
+        """Whether the parameters are now `tensors`, and these what they were."""
+        return (
+            all(map(is_, tensors, self.tensors))
+            and (not self.large or self.state == self._state_of_large())
+            and all(torch.equal(self._present(group), values) for group, values in enumerate(self.values))
+        )
+
+    def has(self, number: int, tensor: Tensor) -> bool:
+        """Whether `tensor`, one of the parameters, is what it was."""
+        for numbers, values in zip(self.numbers, self.values, strict=True):
+            if number in numbers:
+                start = sum(len(_vector(self.tensors[n])) for n in numbers[: numbers.index(number)])
+                present = _vector(tensor)
+                before = values[start : start + len(present)]
+                # `model.to(dtype)` casts what is kept along with the rest.
+                is_cast = present.dtype is not before.dtype
+                if not torch.equal(present, before.to(present.dtype)):
+                    return False
+                return is_cast or not self._is_another_large(tensor)
+        return True
+
+    def _present(self, group: int) -> Tensor:
+        tensors = self.groups[group]
+        return torch.cat(tensors if self.are_vectors[group] else [_vector(tensor) for tensor in tensors])
+
+    def _state_of_large(self) -> list[tuple[int, int]]:
+        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
+
+    def _is_another_large(self, tensor: Tensor) -> bool:
+        """Whether a large one is no longer the tensor, memory and version that it was."""
+        if tensor.numel() <= _MOST_VALUES:
+            return False
+        states = zip(self.large, self.state, self._state_of_large(), strict=True)
+        return not any(large is tensor and now == then for large, then, now in states)
+
+
+class WatchedModule:
+    """A module has an `EditWatch` ahead of its forward."""
+
+    def __init__(self, module: nn.Module, watch: EditWatch) -> None:
+        self._module, self._watch = module, watch
+        self._handle: RemovableHandle | None = None
+
+    def start(self) -> None:
+        self._handle = self._module.register_forward_pre_hook(self._watch)
+
+    def undo(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+
+def watch_edits(root: nn.Module, journal: Journal) -> None:
+    """Have writes to the parameters of an accelerated model noticed, stack of layers by stack."""
+    stacks: dict[str, list[Slot]] = {}
+    for path, slot in _slots(root, (), ""):
+        stacks.setdefault(stack_of(path, root), []).append(slot)
+    for path, slots in stacks.items():
+        if any(slot.is_copied for slot in slots):
+            watched = WatchedModule(root.get_submodule(path), EditWatch(slots))
+            journal.record(watched)
+            watched.start()
+
+
+def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Iterator[tuple[str, Slot]]:
+    """(path of the module, parameter or buffer) of all that fused layers, the modules `around` among them, read."""
+    within = (*around, module)
+    parametrized = any(isinstance(part, GroupedConvolution) for part in within)
+    folded = parametrized or isinstance(module, FoldedNorm)
+    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if folded else [])]
+    for holder in holders:
+        for name, tensor in holder.items():
+            packed = folded or (isinstance(module, PackedModule) and name == "weight")
+            packed |= isinstance(module, nn.Embedding) and _are(
+                within, FusedEncoderLayer
+            )  # a table of distances
+            copied = packed or _is_copied(module, within)
+            if tensor is not None and (copied or _are(within, Mixed)):
+                yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
+    for name, child in module.named_children():
+        yield from _slots(child, within, f"{path}.{name}" if path else name)
+
+
+def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
+    """Whether something is made of the parameters of `module` that does not follow them."""
+    if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts):
+        return True
+    if isinstance(module, PackedLinear):
+        return len(module.group.ranges) > 1
+    return isinstance(module, FusedNorm) and module._shifted is not None
+
+
+def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
+    return any(isinstance(module, kind) for module in modules)
+
+
+def _vector(tensor: Tensor) -> Tensor:
+    """The values to be compared, as one dimension."""
+    if tensor.numel() <= _MOST_VALUES:
+        return tensor if tensor.dim() == 1 else tensor.reshape(-1)
+    return tensor.detach().view(-1)[:: tensor.numel() // _SAMPLED]
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor

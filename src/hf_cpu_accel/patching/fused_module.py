@@ -1,0 +1,98 @@
+"""Fused modules keep the class of what they stand for: isinstance checks, class attributes and other methods go on working."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.patching.hooks import (
+    carried_attributes,
+    forward_hooks,
+    has_foreign_hook,
+    is_collecting_inside,
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How the own forward of a part is called for the same as its fused one.
+
+    Attributes:
+        args, kwargs: without what it would write to.
+        tokens: bool [B, L], the rows that count, or None for all.
+        moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
+        dtype: what the fused call keeps its numbers in where that is less than the weights have (a cache), else None.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tokens: Tensor | None = None
+    moves_rows: bool = False
+    dtype: str | None = None
+
+
+_classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
+
+
+class Mixed(nn.Module):
+    """A fused forward to be mixed into other classes; copies and pickles name the two classes instead of the mixture."""
+
+    _fused_class: type[nn.Module]
+    _original_class: type[nn.Module]
+    _hooks_inside: tuple[dict[int, Any], ...] = ()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at (or changes) what passes between the modules inside."""
+        if not any(self._hooks_inside):
+            return False
+        return is_collecting_inside() or any(map(has_foreign_hook, self._hooks_inside))
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
+        cannot be made twice. Parts that do not define it are not compared."""
+        return None
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take back what the call has left in its arguments, such as a cache."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return empty, (self._fused_class, self._original_class), self.__getstate__()
+
+
+def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+    """The class that is `fused` first and `original` besides; the same for the same two."""
+    known = _classes.get((fused, original))
+    if known is not None:
+        return known
+    members = {
+        "_fused_class": fused,
+        "_original_class": original,
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+    }
+    mixed = type(f"Fused{original.__name__}", (fused, original), members)
+    # transformers wraps the forward of every new layer class for gradient checkpointing, which costs each call and is for training.
+    mixed.forward = fused.forward  # type: ignore[attr-defined]
+    return _classes.setdefault((fused, original), mixed)
+
+
+def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:
+    """An instance without attributes, not even a module's own."""
+    cls = mixed_class(fused, original)
+    return cls.__new__(cls)
+
+
+def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> Any:
+    """`layer` with the forward of `fused` and with `attributes`; the original is not changed.
+
+    `_hooks_inside` tells the hooks of the modules in it, present and future ones.
+    """
+    made = empty(fused, type(layer))
+    # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
+    made.__dict__.update(carried_attributes(layer))
+    hooks = [hook for child in layer.modules() if child is not layer for hook in forward_hooks(child)]
+    made.__dict__.update(_modules=dict(layer._modules), _hooks_inside=tuple(hooks), **attributes)
+    return made

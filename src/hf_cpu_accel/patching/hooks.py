@@ -1,0 +1,98 @@
+"""Who watches what passes between modules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
+# nn.Module's dictionaries of what is called around a forward.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+_CAPTURE = "transformers.utils.output_capturing"
+_KNOWN = (
+    _CAPTURE,
+    "hf_cpu_accel.patching.edits",
+    "hf_cpu_accel.rewrite.core.autotune",
+    "hf_cpu_accel.rewrite.core.first_call",
+)
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The dictionaries of the hooks around the forward of `module`, which change when hooks come and go."""
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def share_hooks(original: nn.Module, replacement: nn.Module) -> None:
+    """Have what is registered on either of two modules called, whoever holds on to the one that is out of the model."""
+    for name in _HOOKS:
+        hooks, others = vars(replacement)[name], vars(original)[name]
+        if hooks is not others:
+            hooks.update(others)
+            vars(original)[name] = hooks
+
+
+def has_foreign_hook(hooks: dict[int, Any]) -> bool:
+    """Whether there is a hook besides our own, and those by which transformers collects the outputs that a caller asked for."""
+    return any(getattr(hook, "__module__", None) not in _KNOWN for hook in hooks.values())
+
+
+def own_forward(module: nn.Module) -> Any:
+    """The forward that was set on `module` itself and is not its class's; None if there is none.
+
+    Hooks of diffusers that are taken off leave the class's behind as an attribute.
+    """
+    forward = vars(module).get("forward")
+    function, owner = (getattr(forward, name, None) for name in ("__func__", "__self__"))
+    return None if function is type(module).forward and owner is module else forward
+
+
+def carried_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of `module` that one in its place is to have: all but those that call `module` itself."""
+    return {
+        name: value for name, value in vars(module).items() if name not in ("forward", HOOKS_OF_DIFFUSERS)
+    }
+
+
+def move_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Hooks of diffusers that were put on `source` go to `target`, which comes in its place, in their order."""
+    registry = vars(source).pop(HOOKS_OF_DIFFUSERS, None)
+    hooks = dict(getattr(registry, "hooks", {}))
+    for name in reversed(hooks):
+        registry.remove_hook(name, recurse=False)
+    for name, hook in hooks.items():
+        type(registry).check_if_exists_or_initialize(target).register_hook(hook, name)
+
+
+def forget_children(root: nn.Module) -> None:
+    """Registries of diffusers remember which modules below them have hooks: let those in `root` look again."""
+    for module in root.modules():
+        forget = getattr(vars(module).get(HOOKS_OF_DIFFUSERS), "invalidate_child_registries_cache", None)
+        if forget is not None:
+            forget()
+
+
+def is_collecting(key: str) -> bool:
+    """Whether a caller of the present forward asked transformers for the outputs called `key`."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:  # another version: better too careful than wrong
+        return True
+    collected = _active_collector.get()
+    return collected is not None and key in collected
+
+
+def is_collecting_inside() -> bool:
+    """Whether a caller of the present forward asked transformers for any outputs of modules."""
+    module = sys.modules.get(_CAPTURE)
+    if module is None:
+        return False
+    collected = module._active_collector.get()
+    return bool(collected)

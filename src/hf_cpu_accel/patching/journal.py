@@ -1,0 +1,202 @@
+"""Every change made to a model, as a value that can undo itself; and the journal that holds them in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.patching.hooks import move_hooks, share_hooks
+from hf_cpu_accel.patching.interruption import Uninterrupted
+from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
+
+
+class Change(Protocol):
+    """One change.
+
+    `undo` can be called for a change that was not made yet, and again after it was interrupted, or had succeeded: an interruption
+    may come between any two steps.
+    """
+
+    def undo(self) -> None: ...
+
+
+class Journal:
+    """The changes of one model. Each is recorded before it is made, so a failure at any point can be undone.
+
+    Changes are plain values that refer to modules and parameters: deep copies and pickles of the model take the journal
+    along, and can be restored like the model itself.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def record(self, change: Change) -> None:
+        self.changes.append(change)
+
+    def undo(self) -> None:
+        """Undo the changes from the last to the first, releasing what they hold one by one; signals wait until all are.
+
+        If one fails (no memory, a disk that cannot be read), it and those before it are left for another call.
+        """
+        with Uninterrupted():
+            while self.changes:
+                self.changes[-1].undo()
+                self.changes.pop()
+
+    def check(self) -> None:
+        """Fail before the first change is undone if a weight cannot be brought back.
+
+        Raises:
+            RuntimeError: the original weights were dropped, or stayed in another process.
+        """
+        for change in self.changes:
+            if isinstance(change, FreedWeight) and change.ticket is not None:
+                change.store.check()
+                return
+
+
+@dataclass(frozen=True)
+class SwappedModule:
+    """`parent.name` was `original`."""
+
+    parent: nn.Module
+    name: str
+    original: nn.Module
+
+    def undo(self) -> None:
+        replacement = self.parent._modules[self.name]
+        if replacement is self.original:
+            return
+        if replacement is not None:
+            if replacement.training != self.original.training:
+                self.original.train(replacement.training)  # model.train() reached the replacement only
+            move_hooks(replacement, self.original)
+        self.parent._modules[self.name] = self.original
+
+
+class Packed(Protocol):
+    """What holds the packed values of a parameter."""
+
+    @property
+    def weight_dtype(self) -> torch.dtype: ...
+
+    def unpack(self) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class FreedWeight:
+    """The values of `parameter` were released; they come from `store`, or exactly from the packed weight.
+
+    `strides`: in which they lay, and will lie again.
+    """
+
+    parameter: nn.Parameter
+    packed: Packed
+    store: OriginalsStore
+    ticket: Ticket | None
+    strides: tuple[int, ...]
+
+    def undo(self) -> None:
+        ticket = self.ticket
+        values = self.packed.unpack() if ticket is None else self.store.get(ticket)
+        self.parameter.data = _laid_out(values.to(self.packed.weight_dtype), self.strides)
+
+
+@dataclass(frozen=True)
+class FrozenParameters:
+    """These parameters required gradients."""
+
+    parameters: list[nn.Parameter]
+
+    def undo(self) -> None:
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class SwappedAttribute:
+    """`module.name`, a plain attribute, was `original`.
+
+    What was set on the replacement meanwhile (a label map, a problem type) goes back to the original with it, except for
+    `ours`, the attributes that we set there.
+    """
+
+    module: nn.Module
+    name: str
+    original: Any
+    replacement: Any
+    ours: tuple[str, ...]
+    before: dict[str, Any] = field(repr=False)
+
+    def undo(self) -> None:
+        setattr(self.module, self.name, self.original)
+        for key, value in vars(self.replacement).items():
+            unchanged = key in self.before and value is self.before[key]
+            if key not in self.ours and not unchanged:
+                vars(self.original)[key] = value
+
+
+@dataclass(frozen=True)
+class AddedAttribute:
+    """`module` had no attribute `name` of its own."""
+
+    module: nn.Module
+    name: str
+
+    def undo(self) -> None:
+        vars(self.module).pop(self.name, None)
+
+
+@dataclass(frozen=True)
+class ThreadCount:
+    """torch ran `before` threads, and `ours` since."""
+
+    before: int
+    ours: int
+
+    def undo(self) -> None:
+        if torch.get_num_threads() == self.ours:  # else somebody has chosen another count meanwhile
+            torch.set_num_threads(self.before)
+
+
+def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacement: nn.Module) -> None:
+    """Put `replacement` in all the places (parent, name) of one module."""
+    for parent, name in slots:
+        original = parent._modules[name]
+        assert original is not None
+        journal.record(SwappedModule(parent, name, original))
+        share_hooks(original, replacement)
+        parent._modules[name] = replacement
+
+
+def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute that `module` does not have itself; one of its class comes back when it is undone."""
+    journal.record(AddedAttribute(module, name))
+    setattr(module, name, value)
+
+
+def free_weight(
+    journal: Journal, parameter: nn.Parameter, packed: Packed, store: OriginalsStore, *, lossless: bool
+) -> None:
+    """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
+    ticket = None if lossless else store.put(parameter.data)
+    journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride()))
+    parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+def _laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """`values` in these strides; as they are where elements would share their memory (an expanded parameter)."""
+    if values.stride() == strides or 0 in strides:
+        return values
+    return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
+
+
+def freeze_parameters(journal: Journal, module: nn.Module) -> None:
+    """No parameter asks for a gradient any more, so a forward outside of `torch.no_grad()` works too."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    journal.record(FrozenParameters(parameters))
+    for parameter in parameters:
+        parameter.requires_grad_(False)

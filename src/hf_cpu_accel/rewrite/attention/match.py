@@ -1,0 +1,193 @@
+"""Attention modules that dispatch through transformers' attention interface get our attention by a copied config."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.patching.journal import Journal, SwappedAttribute
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+
+STRUCTURE = "attention"
+_IMPLEMENTATION = "_attn_implementation_internal"
+_FIELDS = frozenset({_IMPLEMENTATION, "_attn_implementation"})
+
+
+class AlsoSdpa(str):
+    """The name of our attention for models that ask whether theirs is "sdpa", and compute something else if not."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        from hf_cpu_accel.rewrite.attention.interface import REPLACED
+
+        return str.__eq__(self, other) is True or (isinstance(other, str) and str.__eq__(REPLACED, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+@dataclass(frozen=True)
+class SwappedConfig(SwappedAttribute):
+    """A config with our attention in it. Where it is unpickled, the name has to be made known to transformers again."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from hf_cpu_accel.rewrite.attention.interface import register
+
+        register()
+        self.__dict__.update(state)
+
+
+class AttentionRule:
+    """Swaps no module: the implementation is a field of the model's config, which may be shared with other models.
+
+    So the modules of the accelerated model get copies of their configs, alike where they shared one, and the originals
+    come back with `restore`. Only `"sdpa"` is replaced: eager attention may have been chosen for its attention weights.
+    """
+
+    name = "attention"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if not dispatches(module):
+            return None
+        return Match(module, path, _refusal(module, path, context))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        from hf_cpu_accel.rewrite.attention.interface import NAME, register
+
+        config = vars(match.module).get("config")
+        if config is not None and getattr(config, "_attn_implementation", None) == NAME:
+            return Outcome((_item(match.path),), ())
+        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
+        register()
+        assert config is not None
+        replacements = _copy_configs(context.root, config)
+        for original, replacement in replacements:
+            if original is config:
+                vars(replacement)[_IMPLEMENTATION] = AlsoSdpa(NAME) if _asks_for_name(context.root) else NAME
+        _swap_configs(context.root, replacements, context.journal)
+        return Outcome((_item(match.path),), ())
+
+
+def _item(path: str) -> PlanItem:
+    return PlanItem(path, STRUCTURE, "attention", "float32", packed_bytes=0, reason=None)
+
+
+def dispatches(module: nn.Module) -> bool:
+    """Whether the forward of `module` asks transformers' `ALL_ATTENTION_FUNCTIONS` for its attention."""
+    if "transformers" not in sys.modules:
+        return False
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _asks_for_name(root: nn.Module) -> bool:
+    """Whether a method of a module in there compares the implementation with "sdpa", as sparse attention of DeepSeek-V3.2 does."""
+    classes = {cls for module in root.modules() for cls in type(module).__mro__}
+    return any(_compares(cls) for cls in classes if cls.__module__.startswith("transformers.models."))
+
+
+@cache
+def _compares(cls: type) -> bool:
+    from hf_cpu_accel.rewrite.attention.interface import REPLACED
+
+    methods = [inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member)]
+    codes = [method.__code__ for method in methods]
+    return any(
+        not _FIELDS.isdisjoint(code.co_names)
+        and any(
+            REPLACED in (constant if isinstance(constant, tuple) else (constant,))
+            for constant in code.co_consts
+        )
+        for code in codes
+    )
+
+
+def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+    from hf_cpu_accel.rewrite.attention.interface import NAME, REPLACED
+
+    config = vars(module).get("config")
+    implementation = getattr(config, "_attn_implementation", None)
+    if context.skipped(path):
+        return "skip_modules"
+    if implementation not in (REPLACED, NAME):
+        return f"its attention implementation is {implementation!r}, only {REPLACED!r} is replaced"
+    if getattr(config, "output_attentions", False):
+        return "output_attentions=True asks for attention weights"
+    return None
+
+
+def _verify(module: nn.Module) -> str | None:
+    """Our attention function against transformers' on padded input, with the head size of `module`."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    from hf_cpu_accel.rewrite.attention.interface import attention_forward
+
+    sizes = (
+        getattr(module, name, None) for name in ("head_dim", "attention_head_size", "key_value_proj_dim")
+    )
+    head_size = next((size for size in sizes if isinstance(size, int)), 64)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, head_size, generator=generator) for _ in range(3))
+    padding = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])[:, None, None].expand(2, 1, 5, 5)
+    caller = SimpleNamespace(is_causal=False)
+    with torch.no_grad():
+        ours = attention_forward(caller, query, key, value, padding)[0]  # type: ignore[arg-type]
+        theirs = sdpa_attention_forward(caller, query, key, value, padding)[0]  # type: ignore[arg-type]
+    return disagreement(ours, theirs, "float32", torch.float32)
+
+
+def _copy_configs(root: nn.Module, target: Any) -> list[tuple[Any, Any]]:
+    """Copies of all configs that hold `target` or are it, as (original, copy) pairs, refering to one another."""
+    from transformers import PreTrainedConfig
+
+    found: dict[int, Any] = {}
+
+    def visit(config: Any) -> bool:
+        if id(config) in found:
+            return True
+        holds = config is target
+        for part in vars(config).values():
+            if isinstance(part, PreTrainedConfig):
+                holds |= visit(part)
+        if holds:
+            found[id(config)] = config
+        return holds
+
+    for module in root.modules():
+        for value in vars(module).values():
+            if isinstance(value, PreTrainedConfig):
+                visit(value)
+    copies = {key: copy.copy(config) for key, config in found.items()}
+    for duplicate in copies.values():
+        for name, value in list(vars(duplicate).items()):
+            if id(value) in copies:
+                vars(duplicate)[name] = copies[id(value)]
+    return [(config, copies[key]) for key, config in found.items()]
+
+
+def _swap_configs(root: nn.Module, replacements: list[tuple[Any, Any]], journal: Journal) -> None:
+    by_id = {id(original): replacement for original, replacement in replacements}
+    before = {id(original): dict(vars(replacement)) for original, replacement in replacements}
+    for module in root.modules():
+        for name, value in list(vars(module).items()):
+            replacement = by_id.get(id(value))
+            if replacement is None:
+                continue
+            change = SwappedConfig(module, name, value, replacement, (_IMPLEMENTATION,), before[id(value)])
+            journal.record(change)
+            setattr(module, name, replacement)

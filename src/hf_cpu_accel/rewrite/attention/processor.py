@@ -1,0 +1,196 @@
+"""Attention modules of diffusers compute through a processor; what it asks torch for, our attention answers.
+
+A processor is a plain object that the host exchanges at will: an IP-Adapter brings its own, a user sets one. What all of them have
+in common is the call to `scaled_dot_product_attention` (the `native` backend of `dispatch_attention_fn` is that call, too). So the
+module keeps its processor, and while its forward runs, that one function is ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.patching.inner_forward import InnerForward, has_place, place
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.attention import LONG, torch_is_faster
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.runtime import hardware
+
+STRUCTURE = "attention"
+_REPLACED = "scaled_dot_product_attention"
+_DISPATCH = "dispatch_attention_fn"
+# Dtypes of weights that round activations to bfloat16 or beyond.
+_NARROW = ("bfloat16", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How attention is computed.
+
+    Attributes:
+        narrow: float32 over long sequences is computed in bfloat16, as other products of the model are, or in integers.
+        measured: torch serves where it is faster.
+    """
+
+    narrow: bool = False
+    measured: bool = False
+
+
+PLAIN = Manner()
+
+
+class OurAttention(TorchFunctionMode):
+    """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
+
+    def __init__(self, manner: Manner) -> None:
+        super().__init__()
+        self.manner = manner
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.scaled_dot_product_attention and not _others_are_asked():
+            return dot_product_attention(*args, **(kwargs or {}), manner=self.manner)
+        return func(*args, **(kwargs or {}))
+
+
+def _others_are_asked() -> bool:
+    """Whether modes of somebody else are on around ours, such as that of guidance which skips attention scores.
+
+    torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
+    """
+    modes: list[TorchFunctionMode] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return any(not isinstance(mode, OurAttention | DeviceContext) for mode in modes)
+
+
+def dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    manner: Manner = PLAIN,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, which also serves whatever our op does not.
+
+    Args:
+        query, key, value: [B, H, L, D].
+        attn_mask: None, or bool (True = attend) or float (added), broadcastable to [B, H, Lq, Lk].
+        is_causal: aligned to the first key, as torch does it.
+
+    Returns:
+        [B, H, Lq, Dv], a view of [B, Lq, H, Dv].
+    """
+    ours = (
+        not dropout_p
+        and query.dim() == key.dim() == value.dim() == 4
+        and query.dtype in (torch.float32, torch.bfloat16)
+        and query.dtype is key.dtype is value.dtype
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and key.shape[1:3] == value.shape[1:3]
+        and query.shape[3] == key.shape[3] > 0
+        and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % max(key.shape[1], 1) == 0))
+        and not (is_causal and (attn_mask is not None or query.shape[2] != key.shape[2]))
+        and (attn_mask is None or attn_mask.dtype in (torch.bool, query.dtype))
+        and not (
+            torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        )
+    )
+    long = ours and query.dtype is torch.float32 and key.shape[2] >= LONG
+    if not ours or (long and not manner.narrow and manner.measured and torch_is_faster(query.shape[3])):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None and attn_mask.dim() < 4:
+        # Two dimensions are queries and keys for torch, but key padding for our op.
+        attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    heads = (query, key, value)
+    if long and manner.narrow:
+        heads = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    output = attention(*heads, mask=attn_mask, is_causal=is_causal, scale=scale).transpose(1, 2)
+    return output.to(query.dtype)
+
+
+class ProcessorForward(InnerForward):
+    """The forward of an attention module, with our attention in place of torch's."""
+
+    def __init__(self, module: nn.Module, manner: Manner) -> None:
+        super().__init__(module)
+        self.manner = manner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            not self.is_on or torch.compiler.is_compiling()
+        ):  # the compiled tier finds torch's own in the graph
+            return self.__wrapped__(*args, **kwargs)
+        with OurAttention(self.manner):
+            return self.__wrapped__(*args, **kwargs)
+
+
+class ProcessorAttentionRule:
+    """Swaps no module: a forward of ours is called for the class's, see `inner_forward`, and goes away with `restore`."""
+
+    name = "processor attention"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if "diffusers" not in sys.modules or not _has_processor(module):
+            return None
+        return Match(module, path, _refusal(module, path, context))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        reason = match.found or (_verify(match.module) if context.config.verify else None)
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
+        narrow = context.dtype in _NARROW and hardware.native_bf16_is_fast()
+        forward = ProcessorForward(match.module, Manner(narrow, context.measured))
+        place(context.journal, match.module, forward)
+        dtype = "bfloat16" if narrow else "float32"
+        item = PlanItem(match.path, STRUCTURE, "attention", dtype, packed_bytes=0, reason=None)
+        return Outcome((item,), ())
+
+
+def _has_processor(module: nn.Module) -> bool:
+    """Whether the forward of `module` leaves the work to `module.processor`."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and "processor" in code.co_names and callable(getattr(module, "processor", None))
+
+
+def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+    if context.skipped(path):
+        return "skip_modules"
+    if not has_place(module):
+        return "it has a forward of its own"
+    processor: Any = module.processor
+    code = getattr(type(processor).__call__, "__code__", None)
+    if code is None or not {_REPLACED, _DISPATCH} & set(code.co_names):
+        return f"its {type(processor).__name__} does not ask torch for attention"
+    return None
+
+
+def _verify(module: nn.Module) -> str | None:
+    """Our function against torch's, with the head size of `module`."""
+    width, heads = (getattr(module, name, None) for name in ("inner_dim", "heads"))
+    head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else 64
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, length, 2, head_dim, generator=generator).transpose(1, 2) for length in (5, 7, 7)
+    )
+    mask = torch.randn(2, 1, 1, 7, generator=generator)
+    with torch.no_grad():
+        ours = dot_product_attention(query, key, value, mask)
+        theirs = functional.scaled_dot_product_attention(query, key, value, mask)
+    return disagreement(ours, theirs, "float32", torch.float32)

@@ -1,0 +1,1 @@
+"""Convolutions, residual blocks and ConvNeXt's blocks."""

@@ -1,0 +1,293 @@
+"""Convolutions that are linears over a view of their input: patches and pixels of images and video, and convolutions over time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolution import out_size
+from hf_cpu_accel.packing.linear import QUANTISED, pack_linear
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight, WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, Fold
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.match import packed_item, release
+from hf_cpu_accel.rewrite.norm.folded import norm_item, swap_norm, waits
+from hf_cpu_accel.runtime import hardware
+
+PATCHES = "patches as linear"
+PIXELS = "pixels as linear"
+OVER_TIME = "convolution over time as linear"
+
+_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+class LinearConvolution(WaitingConvolution, PackedLinear):
+    """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
+
+    Its input is seen as rows of what the kernel covers in one place. The output is a view with the channels last in memory, as the
+    next such layer reads it.
+
+    Attributes:
+        margins: zeros on either side of the input, per dimension.
+    """
+
+    def __init__(
+        self,
+        original: _Convolution,
+        dtype: str,
+        fold: Fold | None = None,
+        *,
+        int4_group: int,
+        measured: bool,
+    ) -> None:
+        weight, bias = original.weight.detach(), original._parameters["bias"]
+        rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
+        packed = pack_linear(rows if fold is None else fold.weight(rows), dtype, int4_group=int4_group)
+        used = bias if fold is None else fold.bias(bias)
+        group = ProjectionGroup(packed, [(0, len(rows))], [used], measured=measured)
+        linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta", dtype=weight.dtype)
+        linear.register_parameter("bias", bias)
+        super().__init__(group, 0, linear)
+        self.fold = fold
+        self.is_exact = fold is None
+        self._lost = None if fold is None else fold.lost(rows)
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
+        self.dilation, self.groups, self.padding_mode = (
+            original.dilation,
+            original.groups,
+            original.padding_mode,
+        )
+        self.margins = _margins(original)
+        self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        if input.dim() == len(self.kernel_size) + 1:
+            self._check(input[None])
+            return self.compute(input[None], PLAIN)[0]
+        self._check(input)
+        return self.run(input)
+
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        if self.fold is not None and not epilogue.normalised:
+            return self._as_eager(input)
+        if not self._reads_rows(input):
+            output = self._as_eager(input)
+            return output if self.fold is None else self.fold.normalise(output)
+        if self._reads_pixels:
+            # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
+            input = input.contiguous(memory_format=torch.channels_last)
+        rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
+        activation, residual = epilogue.activation, epilogue.residual
+        if residual is None:
+            route = self.group.fused_route(0, activation, residual=False)
+            return route(rows).movedim(-1, 1)
+        output = self.group.fused_route(0, "none", residual=True)(rows, residual.movedim(1, -1))
+        return (output if activation == "none" else torch.relu_(output)).movedim(-1, 1)
+
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+        pixels = self._reads_pixels and len(self.kernel_size) == 2
+        return self.group.weight(0, 0) if pixels and normalised == (self.fold is not None) else None
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        return not residual or activation in ("none", "relu")
+
+    def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
+        if not self._reads_rows(input):
+            return None
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.margins, strict=True)
+        sizes = (out_size(pixels, size, step, margin, 1) for pixels, size, step, margin in sides)
+        return input.shape[0], self.out_channels, *sizes
+
+    def _reads_rows(self, input: Tensor) -> bool:
+        """Whether the input, its channels last, is the rows of the linear; video with its channels first is not turned."""
+        return not self._reads_pixels or len(self.kernel_size) == 2 or input.stride(1) == 1
+
+    def _as_eager(self, input: Tensor) -> Tensor:
+        """With the weight unpacked once."""
+        weight = self.weight.to(input.dtype)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        convolve = functional.conv2d if len(self.kernel_size) == 2 else functional.conv3d
+        return convolve(input, weight, bias, self.stride)
+
+    def _times(self, input: Tensor) -> Tensor:
+        """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
+        (size,), (step,), (margin,) = self.kernel_size, self.stride, self.margins
+        if margin:
+            input = nn.functional.pad(input, (margin, margin))
+        return input.transpose(1, 2).contiguous().unfold(1, size, step).transpose(2, 3).flatten(2)
+
+    def _patches(self, input: Tensor) -> Tensor:
+        """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""
+        dimensions = len(self.kernel_size)
+        for dimension, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=2):
+            input = input.unfold(dimension, size, step)
+        return input.movedim(1, dimensions + 1).flatten(dimensions + 1)
+
+    def _check(self, input: Tensor) -> None:
+        """
+        Raises:
+            RuntimeError: what the convolution would not take either.
+        """
+        sizes = input.shape[2:]
+        fits = input.dim() == len(self.kernel_size) + 2 and input.shape[1] == self.in_channels
+        if not fits or any(
+            size + 2 * margin < kernel
+            for size, kernel, margin in zip(sizes, self.kernel_size, self.margins, strict=True)
+        ):
+            raise RuntimeError(
+                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
+                f"{self.kernel_size} numbers per channel, zeros of {self.margins} on either side included"
+            )
+        if input.dtype not in WEIGHT_DTYPES:
+            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels, *self.kernel_size)
+
+    def unpack(self) -> Tensor:
+        rows = super().unpack()
+        if self.fold is not None:
+            assert self._lost is not None
+            rows = self.fold.unfolded(rows, self._lost).to(self.weight_dtype)
+        if len(self.kernel_size) > 1:
+            return rows.unflatten(1, (self.in_channels, *self.kernel_size))
+        return rows.unflatten(1, (-1, self.in_channels)).transpose(1, 2).contiguous()
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, {super().extra_repr()}"
+
+
+class ConvolutionLinearRule:
+    """`nn.Conv2d` and `nn.Conv3d` that cut their input into patches (ViT) or pixels, and `nn.Conv1d` where our linear is faster
+    than oneDNN's convolution."""
+
+    name = "convolution as linear"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is nn.Conv1d:
+            gains = _gains_over_time(context.dtype) or _follows_sound(path, context)
+            structure, fits = OVER_TIME, _is_over_time(module) and gains
+        elif type(module) in (nn.Conv2d, nn.Conv3d):
+            structure, fits = (PIXELS if _is_pointwise(module) else PATCHES), _cuts_patches(module)
+        else:
+            return None
+        assert isinstance(module, _Convolution)
+        weight = module.weight
+        supported = (
+            module.groups == 1
+            and module.padding_mode == "zeros"
+            and module.out_channels >= MIN_OUT_FEATURES
+            and isinstance(weight, Tensor)
+            and weight.dtype in WEIGHT_DTYPES
+        )
+        if not (fits and supported and context.slots[id(module)] and is_plain(module)) or context.skipped(
+            path
+        ):
+            return None
+        return Match(module, path, structure)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module = match.module
+        assert isinstance(module, _Convolution)
+        dtype, after = _weight_dtype(module, match, context), context.norms_after.get(id(module))
+        fused = LinearConvolution(
+            module,
+            dtype,
+            context.fold_after(module),
+            int4_group=context.config.int4_group,
+            measured=context.measured,
+        )
+        if context.config.verify:
+            sizes = [2 * kernel + 1 for kernel in module.kernel_size]
+            generator = torch.Generator().manual_seed(0)
+            input = torch.randn(2, module.in_channels, *sizes, generator=generator).to(module.weight.dtype)
+            if len(sizes) == 2:
+                input = input.contiguous(memory_format=torch.channels_last)
+            with torch.no_grad():
+                ours = fused.compute(input, PLAIN if after is None else NORMALISED).movedim(1, -1)
+                theirs = (module(input) if after is None else after.norm(module(input))).movedim(1, -1)
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, match.found, reason),), (module,))
+        fused.waits = waits(module, context)
+        swap_module(context.journal, context.slots[id(module)], fused)
+        release(module, fused, context)
+        item = packed_item(match.path, match.found, "linear", fused)
+        if after is None:
+            return Outcome((item,), (module,))
+        swap_norm(after, context)
+        return Outcome((item, norm_item(after, "linear", fused.packed_dtype, "ours")), (module, after.norm))
+
+
+def _cuts_patches(module: nn.Module) -> bool:
+    assert isinstance(module, nn.Conv2d | nn.Conv3d)
+    cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
+    return cuts and module.padding != "same" and not any(_margins(module))
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    """Of one pixel each. oneDNN takes fifty times as long for some where the image is smaller than its layout was made for."""
+    assert isinstance(module, nn.Conv2d | nn.Conv3d)
+    return all(size == 1 for size in module.kernel_size)
+
+
+def _is_over_time(module: nn.Conv1d) -> bool:
+    # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
+    # oneDNN takes ten times as long for it.
+    enough = module.in_channels >= MIN_OUT_FEATURES or _is_of_sound(module)
+    return enough and not isinstance(module.padding, str) and _is_dense(module)
+
+
+def _is_of_sound(module: nn.Module) -> bool:
+    """A convolution over time whose input is one channel, several steps at once."""
+    one_side: Any = module
+    return one_side.in_channels == 1 and len(one_side.kernel_size) == 1 and one_side.kernel_size[0] > 4
+
+
+def _gains_over_time(dtype: str) -> bool:
+    """oneDNN's own takes 32-bit numbers as fast; and elsewhere its input would be turned for nothing."""
+    return dtype == "int8" or (dtype == "bfloat16" and hardware.native_bf16_is_fast())
+
+
+def _follows_sound(path: str, context: Context) -> bool:
+    """Whether it is one of a row of layers of which the first reads the sound itself. That one gains as a linear in every dtype, so
+    the others find their channels last already."""
+    row = re.sub(r"\d+", "*", path)
+    return any(
+        isinstance(module, nn.Conv1d | LinearConvolution) and _is_of_sound(module)
+        for other, module in context.root.named_modules()
+        if re.sub(r"\d+", "*", other) == row
+    )
+
+
+def _is_dense(module: _Convolution) -> bool:
+    return all(step == 1 for step in module.dilation)
+
+
+def _margins(module: _Convolution) -> tuple[int, ...]:
+    return (0,) * len(module.kernel_size) if isinstance(module.padding, str) else module.padding
+
+
+def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
+    """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
+    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES:
+        return context.dtype
+    alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
+    dtype = context.weight_dtype(match.path, [alike])
+    return "float32" if dtype in QUANTISED and module.in_channels <= 4 else dtype

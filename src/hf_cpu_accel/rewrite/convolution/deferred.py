@@ -1,0 +1,234 @@
+"""Convolutions that wait for what comes next: a norm, a residual and an activation join them in one call.
+
+A host calls a convolution, then a batch norm, then adds a residual, then an activation, each wherever its code says so. So the
+convolution gives a tensor without values; what can join it gives another one, and the first op that reads values has everything
+computed at once. Whoever reads the output of the convolution itself, such as a hook, gets that: nothing is assumed about the order
+in which things are called. Where waiting gains nothing, or has a convolution computed twice, it stops waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, Fold
+from hf_cpu_accel.runtime.tracing import is_compiling
+
+# What `packing.convolution.pack_conv2d` gives, and the bias.
+OwnWeight = tuple[PackedWeight, Tensor | None]
+
+_ATEN = torch.ops.aten
+_WAITS = "convolution"
+
+
+class WaitingConvolution(nn.Module):
+    """To be mixed into what stands in for a convolution.
+
+    Attributes:
+        fold: the norm that follows, or None.
+        waits: whether the output is left open at all;
+        adds, activates: for a residual, for an activation.
+    """
+
+    fold: Fold | None = None
+    waits: bool = False
+    adds: bool = True
+    activates: bool = True
+
+    @abstractmethod
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        """[N, C, *sizes] -> [N, out_channels, *sizes'], channels last.
+
+        Where there is a norm, an epilogue without it has nothing else either.
+        """
+
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+        """What our kernels compute it with, with its norm or without; None where they do not have it."""
+        return None
+
+    @abstractmethod
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        """Whether `compute` takes the two together."""
+
+    @abstractmethod
+    def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
+        """Of the output for `input`, or None if that is not what `compute` takes."""
+
+    def run(self, input: Tensor) -> Tensor:
+        """The output for `input` [N, C, *sizes], now or later."""
+        if is_compiling():  # nothing can wait: norms of traced graphs leave it to their convolution
+            return self.compute(input, PLAIN if self.fold is None else NORMALISED)
+        shape = self.output_shape(input) if self.waits else None
+        if shape is None:
+            return self.compute(input, PLAIN)
+        return PendingConvolution.of(_Call(self, Unwritten(input, _WAITS)), shape, input.dtype)
+
+
+class PendingConvolution(LazyTensor):
+    """The output of a convolution until it is known what comes next."""
+
+    _call: _Call
+    _normalised: bool
+    _residual: Unwritten | None
+
+    @classmethod
+    def of(cls, call: _Call, shape: Sequence[int], dtype: torch.dtype) -> PendingConvolution:
+        _, channels, *sizes = shape
+        steps = [channels * math.prod(sizes[dimension:]) for dimension in range(len(sizes) + 1)]
+        pending: PendingConvolution = cls.like(shape, dtype, (steps[0], 1, *steps[1:]))
+        pending._call, pending._normalised, pending._residual = call, False, None
+        return pending
+
+    def normalised(self, fold: Fold) -> PendingConvolution | None:
+        """With the norm that is `fold`, if that is the one behind this convolution."""
+        with self._lock:
+            if self._tensor is not None or self._normalised or self._call.convolution.fold is not fold:
+                return None
+            return self._followed(True, None)
+
+    def _followed(self, normalised: bool, residual: Unwritten | None) -> PendingConvolution:
+        pending = PendingConvolution.of(self._call, self.shape, self.dtype)
+        pending._normalised, pending._residual = normalised, residual
+        return pending
+
+    def _make(self) -> Tensor:
+        return self._compute("none")
+
+    def _forget(self) -> None:
+        del self._call, self._residual  # and with them the input
+
+    def _compute(self, activation: str) -> Tensor:
+        """The output, once more if it was computed with another epilogue before."""
+        residual = None if self._residual is None else self._residual.tensor()
+        return self._call.compute(Epilogue(self._normalised, residual, activation))
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether a residual or an activation may join."""
+        return self._tensor is None and (self._normalised or self._call.convolution.fold is None)
+
+    def _activated(self, activation: str, *, in_place: bool) -> Tensor | None:
+        with self._lock:
+            if not self._is_open or not self._call.convolution.activates:
+                return None
+            if not self._call.convolution.supports(activation, residual=self._residual is not None):
+                return None
+            output = self._compute(activation)
+            if in_place:
+                self._tensor = output
+            return output
+
+    def _added(self, residual: object, *, in_place: bool) -> PendingConvolution | None:
+        if not self._adds or residual is self or not isinstance(residual, Tensor):
+            return None
+        if residual.shape != self.shape or residual.dtype != self.dtype:
+            return None
+        # Before the lock: another thread may add the two the other way round.
+        unwritten = Unwritten(_ordinary(residual), _WAITS)
+        with self._lock:
+            if not self._adds:
+                return None
+            if not in_place:
+                return self._followed(self._normalised, unwritten)
+            self._residual = unwritten
+            return self
+
+    @property
+    def _adds(self) -> bool:
+        return self._is_open and self._residual is None and self._call.convolution.adds
+
+    def _unchanged(self) -> PendingConvolution | None:
+        with self._lock:
+            return self._followed(self._normalised, self._residual) if self._is_open else None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        join = _JOINS.get(func)
+        output = None if join is None else join(args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs) if output is None else output
+
+
+class _Call:
+    """One call of a convolution, shared by all that was made of its output."""
+
+    def __init__(self, convolution: WaitingConvolution, input: Unwritten) -> None:
+        self.convolution = convolution
+        self._input = input
+        self._before: Epilogue | None = None
+
+    def compute(self, epilogue: Epilogue) -> Tensor:
+        convolution = self.convolution
+        if epilogue.residual is None and epilogue.activation == "none" and convolution.fold is None:
+            convolution.waits = False  # nothing joined
+        if self._before is not None:  # what one that joined has made is of no use to another reader
+            if self._before.activation != "none" or epilogue.activation != "none":
+                convolution.activates = False
+            else:
+                convolution.adds = False
+        self._before = epilogue
+        return convolution.compute(self._input.tensor(), epilogue)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    return tensor.tensor if isinstance(tensor, LazyTensor) else tensor
+
+
+def _activation(name: str, *, in_place: bool = False) -> Callable[[Any, Any], Tensor | None]:
+    return lambda args, kwargs: args[0]._activated(name, in_place=in_place)
+
+
+def _gelu(args: Any, kwargs: Any) -> Tensor | None:
+    names = {"none": "gelu", "tanh": "gelu_tanh"}
+    return args[0]._activated(names[kwargs.get("approximate", "none")], in_place=False)
+
+
+def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
+    first, second = args
+    if kwargs.get("alpha", 1) != 1:
+        return None
+    output = first._added(second, in_place=in_place) if isinstance(first, PendingConvolution) else None
+    if output is None and not in_place and isinstance(second, PendingConvolution):
+        output = second._added(first, in_place=False)
+    return output
+
+
+def _sum_in_place(args: Any, kwargs: Any) -> Tensor | None:
+    return _sum(args, kwargs, in_place=True)
+
+
+def _quotient(args: Any, kwargs: Any) -> Tensor | None:
+    """Networks of diffusers divide by a factor that mostly is 1."""
+    pending, divisor = args
+    if (
+        kwargs
+        or type(divisor) not in (int, float)
+        or divisor != 1
+        or not isinstance(pending, PendingConvolution)
+    ):
+        return None
+    return pending._unchanged()
+
+
+_JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
+    _ATEN.relu.default: _activation("relu"),
+    _ATEN.relu_.default: _activation("relu", in_place=True),
+    _ATEN.silu.default: _activation("silu"),
+    _ATEN.silu_.default: _activation("silu", in_place=True),
+    _ATEN.gelu.default: _gelu,
+    _ATEN.add.Tensor: _sum,
+    _ATEN.add_.Tensor: _sum_in_place,
+    _ATEN.div.Tensor: _quotient,
+}

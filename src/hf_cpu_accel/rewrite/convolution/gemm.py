@@ -1,0 +1,148 @@
+"""2-d convolutions by our own GEMM, on tiles of the image, or on patches that are gathered while they are packed.
+
+In int8 all of them: two to four times as fast as any with floating point weights. In floating point those for which it was measured
+to be as fast as oneDNN's. By tiles (winograd.py) that is nearly every CPU; otherwise it differs from CPU to CPU, and between
+convolutions of many pixels and those of a thousand channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.convolution import conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
+from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, own_is_faster, sample_of
+from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
+from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue, Fold
+from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.runtime import hardware
+
+# Patches in 8 bits. Four bits of a weight that is used for every pixel would save nothing.
+_QUANTISED = ("int8", "int4")
+# Numbers of a weight in floating point: from 1280 x 1280 channels with 3 x 3 pixels on.
+MANY_WEIGHTS = 12_000_000
+
+
+class GemmConvolution(PackedConvolution):
+    """A convolution by our GEMM.
+
+    Attributes:
+        packed: the weight, as `pack_conv2d` gives it; in floating point the norm's gain is in it, if there is one.
+    """
+
+    def __init__(self, original: nn.Conv2d, dtype: str, fold: Fold | None) -> None:
+        super().__init__(original, fold)
+        weight = original.weight.detach()
+        scaled = dtype in QUANTISED  # each channel has a scale of its own, which takes the norm's gain
+        folded = None if scaled else fold
+        tiled = _takes_tiles(original, dtype)
+        self.is_exact = folded is None and not tiled
+        self._lost = None if folded is None else folded.lost(weight)
+        self.packed = pack_conv2d(weight if folded is None else folded.weight(weight), dtype, tiled=tiled)
+        self._normalised = self._with_norm()
+
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        own = self.own_weight(normalised=epilogue.normalised)
+        if own is None:
+            return self._without_norm(input)
+        return conv2d(
+            input,
+            *own,
+            kernel_size=self.kernel_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            activation=epilogue.activation,
+            residual=epilogue.residual,
+        )
+
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+        if normalised:
+            return self._normalised
+        return (self.packed, self.bias) if self._lost is None else None
+
+    def _with_norm(self) -> OwnWeight | None:
+        if self.fold is None:
+            return None
+        packed = self.packed
+        if packed.scale is not None:
+            scale, sums = packed.scale
+            packed = dataclasses.replace(packed, scale=torch.stack((scale * self.fold.gain, sums)))
+        return packed, self.fold.bias(self.bias)
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    @property
+    def packed_dtype(self) -> str:
+        return self.packed.dtype
+
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+        weight = unpack_conv2d(self.packed, self.kernel_size)
+        if self._lost is not None:
+            assert self.fold is not None
+            weight = self.fold.unfolded(weight, self._lost)
+        return weight.to(self.weight_dtype, memory_format=torch.contiguous_format)
+
+
+class GemmConvolutionRule:
+    """`nn.Conv2d` of many channels in models whose weights are packed as integers; in others where ours was measured to be faster,
+    or, unmeasured, by tiles and of very many channels."""
+
+    name = "gemm convolution"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is not nn.Conv2d or module.groups != 1:
+            return None
+        dtype = _weight_dtype(module, context)
+        return Match(module, path, dtype) if dtype and refusal(module, path, context) is None else None
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module = match.module
+        assert isinstance(module, nn.Conv2d)
+        packed = GemmConvolution(module, match.found, context.fold_after(module))
+        return put_in_place(match, packed, "conv2d", "ours", context)
+
+
+def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
+    """One of `packing.DTYPES`, or None where another rule serves better."""
+    dtype, few = context.dtype, module.in_channels < MIN_CHANNELS
+    if dtype not in (*_QUANTISED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
+        return None
+    if dtype in _QUANTISED and not few:
+        return None if module.weight[0].numel() > MAX_INTEGER_FEATURES else "int8"
+    if few and dtype != "float32":
+        dtype = "bfloat16"  # 8 bits would cost more than they save
+    if all(size == 1 for size in module.kernel_size):
+        return None  # those of pixels are linears
+    if _cuts_patches(module):
+        return None if few else dtype
+    many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
+    joined = context.fold_after(module) is not None
+    if context.measured:
+        sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
+        return dtype if own_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
+    # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
+    gains = dtype == "float32" or not hardware.native_bf16_is_fast()
+    return dtype if tiled or (many and gains and not joined) else None
+
+
+def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:
+    return takes_tiles(module.weight.shape, dtype, module.stride, module.dilation)
+
+
+def _cuts_patches(module: nn.Conv2d) -> bool:
+    """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nobody gathers as he packs."""
+    dense = all(step == 1 for step in module.dilation)
+    return module.kernel_size == module.stride and dense and not any(module.padding)

@@ -1,0 +1,125 @@
+"""Convolutions over time in groups, by which wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477) tells positions: a linear for each
+group, whose rows are overlapping views of the input.
+
+Their weights mostly are parametrized (weight norm), so the module keeps its parameters, and only its forward changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.linear import linear
+from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
+from hf_cpu_accel.patching.fused_module import Mixed, fused_layer
+from hf_cpu_accel.patching.hooks import forward_hooks
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+
+STRUCTURE = "grouped convolution over time"
+# A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
+MIN_CHANNELS, MIN_FEATURES = 16, 128
+
+
+class GroupedConvolution(Mixed):
+    """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view with the
+    channels last in memory."""
+
+    _packed: list[PackedWeight]
+
+    def forward(self, input: Tensor) -> Tensor:
+        fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
+        margin, kernel = self.padding[0], self.kernel_size[0]
+        short = input.shape[-1] + 2 * margin < kernel
+        if not fits or short or self.is_watched or torch.compiler.is_compiling():
+            output: Tensor = self._original_class.forward(self, input)
+            return output
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        padded = functional.pad(input, (margin, margin)) if margin else input
+        groups = (
+            padded.unflatten(-2, (self.groups, -1)).transpose(-1, -2).contiguous()
+        )  # [.., groups, L, channels]
+        sounds = groups if input.dim() == 3 else groups[None]
+        output = torch.stack([self._one(sound, input.dtype) for sound in sounds]).transpose(1, 2)
+        return output if input.dim() == 3 else output[0]
+
+    def _one(self, groups: Tensor, dtype: torch.dtype) -> Tensor:
+        """[groups, L, channels] -> [L', out_channels]."""
+        biases = [None] * self.groups if self.bias is None else self.bias.chunk(self.groups)
+        outputs = []
+        for group, packed, bias in zip(groups, self._packed, biases, strict=True):
+            rows = group.unfold(0, self.kernel_size[0], self.stride[0]).transpose(1, 2).flatten(1)
+            outputs.append(linear(rows, packed, bias))
+        return torch.cat(outputs, dim=-1).to(dtype)
+
+    # What the class that this is mixed into has.
+    in_channels: int
+    groups: int
+    kernel_size: tuple[int]
+    stride: tuple[int]
+    padding: tuple[int]
+    bias: Tensor | None
+
+
+class GroupedConvolutionRule:
+    """`nn.Conv1d` in groups of many channels with a long kernel; its weight may be parametrized."""
+
+    name = "grouped convolution"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if (
+            not isinstance(module, nn.Conv1d)
+            or parametrize.type_before_parametrizations(module) is not nn.Conv1d
+        ):
+            return None
+        channels, (kernel,) = module.in_channels // module.groups, module.kernel_size
+        large = module.groups > 1 and channels >= MIN_CHANNELS and channels * kernel >= MIN_FEATURES
+        regular = not isinstance(module.padding, str) and module.padding_mode == "zeros"
+        free = context.slots[id(module)] and not context.skipped(path) and id(module) not in context.listed
+        if not (large and regular and module.dilation == (1,) and free) or any(forward_hooks(module)):
+            return None
+        if "forward" in vars(module) or module.weight.dtype not in WEIGHT_DTYPES:
+            return None
+        if context.dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
+            return None
+        return Match(module, path, "int8" if context.dtype == "int4" else context.dtype)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module, dtype = match.module, match.found
+        assert isinstance(module, nn.Conv1d)
+        rows = module.weight.detach().transpose(1, 2).flatten(1).chunk(module.groups)
+        packed = [pack_linear(group, dtype) for group in rows]
+        fused: Any = fused_layer(GroupedConvolution, module, _packed=packed)
+        if context.config.verify:
+            generator = torch.Generator().manual_seed(0)
+            length = module.kernel_size[0] + 3
+            input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
+            with torch.no_grad():
+                ours, theirs = (layer(input).movedim(1, -1) for layer in (fused, module))
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), tuple(module.modules()))
+        swap_module(context.journal, context.slots[id(module)], fused)
+        nbytes = sum(weight.nbytes for weight in packed)
+        item = PlanItem(match.path, STRUCTURE, "linear", dtype, nbytes, None, provider="ours")
+        return Outcome((item, *_kept(module, match.path)), tuple(module.modules()))
+
+
+def _kept(module: nn.Module, path: str) -> list[PlanItem]:
+    """The items of what parametrizes the weight."""
+    reason = "the convolution keeps what its weight is made of, and computes with packed values"
+    return [
+        PlanItem.left(f"{path}.{name}", type(part).__name__, reason)
+        for name, part in module.named_modules()
+        if part is not module and part._parameters
+    ]

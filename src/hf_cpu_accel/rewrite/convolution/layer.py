@@ -1,0 +1,124 @@
+"""What stands in for an `nn.Conv2d`, whatever computes it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolution import out_size
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Fold
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.match import release
+from hf_cpu_accel.rewrite.norm.folded import norm_item, swap_norm, waits
+
+STRUCTURE = "convolution"
+
+
+class PackedConvolution(WaitingConvolution, PackedModule):
+    """[N, C, H, W] or [C, H, W] -> [N, out_channels, H', W'], channels last, or [out_channels, H', W']; dtype of the input.
+
+    What `nn.Conv2d` tells of itself has the same names here; numbers that it may give once for both sides are pairs.
+    """
+
+    def __init__(self, original: nn.Conv2d, fold: Fold | None) -> None:
+        super().__init__(original)
+        assert not isinstance(original.padding, str)
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.groups, self.padding_mode = original.groups, original.padding_mode
+        self.kernel_size, self.stride = _pair(original.kernel_size), _pair(original.stride)
+        self.padding, self.dilation = _pair(original.padding), _pair(original.dilation)
+        self.fold = fold
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        if input.dim() == 3:
+            return self.compute(input[None], PLAIN)[0].contiguous()
+        return self.run(input)
+
+    def output_shape(self, input: Tensor) -> tuple[int, int, int, int] | None:
+        if input.dim() != 4 or input.shape[1] != self.in_channels:
+            return None
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        height, width = (out_size(*side) for side in sides)
+        return (input.shape[0], self.out_channels, height, width) if height > 0 and width > 0 else None
+
+    def _without_norm(self, input: Tensor) -> Tensor:
+        """As eager, where the weight that is packed has the norm in it."""
+        weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
+        output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return output.contiguous(memory_format=torch.channels_last)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Of the packed weight."""
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, packed={self.packed_dtype}"
+        )
+
+
+def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
+    """Why this convolution is not packed, or None if it can be."""
+    fixed = refusal_to_swap(module, path, context)
+    if fixed is not None:
+        return fixed
+    if module.weight.dtype not in WEIGHT_DTYPES:
+        return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return f"padding {module.padding_mode!r}, {module.padding!r} is not supported, only numbers of zeros"
+    return None
+
+
+def put_in_place(
+    match: Match, packed: PackedConvolution, op: str, provider: str, context: Context
+) -> Outcome:
+    """Compare `packed`, and the norm folded into it, with the convolution that it stands for, and swap it in; or say why not."""
+    module = match.module
+    assert isinstance(module, nn.Conv2d)
+    reason = _disagreement(packed, module, context) if context.config.verify else None
+    if reason is not None:
+        return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+    packed.waits = waits(module, context)
+    swap_module(context.journal, context.slots[id(module)], packed)
+    release(module, packed, context)
+    item = PlanItem(match.path, STRUCTURE, op, packed.packed_dtype, packed.nbytes, None, provider=provider)
+    after = context.norms_after.get(id(module))
+    if after is None:
+        return Outcome((item,), (module,))
+    swap_norm(after, context)
+    return Outcome((item, norm_item(after, op, packed.packed_dtype, provider)), (module, after.norm))
+
+
+def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context) -> str | None:
+    """On an image a little larger than the kernel."""
+    reach = [(size - 1) * step + 3 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(1, module.in_channels, *reach, generator=generator).to(module.weight.dtype)
+    after = context.norms_after.get(id(module))
+    with torch.no_grad():
+        ours = packed.compute(input, PLAIN if after is None else NORMALISED)
+        theirs = module(input) if after is None else after.norm(module(input))
+    return disagreement(ours.movedim(1, -1), theirs.movedim(1, -1), packed.packed_dtype, module.weight.dtype)
+
+
+def _pair(sizes: tuple[int, ...]) -> tuple[int, int]:
+    height, width = sizes
+    return height, width

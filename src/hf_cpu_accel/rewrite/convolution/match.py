@@ -1,0 +1,116 @@
+"""2-d convolutions on prepacked weights, with the channels of a pixel together from the first of them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.convolution import (
+    ACTIVATIONS,
+    ACTIVATIONS_OF_SUMS,
+    Geometry,
+    compute_dtype,
+    convolve,
+    prepack,
+    works,
+)
+from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue, Fold
+from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+
+
+class OneDNNConvolution(PackedConvolution):
+    """A convolution with its weight in oneDNN's layout.
+
+    Attributes:
+        packed: the weight, opaque to torch; its dtype is the one that is computed in.
+        geometry: how the kernel moves.
+    """
+
+    def __init__(self, original: nn.Conv2d, dtype: torch.dtype, fold: Fold | None) -> None:
+        super().__init__(original, fold)
+        self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
+        self.is_exact = fold is None
+        weight = original.weight.detach()
+        self._lost = None if fold is None else fold.lost(weight)
+        self.packed = prepack((weight if fold is None else fold.weight(weight)).to(dtype), self.geometry)
+        self._set_bias()
+
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        if self.fold is not None and not epilogue.normalised:
+            return self._without_norm(input)
+        image, residual = self._image(input), epilogue.residual
+        if residual is not None:
+            residual = self._image(residual)
+        output = convolve(image, self.packed, self._bias, self.geometry, epilogue.activation, residual)
+        return output.to(input.dtype)
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        return activation in ACTIVATIONS_OF_SUMS if residual else activation in ACTIVATIONS
+
+    def _image(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.packed.dtype, memory_format=torch.channels_last)
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.numel() * self.packed.element_size()
+
+    @property
+    def packed_dtype(self) -> str:
+        return str(self.packed.dtype).removeprefix("torch.")
+
+    def unpack(self) -> Tensor:
+        """The weight in the shape and dtype of the original."""
+        weight = self.packed.to_dense()
+        if self.fold is not None:
+            assert self._lost is not None
+            weight = self.fold.unfolded(weight, self._lost)
+        return weight.to(self.weight_dtype)
+
+    def _set_bias(self) -> None:
+        # In the dtype of the weight, as oneDNN wants it.
+        bias = self.bias if self.fold is None else self.fold.bias(self.bias)
+        self._bias = None if bias is None else bias.detach().to(self.packed.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OneDNNConvolution:
+        super()._apply(fn, recurse)
+        self._set_bias()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles have the plain weight, since torch can do neither with an opaque one.
+        return {**self.__dict__, "packed": self.packed.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.packed = prepack(self.packed, self.geometry)
+
+
+class ConvolutionRule:
+    """`nn.Conv2d` that oneDNN can take: weights in float32 or bfloat16, padded with zeros."""
+
+    name = "convolution"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is not nn.Conv2d:
+            return None
+        reason = refusal(module, path, context)
+        if reason is None and all(size == 1 for size in module.kernel_size):
+            # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
+            reason = "it covers one pixel: a plain product, which gains nothing from another layout"
+        if reason is None and not works(compute_dtype(context.dtype)):
+            reason = "oneDNN's convolution does not work here"
+        return Match(module, path, reason)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module = match.module
+        assert isinstance(module, nn.Conv2d)
+        if match.found is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
+        packed = OneDNNConvolution(module, compute_dtype(context.dtype), context.fold_after(module))
+        return put_in_place(match, packed, "convolution", "oneDNN", context)

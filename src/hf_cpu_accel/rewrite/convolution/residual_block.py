@@ -1,0 +1,188 @@
+"""Level two for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
+
+Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
+its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (convolution_trace.py).
+The chain is then proved on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolutions import BoundConvolutions, bind, convolutions
+from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.trace import (
+    DTYPES,
+    Chain,
+    Link,
+    parts_of,
+    read,
+)
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
+from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.folded import FoldedNorm
+
+STRUCTURE = "residual blocks"
+# Worst pixel of an image, after up to twenty convolutions with the same packed weights, by the coarsest of these. Nothing is
+# narrowed for the proof; but one step of a quantised input beside another changes what comes after.
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "int8": 3e-2}
+# [batch, height, width]: for reading, and for the proof.
+_IMAGE = (1, 9, 9)
+_OTHERS = ((2, 13, 10), (1, 32, 33))
+
+
+class FusedResidualBlock(Mixed):
+    """Mixed into the module's own class: [N, C, H, W] -> [N, C', H', W'], channels last.
+
+    The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
+    for other arguments, and while a graph is traced.
+
+    Attributes:
+        _narrow: images between its convolutions are bfloat16, unless all weights are float32.
+    """
+
+    _chain: Chain
+    _channels: int
+    _narrow: bool
+    _bound: BoundConvolutions | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        image = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
+            return self._original_class.forward(self, *args, **kwargs)
+        check_inference(self, image)
+        image = image.tensor if isinstance(image, LazyTensor) else image
+        return convolutions(image, self._bound or self._bind())
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
+
+    def _takes(self, image: Tensor) -> bool:
+        fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
+        return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+    def _bind(self) -> BoundConvolutions:
+        narrow = self._narrow and _coarsest(self, self._chain) != "float32"
+        self._bound = bind([link.step(self) for link in self._chain], narrow=narrow)
+        return self._bound
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedResidualBlock:
+        super()._apply(fn, recurse)
+        self._bound = None  # holds the biases
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bound": None}
+
+
+def fuse_residual_blocks(context: Context) -> list[PlanItem]:
+    """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
+    items: list[PlanItem] = []
+    inside: set[int] = set()  # modules of a chain that is fused already
+    for path, layer in list(context.root.named_modules()):
+        if id(layer) in inside or not _may_be_chain(layer) or not context.slots[id(layer)]:
+            continue
+        fused = attempt(path, _looked_at, layer, path, context)
+        if isinstance(fused, Refusal):
+            if is_listed(context.root, path):
+                context.refuse(path, STRUCTURE, fused)
+            continue
+        inside.update(id(module) for module in layer.modules())
+        swap_module(context.journal, context.slots[id(layer)], fused)
+        dtype = _coarsest(layer, fused._chain)
+        items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
+    return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal:
+    """The layer with the fused forward, if that does what the layer does."""
+    reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
+        reason = "skip_modules"
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
+    if reason is not None:
+        return Refusal(reason)
+    # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
+    guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
+    chain = read(layer, _image(guess, *_IMAGE))
+    if isinstance(chain, Refusal):
+        return chain
+    first = _first(layer, chain)
+    if first is None:
+        return Refusal("no convolution in it reads its input")
+    shadow = Shadow(layer)
+    fuse: Callable[..., FusedResidualBlock] = partial(
+        fused_layer, FusedResidualBlock, _chain=chain, _channels=first.in_channels, _bound=None
+    )
+    fused = fuse(shadow_of(layer), _narrow=False)
+    if not _agree(fused, shadow, first, _coarsest(layer, chain)):
+        return Refusal("on other images it computes something else than on the one it was read from")
+    return fuse(layer, _narrow=True)
+
+
+def _may_be_chain(layer: nn.Module) -> bool:
+    """Two convolutions, or one and a pooling, at least, and else only what has no state of its own.
+
+    One of them is no linear: those may be faster by another provider, which is asked for each alone.
+    """
+    if isinstance(layer, PackedModule | FoldedNorm | FusedResidualBlock):
+        return False
+    for module in layer.modules():
+        has_state = module._parameters or module._buffers
+        if has_state and not isinstance(module, WaitingConvolution | FoldedNorm):
+            return False
+    parts = list(parts_of(layer).values())
+    convolutions = [part for part in parts if isinstance(part, WaitingConvolution)]
+    return len(parts) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
+
+
+def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
+    """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
+    layer = shadow.module
+    with shadow.running():
+        for sizes in _OTHERS:
+            ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
+            if ours is None or theirs is None:
+                return False
+            if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > _TOLERANCES[dtype]:
+                return False
+        for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
+            ours, theirs = (run_alone(module, _image(first, *_IMAGE).to(other)) for module in (fused, layer))
+            if theirs is not None and (ours is None or ours.dtype is not theirs.dtype):
+                return False
+    return True
+
+
+def _first(layer: nn.Module, chain: Chain) -> Any:
+    """The first convolution that reads the layer's input, or None."""
+    readers = (link for link in chain if link.source == 0 and isinstance(link, Link))
+    link = next(readers, None)
+    return None if link is None else layer.get_submodule(link.path)
+
+
+def _coarsest(layer: nn.Module, chain: Chain) -> str:
+    """The dtype of the weights, the coarsest where they differ."""
+    dtypes = {layer.get_submodule(link.path).packed_dtype for link in chain if isinstance(link, Link)}
+    return next(dtype for dtype in reversed(DTYPES) if dtype in dtypes)
+
+
+def _image(convolution: Any, batch: int, height: int, width: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(batch, convolution.in_channels, height, width, generator=generator)
+    return image.to(convolution.weight_dtype)

@@ -1,0 +1,1 @@
+"""What all rooms share: the rule's interface, matching, refusals, verification, traces."""

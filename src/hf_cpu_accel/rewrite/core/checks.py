@@ -1,0 +1,88 @@
+"""What a model must be like to be accelerated. Everything here is checked before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hf_cpu_accel.patching.modes import asks_for_mode
+
+
+def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
+    """Refuse a model that cannot be accelerated.
+
+    Args:
+        root: the model.
+        deciding: the modules whose `training` flags count, with all below them.
+        adds_in_training: whether modules in training mode count only where they compute something else in it, if the model
+            itself is in eval mode.
+
+    Raises:
+        ValueError: training mode, parameters that are elsewhere than on the CPU, have no values or not finite ones.
+    """
+    for module in deciding:
+        _check_mode(module, only_where_it_matters=adds_in_training and not module.training)
+    for name, parameter in root.named_parameters():
+        _check_initialised(name, parameter)
+        _check_device(name, parameter)
+        _check_finite(name, parameter)
+    for name, buffer in root.named_buffers():
+        _check_initialised(name, buffer)
+        _check_device(name, buffer)
+
+
+def check_patterns(models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str]) -> None:
+    """Refuse a `skip_modules` pattern that matches no module of `models`, each under its name: it is a slip of the pen.
+
+    Raises:
+        ValueError: naming the pattern.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):
+            types = " or ".join(type(model).__name__ for _, model in models)
+            raise ValueError(f"skip_modules: {pattern!r} matches no module of {types}")
+
+
+def _paths(name: str, model: nn.Module) -> Iterator[str]:
+    for path, _ in model.named_modules():
+        yield ".".join(filter(None, (name, path)))
+
+
+def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
+    for name, child in module.named_modules():
+        if child.training and (asks_for_mode(child) or not only_where_it_matters):
+            where = f"its module {name!r}" if name else type(module).__name__
+            raise ValueError(
+                f"target: {where} is in training mode, and acceleration is for inference: call model.eval() first"
+            )
+
+
+def _check_initialised(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise ValueError(f"target: {name} is not initialised yet: run the model once first")
+
+
+def _check_device(name: str, tensor: Tensor) -> None:
+    if tensor.device.type == "meta":
+        raise ValueError(
+            f"target: {name} is on the meta device and has no values: load the model with real weights first"
+        )
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"target: {name} is on {str(tensor.device)!r}, expected the CPU: call model.to('cpu') first"
+        )
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    # A sum is one pass without a temporary, and only finite if no value is infinite or NaN; it may overflow though.
+    values = tensor.detach()
+    if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+        raise ValueError(
+            f"target: {name} holds NaN or infinite values: check the checkpoint it was loaded from"
+        )

@@ -1,0 +1,236 @@
+"""What the rules need to know about the model as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.hosts.peft import kept_for_adapters
+from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.originals import OriginalsStore
+from hf_cpu_accel.providers import switch
+from hf_cpu_accel.rewrite.convolution.epilogue import Fold, NormAfter
+from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
+from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+# Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
+MIN_OUT_FEATURES = 16
+MAX_INTEGER_FEATURES = 65536
+_REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
+
+
+@dataclass
+class Context:
+    """The model under rewrite.
+
+    Attributes:
+        dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
+        name: what the target calls this model, if it has several.
+        measured: whether other providers may serve where they were measured to be faster.
+        slots: where each module hangs, as (parent, name): several for a module used twice; none for the root and for `listed`.
+        listed: ids of modules that a plain list holds besides their parent (as in Mask2Former): who goes through the list
+            would not see a replacement.
+        owners: the paths of the parameters, by storage: several where weights are tied.
+        has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
+        handled: ids of the modules that a rule has taken care of.
+        freed: bytes of weights that were released since the heap was last trimmed.
+        norms_after: the norms that convolutions are to be packed with, by the ids of these.
+        kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
+        refused: the parts that somebody would have expected to be fused, and that are not.
+    """
+
+    root: nn.Module
+    config: CPUAccelConfig
+    dtype: str
+    journal: Journal
+    store: OriginalsStore
+    slots: dict[int, list[tuple[nn.Module, str]]]
+    owners: dict[int, list[str]]
+    has_layers: bool
+    listed: set[int]
+    handled: set[int] = field(default_factory=set)
+    freed: int = 0
+    norms_after: dict[int, NormAfter] = field(default_factory=dict)
+    kept_for_adapters: dict[int, str] = field(default_factory=dict)
+    measured: bool = False
+    name: str = ""
+    refused: list[RefusedPart] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        root: nn.Module,
+        config: CPUAccelConfig,
+        dtype: str,
+        journal: Journal,
+        store: OriginalsStore,
+        *,
+        name: str = "",
+    ) -> Context:
+        slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        listed = _in_plain_lists(root)
+        for parent in root.modules():
+            for child_name, child in parent._modules.items():
+                if child is not None and id(child) not in listed:
+                    slots[id(child)].append((parent, child_name))
+        owners, measured = weight_owners(root), switch.measured(config.providers)
+        has_layers = any(
+            isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in root.named_modules()
+        )
+        return cls(
+            root,
+            config,
+            dtype,
+            journal,
+            store,
+            slots,
+            owners,
+            has_layers,
+            listed,
+            kept_for_adapters=kept_for_adapters(root, name),
+            measured=measured,
+            name=name,
+        )
+
+    def fold_after(self, convolution: nn.Module) -> Fold | None:
+        """What the norm behind a convolution multiplies and adds, or None if there is none to be packed with it."""
+        after = self.norms_after.get(id(convolution))
+        return None if after is None else after.fold
+
+    def refuse(self, path: str, structure: str, refusal: Refusal) -> None:
+        """Have `explain()` say why the part at `path` is not fused, unless something else is made of it."""
+        self.refused.append(RefusedPart(path, structure, refusal))
+
+    def skipped(self, path: str) -> bool:
+        """Whether `path` or a module above it matches `skip_modules`."""
+        parts = [*filter(None, (self.name, *path.split(".")))]
+        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        return any(
+            fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules
+        )
+
+    def weight_dtype(self, path: str, linears: Sequence[nn.Linear]) -> str:
+        """The dtype that `linears`, at or below `path`, are packed in.
+
+        Integers are for what is repeated layer by layer, and for heads with a large vocabulary: that is where the time goes. A
+        pooler or the head for a few classes costs next to nothing, and its error goes straight into the answer, so it stays
+        float32.
+        """
+        is_head = self.has_layers and not _REPEATED.search(path)
+        is_small = all(linear.out_features <= linear.in_features for linear in linears)
+        return "float32" if self.dtype in QUANTISED and is_head and is_small else self.dtype
+
+    def other_owner(self, parameter: Tensor, path: str) -> str | None:
+        """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
+        return next((owner for owner in self.owners[_address(parameter)] if owner != path), None)
+
+    def is_tied(self, weight: Tensor) -> bool:
+        return len(self.owners[_address(weight)]) > 1
+
+
+def _in_plain_lists(root: nn.Module) -> set[int]:
+    """Ids of the modules that lists and tuples hold which are plain attributes of modules."""
+    held = (
+        value
+        for module in root.modules()
+        for value in vars(module).values()
+        if isinstance(value, list | tuple)
+    )
+    return {id(item) for values in held for item in values if isinstance(item, nn.Module)}
+
+
+def weight_owners(root: nn.Module) -> dict[int, list[str]]:
+    """{address: paths of the parameters that live there}. A module that is used twice counts once."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for path, module in root.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners[_address(parameter)].append(f"{path}.{name}" if path else name)
+    return owners
+
+
+def _address(parameter: Tensor) -> int:
+    return parameter.data_ptr() if parameter.numel() else id(parameter)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    if any(hooks) or parametrize.is_parametrized(module):
+        return False
+    return own_forward(module) is None and module._compiled_call_impl is None
+
+
+def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
+    """Why nothing is put in the place of this module, or None if something can be."""
+    if not is_plain(module):
+        return "it has hooks, parametrizations or a forward of its own"
+    if context.skipped(path):
+        return "skip_modules"
+    if module is context.root:
+        return "it is the target itself, and has no parent to hang the packed layer in"
+    if id(module) in context.listed:
+        return "a plain list holds it besides its parent, where a packed layer would not be seen"
+    return context.kept_for_adapters.get(id(module))
+
+
+def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
+    """Why this linear is not packed, or None if it can be."""
+    if not isinstance(linear, nn.Linear) or not (type(linear) is nn.Linear or _overrides_alike(linear)):
+        return f"{type(linear).__name__} is not a plain nn.Linear"
+    fixed = refusal_to_swap(linear, path, context)
+    if fixed is not None:
+        return fixed
+    if not isinstance(linear.weight, torch.Tensor) or linear.weight.shape != (
+        linear.out_features,
+        linear.in_features,
+    ):
+        return "its weight does not have the shape of a linear's"
+    if context.dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
+        return f"integer sums over {linear.in_features} input features would overflow"
+    if linear.weight.dtype not in WEIGHT_DTYPES:
+        return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
+    if linear.out_features < MIN_OUT_FEATURES:
+        return f"only {linear.out_features} output features: packing gains nothing"
+    if linear.in_features == 0:
+        return "no input features"
+    if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
+        return "torch's own fused encoder layer reads its weights instead of calling it"
+    owner = context.other_owner(linear.weight, f"{path}.weight")
+    if owner is not None and context.dtype == "float32":
+        return f"shares its weight with {owner}; packing would hold it twice"
+    return None
+
+
+def _overrides_alike(linear: nn.Linear) -> bool:
+    """Whether the class of `linear` writes the forward of a linear anew (Falcon's) and adds nothing to it.
+
+    One that leaves the forward as it is has another reason to be, such as that somebody reads its weight.
+    """
+    if type(linear).forward is nn.Linear.forward:
+        return False
+    if set(linear._parameters) - {"weight", "bias"} or linear._modules or linear._buffers:
+        return False
+    if linear.weight.dtype not in WEIGHT_DTYPES or linear.in_features == 0:
+        return False
+    input = probe(linear.in_features, linear.weight.dtype)
+    with torch.no_grad():
+        expected = nn.Linear.forward(linear, input)
+    tolerance = 1e-5 if linear.weight.dtype is torch.float32 else 0.02
+    return row_error(run_alone(linear, input), expected) <= tolerance

@@ -1,0 +1,202 @@
+"""The first real call of each fused part is run beside its own forward, over the same packed weights.
+
+A part is read off a trace and proved on random inputs when a model is accelerated. What a caller really hands to it may be
+something else; so once, on that, the two are compared. Where they differ by more than is published for the dtype, this part alone
+goes back to its own forward, with a warning and a row in `explain()`. From the second call on nothing is left of the check.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.patching.fused_module import Mixed, Reference
+from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
+from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.verify import TOLERANCES, row_errors, tolerance
+from hf_cpu_accel.rewrite.linear.group import members_apart
+from hf_cpu_accel.runtime.fork import new_lock
+
+_REASON = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
+# Of the rows: a number between two quantisation steps, or between two experts, may go to either, which moves a few rows.
+_MOST = 0.75
+_FEW_ROWS = 5
+
+
+class _Call(threading.local):
+    """What the thread is about to compare."""
+
+    def __init__(self) -> None:
+        self.is_reference = False
+        self.expected: dict[int, tuple[Any, Reference]] = {}
+
+
+_call = _Call()
+_removing = new_lock()
+
+
+class FirstCall:
+    """The hooks around the first call of a fused part.
+
+    Args:
+        module: the part.
+        path: in the model.
+        dtype: of its packed weights, the coarsest.
+    """
+
+    def __init__(self, module: Mixed, path: str, dtype: str) -> None:
+        self.module, self.path, self.dtype = module, path, dtype
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Wait for the call; `undo` ends it."""
+        self._handles.append(self.module.register_forward_pre_hook(self.before, with_kwargs=True))
+        self._handles.append(self.module.register_forward_hook(self.after, with_kwargs=True))
+
+    def undo(self) -> None:
+        with _removing:  # two threads may be the first
+            for handle in self._handles:
+                handle.remove()
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        """Run the own forward.
+
+        Without the keywords: another thread has compared its call, and taken this hook away, after torch had found it.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        _call.expected.pop(id(self), None)  # of a call that was interrupted
+        if kwargs is None or not is_comparable(module):
+            return
+        reference = module.reference_call(args, kwargs)
+        if reference is None:
+            return
+        # Its own copies: a forward may write to what it is given.
+        own = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in reference.args)
+        with torch.no_grad(), _as_reference():
+            expected = module._original_class.forward(module, *own, **reference.kwargs)
+        _call.expected[id(self)] = expected, reference
+
+    def after(self, module: Any, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Compare; what is wrong is not handed on.
+
+        Args:
+            rest: the keywords and the output; the latter alone as in `before`.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        expected, reference = _call.expected.pop(id(self), (None, None))
+        if reference is None or len(rest) != 2:
+            return None
+        kwargs, output = rest
+        self.undo()
+        difference = self._difference(first_output(output), first_output(expected), reference)
+        if difference is None or isinstance(getattr(module, _REASON, None), str):
+            return None
+        reason = f"on its first call it was {difference}: its own forward serves"
+        vars(module)[_REASON] = reason
+        warnings.warn(f"{self.path}, fused by hf_cpu_accel: {reason}", RuntimeWarning, stacklevel=2)
+        module.forget_call(args, kwargs)
+        module.__class__ = module._original_class
+        return type(module).forward(module, *args, **kwargs)
+
+    def _difference(self, ours: Tensor | None, theirs: Tensor | None, reference: Reference) -> str | None:
+        """A sentence; None if they agree."""
+        if theirs is None or not theirs.is_floating_point():
+            return None
+        if ours is None or ours.shape != theirs.shape:
+            return f"of shape {None if ours is None else tuple(ours.shape)} instead of {tuple(theirs.shape)}"
+        if not theirs.isfinite().all() or not theirs.numel():
+            return None  # nothing to compare with
+        if ours.dim() == 4:  # images: a row is a pixel
+            ours, theirs = ours.movedim(1, -1), theirs.movedim(1, -1)
+        errors = row_errors(ours, theirs)
+        if reference.tokens is not None:
+            errors = errors[reference.tokens]
+        if not errors.numel():
+            return None
+        errors = errors.nan_to_num(nan=float("inf"))
+        allowed = max(tolerance(dtype, theirs.dtype) for dtype in (self.dtype, reference.dtype or self.dtype))
+        worst = errors.max().item()
+        if worst <= allowed:
+            return None
+        quantises = self.dtype in QUANTISED and worst <= _FEW_ROWS * allowed
+        alike = (errors <= allowed / 10).double().mean().item()
+        if (quantises or reference.moves_rows) and alike >= _MOST:
+            return None
+        return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
+
+
+def is_comparable(module: Mixed) -> bool:
+    """Whether a call of `module` now is one of the fused part alone."""
+    if _call.is_reference or is_collecting_inside() or module.is_watched:
+        return False
+    return own_forward(module) is None
+
+
+def fused_parts(root: nn.Module) -> Iterator[tuple[str, Mixed]]:
+    """(path, part) of those that can be compared with their own forward; of parts in one another, the outer one."""
+    inside: set[int] = set()
+    for path, module in root.named_modules():
+        if id(module) in inside or not isinstance(module, Mixed):
+            continue
+        if type(module).reference_call is not Mixed.reference_call:
+            inside.update(id(part) for part in module.modules())
+            yield path, module
+
+
+def check_first_calls(root: nn.Module, journal: Journal) -> None:
+    """Have the first call of each fused part of an accelerated model compared."""
+    for path, module in fused_parts(root):
+        first = FirstCall(module, path, _coarsest(module))
+        journal.record(first)
+        first.start()
+
+
+def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
+    """`plan` with the parts that went back to their own forward."""
+    reasons = {path: vars(module).get(_REASON) for path, module in root.named_modules()}
+    items = []
+    for item in plan.items:
+        reason = reasons.get(item.name)
+        is_part = reason is not None and item.reason is None and item.packed_bytes == 0
+        items.append(PlanItem.left(item.name, item.structure, reason) if is_part and reason else item)
+    named = {item.name for item in items}
+    items += [PlanItem.left(path, "fused part", r) for path, r in reasons.items() if r and path not in named]
+    return replace(plan, items=tuple(items))
+
+
+@contextmanager
+def _as_reference() -> Iterator[None]:
+    try:
+        _call.is_reference = True
+        with members_apart():
+            yield
+    finally:
+        _call.is_reference = False
+
+
+def _coarsest(module: nn.Module) -> str:
+    held = {part.packed_dtype for part in module.modules() if isinstance(part, PackedModule)}
+    return next((dtype for dtype in reversed(TOLERANCES) if dtype in held), "float32")
+
+
+def first_output(output: Any) -> Tensor | None:
+    """The hidden states of what a part returns."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    if isinstance(output, LazyTensor):
+        output = output.tensor
+    return output if isinstance(output, Tensor) else None

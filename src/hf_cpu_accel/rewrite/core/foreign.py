@@ -1,0 +1,100 @@
+"""The one place where code of the user's or of a host library is tried, and where whatever it raises is caught.
+
+Errors of our own are no refusals: `attempt` logs them with the path of the part, which is left alone, and lets them through where
+`HF_CPU_ACCEL_STRICT=1` is set, as it is in the tests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STRICT = "HF_CPU_ACCEL_STRICT"
+_LONGEST = 120
+
+logger = logging.getLogger("hf_cpu_accel.rewrite")
+
+
+class OwnError(BaseException):
+    """An error of ours beneath foreign code, which no `except Exception` is to take for one of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """For what is done by a hook, a mode or a stand-in that foreign code calls.
+
+    Raises:
+        OwnError: in the place of what is raised inside.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise OwnError(error) from error
+
+
+def call_foreign(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any | Refusal:
+    """What `function(*args, **kwargs)` returns; a refusal that names the exception if it raises one.
+
+    Raises:
+        MemoryError: there is none left, which is no answer.
+    """
+    try:
+        return function(*args, **kwargs)
+    except MemoryError:
+        raise
+    except Exception as error:  # unknown code: whatever it raises, it does not take what it was given
+        first = next(iter(str(error).splitlines()), "")[:_LONGEST]
+        return Refusal(f"{_name(function)} raised {type(error).__name__}" + (f": {first}" if first else ""))
+
+
+def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+    """`look(*args)`, code of ours, for the part at `path` of a model.
+
+    Raises:
+        Exception: what `look` raises, where `HF_CPU_ACCEL_STRICT=1` is set; else that is logged, and the part refused.
+    """
+    try:
+        return look(*args, **kwargs)
+    except Refused as refused:
+        return refused.refusal
+    except MemoryError:
+        raise
+    except OwnError as error:
+        return error.error.refusal if isinstance(error.error, Refused) else _own(path, error.error)
+    except Exception as error:
+        return _own(path, error)
+
+
+def is_strict() -> bool:
+    """Whether errors of our own end the call of the user."""
+    return os.environ.get(STRICT) == "1"
+
+
+def _own(path: str, error: Exception) -> Refusal:
+    if is_strict():
+        raise error
+    logger.warning(
+        "an error of hf_cpu_accel at %r, which is left as it is; please report it", path, exc_info=error
+    )
+    return Refusal(f"an error of hf_cpu_accel, which was logged: {type(error).__name__}")
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Of a function, or of the class of the module whose forward it is."""
+    owner = getattr(function, "__self__", None)
+    if owner is not None and getattr(function, "__name__", "") == "forward":
+        return type(owner).__name__
+    name: str = getattr(function, "__qualname__", type(function).__name__)
+    return name

@@ -1,0 +1,103 @@
+"""Why a module with weights of its own is left as it is, where no rule has said so: its kind, and what is missing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, Context
+
+_ACTIVATIONS = "torch.nn.modules.activation"
+
+
+def has_weights(module: nn.Module) -> bool:
+    """Whether there are parameters of its own, not only those of modules in it."""
+    return any(True for _ in module.parameters(recurse=False))
+
+
+def items_left(
+    modules: Sequence[tuple[str, nn.Module]], items: Sequence[PlanItem], context: Context
+) -> Iterator[PlanItem]:
+    """The rows of those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
+    told = {item.name for item in items}
+    replaced = {item.name for item in items if item.reason is None}
+    used = {id(module) for module in context.root.modules()}
+    for path, module in modules:
+        if path in told or not has_weights(module) or _is_below(path, replaced):
+            continue
+        if id(module) in used:
+            yield PlanItem.left(path, type(module).__name__, obstacle(path, module, context))
+
+
+def _is_below(path: str, others: set[str]) -> bool:
+    parts = path.split(".")
+    return any(".".join(parts[:length]) in others for length in range(1, len(parts)))
+
+
+def obstacle(path: str, module: nn.Module, context: Context) -> str:
+    """In words that go on after "left because"."""
+    if context.skipped(path):
+        return "skip_modules"
+    if parametrize.is_parametrized(module) or "parametrizations" in path.split("."):
+        return "a parametrization makes its weight anew in each call: it cannot be packed ahead"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "a table lookup: nothing to pack or fuse"
+    if isinstance(module, nn.LayerNorm):
+        return "one op already, and nothing beside it to fuse with"
+    if isinstance(module, _ConvNd):
+        return _of_convolution(module, context)
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return "a recurrent network: each step waits for the one before, and torch's own op serves it"
+    if isinstance(module, nn.MultiheadAttention):
+        return "torch's own attention reads these weights by itself, and not through a linear"
+    return _of_norm(module) or _of_parameters(module)
+
+
+def _of_convolution(module: Any, context: Context) -> str:
+    kind = f"a convolution over {len(module.kernel_size)} dimension{'s'[: len(module.kernel_size) > 1]}"
+    if isinstance(module, _ConvTransposeNd):
+        return "a transposed convolution: there is no kernel for it"
+    if module.groups > 1:
+        return f"{kind} in {module.groups} groups: there is no kernel for this form of it"
+    if any(step > 1 for step in module.dilation):
+        return f"{kind} with gaps (dilation): there is no kernel for it"
+    if min(module.in_channels, module.out_channels) < MIN_OUT_FEATURES:
+        return (
+            f"{kind} of {module.in_channels} to {module.out_channels} channels: too few to gain from packing"
+        )
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return f"{kind} with padding {module.padding_mode!r}, {module.padding!r}: only numbers of zeros are supported"
+    if len(module.kernel_size) == 1:
+        return f"{kind}: torch's own is as fast in {context.dtype}"
+    return f"{kind} of size {tuple(module.kernel_size)}: there is no kernel for this form of it"
+
+
+def _of_norm(module: nn.Module) -> str | None:
+    if isinstance(module, nn.GroupNorm | _InstanceNorm):
+        return "a norm over channels whose form or place there is no kernel for"
+    if {"running_mean", "running_var"} <= set(module._buffers):
+        return "a batch norm that does not directly follow a convolution which could take it in"
+    if type(module).__module__ == _ACTIVATIONS:
+        return "an activation with parameters of its own: it is no epilogue of a product"
+    return None
+
+
+def _of_parameters(module: nn.Module) -> str:
+    """What its own forward does is not known; what it has says which rules cannot take it."""
+    parameters = {name: tuple(p.shape) for name, p in module._parameters.items() if p is not None}
+    names = ", ".join(f"{name} {list(shape)}" for name, shape in list(parameters.items())[:3])
+    names += f" and {len(parameters) - 3} more" if len(parameters) > 3 else ""
+    most = max(sum(side > 1 for side in shape) for shape in parameters.values())
+    if most <= 1:
+        return f"its own forward uses {names}: vectors, nothing to pack, and no norm that is known"
+    if module._modules:
+        return f"its own forward uses {names} itself, besides the modules in it: no linear and no table that a rule knows"
+    if most == 2:
+        return f"its forward computes more than one product with {names}: it is neither a linear nor a table"
+    return f"its forward uses {names}: a parameter of several matrices, and not as experts are used"

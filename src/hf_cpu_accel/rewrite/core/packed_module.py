@@ -1,0 +1,150 @@
+"""What stand-ins with a packed weight have in common: to the outside the weight is still there."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
+
+# What each module gave to the last state dict.
+_saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
+
+
+class PackedModule(nn.Module):
+    """A module whose weight is packed in memory of its own.
+
+    It has the bias parameter of the module that it stands for. The packed weight is deliberately neither parameter nor buffer, so
+    `model.to(torch.bfloat16)` does not touch it. `state_dict()` gives the names and shapes of the original, with dequantised
+    values.
+
+    Attributes:
+        bias: the very Parameter of the original, or None.
+        weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
+        is_exact: whether `unpack` gives the very values that were packed, where their dtype can hold them.
+    """
+
+    bias: nn.Parameter | None
+    is_exact: bool = True
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(original.weight, Tensor)
+        self.weight_dtype = original.weight.dtype
+        self._values: dict[torch.dtype, Tensor] = {}
+        self.register_parameter("bias", original._parameters["bias"])
+        self.training = False
+
+    @property
+    @abstractmethod
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape in which the weight is known outside."""
+
+    @property
+    @abstractmethod
+    def packed_dtype(self) -> str:
+        """What the weight is packed as, one of `packing.DTYPES`."""
+
+    @abstractmethod
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The original Parameter where it is kept (tied to another module, or `originals="memory"`), else read-only
+        dequantised values."""
+        kept = self._parameters.get("weight")
+        if kept is not None:
+            return kept
+        return LazyWeight(self.weight_shape, self.weight_dtype, self.unpack, self._values)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        raise read_only()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As `nn.Module` does it, which is asked for assignments, too; but no other weight.
+
+        Raises:
+            RuntimeError: `name` is the weight.
+        """
+        if name == "weight":
+            raise read_only()
+        super().register_parameter(name, param)
+
+    def keep_original(self, weight: nn.Parameter) -> None:
+        """Hold the original beside the packed weight; `state_dict()` then gives its exact values."""
+        # In front of the bias, where the original has it: state_dict keys keep their order.
+        self._parameters = {"weight": weight, **self._parameters}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
+        self.weight_dtype = changed_dtype(self.weight_dtype, fn)
+        super()._apply(fn, recurse)
+        self._values.clear()
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if "weight" not in self._parameters:
+            destination[prefix + "weight"] = self._saved_in(destination)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _saved_in(self, destination: dict[str, Any]) -> Tensor:
+        """The weight for a state dict: one tensor, where a module is at several paths, which savers store once."""
+        last = _saved.get(self)
+        saved = None if last is None else last()
+        if saved is None or not any(value is saved for value in destination.values()):
+            saved = self.unpack()
+            if saved.untyped_storage().nbytes() != saved.nbytes:
+                saved = saved.clone()  # savers refuse to write a part of what two names share
+            _saved[self] = weakref.ref(saved)
+        return saved
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise loading_refused()
+
+
+def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.dtype:
+    """The dtype that `fn`, from `model.to(...)`, gives to weights of `dtype`.
+
+    Raises:
+        RuntimeError: it moves them to another device, or casts them to what the kernels do not compute in.
+    """
+    like_weight = fn(torch.empty(0, dtype=dtype))
+    if like_weight.device.type != "cpu":
+        raise RuntimeError(
+            f"cannot move a model accelerated for the CPU to {like_weight.device.type!r}: call hf_cpu_accel.restore first"
+        )
+    if like_weight.dtype not in (torch.float32, torch.bfloat16):
+        raise RuntimeError(
+            f"an accelerated model computes in float32 or bfloat16, not in {like_weight.dtype}: "
+            "call hf_cpu_accel.restore first"
+        )
+    return like_weight.dtype
+
+
+def check_inference(module: nn.Module, input: Tensor) -> None:
+    """The ops have no gradient, so where one is wanted say so instead of detaching in silence.
+
+    Raises:
+        RuntimeError: `module` is in training mode, or `input` requires a gradient while gradients are recorded.
+    """
+    if module.training:
+        raise RuntimeError(
+            "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
+        )
+    if input.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "an accelerated layer got an input that requires a gradient, but accelerated layers have none: run under "
+            "torch.no_grad(), or call hf_cpu_accel.restore(model) first"
+        )
+
+
+def loading_refused() -> RuntimeError:
+    return RuntimeError(
+        "cannot load a state_dict into an accelerated model: call hf_cpu_accel.restore(model), load, and accelerate again"
+    )

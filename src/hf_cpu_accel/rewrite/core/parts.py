@@ -1,0 +1,104 @@
+"""Taking a small container apart: linears, an activation, a norm, and nothing else that computes."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.core.context import Context, is_plain, refusal
+from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a container consists of.
+
+    Attributes:
+        linears: (name, module) of the linears, all of which can be packed.
+        activation: name of the activation, `"none"` if there is none.
+        norm: (name, spec) of the norm, or None.
+        inputs: names of the parameters of its forward.
+    """
+
+    linears: tuple[tuple[str, nn.Linear], ...]
+    activation: str
+    norm: tuple[str, NormSpec] | None
+    inputs: tuple[str, ...]
+
+
+def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
+    """The parts of `module`, or None if it holds anything else, or a linear that cannot be packed.
+
+    Whether it *computes* what its parts suggest is not known yet: see `computes`.
+    """
+    if module._parameters or module._buffers or not context.slots[id(module)] or not is_plain(module):
+        return None
+    linears: list[tuple[str, nn.Linear]] = []
+    norms: list[tuple[str, NormSpec]] = []
+    activations = _activation_functions(module)
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            linears.append((name, child))
+        elif isinstance(child, nn.Dropout | nn.Identity):
+            continue
+        elif (activation := identify(child)) is not None:
+            activations.append(activation)
+        elif is_plain(child) and (norm := identify_norm(child)) is not None:
+            norms.append((name, norm))
+        else:
+            return None
+    inputs = _required_inputs(module)
+    if not linears or inputs is None or len(activations) > 1 or len(norms) > 1:
+        return None
+    if any(refusal(linear, f"{path}.{name}", context) is not None for name, linear in linears):
+        return None
+    activation = activations[0] if activations else "none"
+    return Parts(tuple(linears), activation, norms[0] if norms else None, inputs)
+
+
+def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | None) -> bool:
+    """Whether `module` gives the values of `expected` for `inputs`: the proof of a guess about its forward."""
+    if expected is None:
+        return False
+    output = run_alone(module, *inputs)
+    tolerance = 1e-5 if expected.element_size() == 4 else 0.02
+    return output is not None and row_error(output, expected) <= tolerance
+
+
+def plain_linear(linear: nn.Linear, input: Tensor) -> Tensor:
+    """The linear as a formula, without the module's hooks."""
+    bias = None if linear.bias is None else linear.bias.detach()
+    return functional.linear(input, linear.weight.detach(), bias)
+
+
+def probes(linear: nn.Linear, count: int) -> tuple[Tensor, ...]:
+    """`count` inputs: what the linear takes, then residuals of what it gives."""
+    shapes = (linear.in_features, linear.out_features)
+    return tuple(probe(shapes[number], linear.weight.dtype, seed=number) for number in range(count))
+
+
+def _activation_functions(module: nn.Module) -> list[str]:
+    """Activations that are held as plain functions instead of modules."""
+    functions = [
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and is_library_function(value)
+    ]
+    names = [identify(function) for function in functions]
+    return [name for name in names if name is not None]
+
+
+def _required_inputs(module: nn.Module) -> tuple[str, ...] | None:
+    """The names of the parameters of forward, or None if some are optional: they could change what it computes."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(
+        parameter.default is not parameter.empty or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD
+        for parameter in parameters
+    ):
+        return None
+    return tuple(parameter.name for parameter in parameters)

@@ -1,0 +1,53 @@
+"""The interface of a rewrite rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+
+
+@dataclass(frozen=True)
+class Match:
+    """A structure that a rule recognised.
+
+    Attributes:
+        module, path: where.
+        found: what the rule wants to know again in `apply`.
+    """
+
+    module: nn.Module
+    path: str
+    found: Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a match.
+
+    Attributes:
+        items: one per module considered, for the plan.
+        handled: the modules that no other rule must look at.
+    """
+
+    items: tuple[PlanItem, ...]
+    handled: tuple[nn.Module, ...]
+
+
+class Rule(Protocol):
+    """One kind of rewrite.
+
+    `match` only looks. `apply` builds the replacement, compares it with the original if `config.verify`, and puts it in
+    place through `context.journal`, which is how it is undone; if it does not agree, the original stays and the items
+    say so.
+    """
+
+    name: str
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None: ...
+
+    def apply(self, match: Match, context: Context) -> Outcome: ...

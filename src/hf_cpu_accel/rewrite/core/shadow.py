@@ -1,0 +1,174 @@
+"""Copies of modules that share their weights: what is looked at is run as a shadow, so that nothing of the model itself is touched.
+
+A model may be serving while a part of it is looked at. The shadow of a tree of modules has the same parameters, buffers and plain
+attributes, but modules, and dictionaries to put parameters and hooks into, of its own. Nobody's hooks are called in it: neither
+torch's, which belong to the user, nor those that diffusers and accelerate put in the place of a forward.
+
+The weights are still the model's. A forward that writes to them (an adapter of peft takes itself out when it is called switched
+off, and remembers that) is not let do so: see `running`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
+from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.rewrite.core.foreign import call_foreign, ours
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
+from hf_cpu_accel.rewrite.linear.group import members_apart
+
+M = TypeVar("M", bound=nn.Module)
+
+# accelerate keeps its hook, and the forward that it replaced, in these attributes.
+_OF_ACCELERATE = ("_hf_hook", "_old_forward")
+_HOOKS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, OrderedDict))
+# Lists of lists of modules are known (stages of blocks); nobody holds them deeper.
+_DEEPEST = 3
+_MOST_COPIED = 1 << 20  # bytes of a buffer
+
+
+class Shadow:
+    """The copies of the modules of `root`.
+
+    Raises:
+        Refused: a class of modules makes no instance without arguments.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        modules = [m for m in root.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self._copies = {id(m): required(call_foreign(type(m).__new__, type(m))) for m in modules}
+        self._originals = {id(self._copies[id(m)]): m for m in modules}
+        for module in modules:
+            self._fill(self._copies[id(module)], module)
+        self.module = self.of(root)
+
+    def of(self, module: M) -> M:
+        """The copy of `module`, or itself where it is none of the tree."""
+        made: M = self._copies.get(id(module), module)
+        return made
+
+    def original(self, copied: M) -> M:
+        """What `copied` is the copy of, or itself where it is none."""
+        original: Any = self._originals.get(id(copied), copied)
+        made: M = original
+        return made
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the copies may be called: nothing is learnt from that, and nothing is written to what they share.
+
+        Raises:
+            OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
+        """
+        with members_apart(), _ReadOnly(self._shared()):
+            yield
+
+    def _shared(self) -> set[int]:
+        modules = self._originals.values()
+        held = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()))
+        return {_address(tensor) for tensor in held if tensor is not None} - {0}
+
+    def _fill(self, made: nn.Module, module: nn.Module) -> None:
+        state = dict(vars(module))
+        if hooks_a_forward(module):
+            del state["forward"]
+        for name in (HOOKS_OF_DIFFUSERS, *_OF_ACCELERATE, "_compiled_call_impl"):
+            state.pop(name, None)
+        held = {name: self._mapped(value, _DEEPEST) for name, value in state.items()}
+        held |= {name: OrderedDict() for name in _HOOKS}
+        held["_parameters"] = dict(state["_parameters"])
+        held["_buffers"] = _buffers(module)
+        held["_modules"] = {
+            name: None if child is None else self.of(child) for name, child in module._modules.items()
+        }
+        held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+        if "_hooks_inside" in state:  # of a fused module
+            held["_hooks_inside"] = ()
+        made.__dict__.update(held)
+
+    def _mapped(self, value: Any, depth: int) -> Any:
+        """`value` with copies for modules, and methods of copies for those of modules."""
+        if isinstance(value, nn.Module):
+            return self.of(value)
+        if isinstance(value, Override):
+            return self._rebound(value)
+        owner = getattr(value, "__self__", None)
+        if hasattr(value, "__func__") and id(owner) in self._copies:
+            return value.__func__.__get__(self._copies[id(owner)])
+        if depth and type(value) in (list, tuple):
+            parts = [self._mapped(part, depth - 1) for part in value]
+            return type(value)(parts) if _differ(parts, value) else value
+        if depth and type(value) is dict:
+            parts = [self._mapped(part, depth - 1) for part in value.values()]
+            return dict(zip(value, parts, strict=True)) if _differ(parts, value.values()) else value
+        return value
+
+    def _rebound(self, override: Override) -> Override:
+        made = copy.copy(override)
+        made.model = self.of(override.model) if isinstance(override.model, nn.Module) else override.model
+        return made
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """For a shadow of `module`: its buffers, or copies in a module that has nothing else, since rotary positions that depend on the
+    length write to theirs in every call."""
+    buffers = dict(module._buffers)
+    if module._parameters or module._modules:
+        return buffers
+    return {
+        name: b.clone() if b is not None and b.nbytes <= _MOST_COPIED else b for name, b in buffers.items()
+    }
+
+
+def hooks_a_forward(module: nn.Module) -> bool:
+    """Whether a hook of diffusers or accelerate stands in the place of its forward."""
+    state = vars(module)
+    return "forward" in state and (HOOKS_OF_DIFFUSERS in state or _OF_ACCELERATE[0] in state)
+
+
+def shadow_of(module: M) -> M:
+    """The copy of `module`."""
+    return Shadow(module).of(module)
+
+
+class _ReadOnly(TorchDispatchMode):
+    """Refuses writes to the memory at these addresses."""
+
+    def __init__(self, addresses: set[int]) -> None:
+        super().__init__()
+        self.addresses = addresses
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            with ours():
+                self._check(func._schema, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _check(self, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for number, argument in enumerate(schema.arguments):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            if argument.is_write and isinstance(value, Tensor) and _address(value) in self.addresses:
+                raise Refused(Refusal(f"its forward writes to its weights ({schema.name})"))
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its memory; 0 if it has none of its own."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def _differ(parts: Any, values: Any) -> bool:
+    return any(part is not value for part, value in zip(parts, values, strict=True))

@@ -1,0 +1,100 @@
+"""Does a replacement compute what the original computes?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+
+# Largest relative error of an output row, ||candidate - reference|| / ||reference||, by dtype of the packed weight. Random
+# inputs and weights give about 1e-6, 3e-3, 1.5e-2, 1e-2 and 0.1; a wrong epilogue or a dropped bias gives far more.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.1, "int8-weight": 0.1, "int4": 0.3}
+# Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.
+_SMALL_ROW = 1e-2
+
+# What an input that is quantised to the next step moves a row by, in tolerances of `computes_alike`: seen were 1.5 for rows of 768.
+_FEW_ROWS = 5
+# Of the rows, at most 7 % were moved.
+_MOST = 0.75
+
+_BATCH, _TOKENS = 2, 3
+
+
+def probe(features: int, dtype: torch.dtype, *, seed: int = 0) -> Tensor:
+    """A random input [2, 3, features], the same in every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(_BATCH, _TOKENS, features, generator=generator).to(dtype)
+
+
+def row_error(candidate: object, reference: object) -> float:
+    """The largest relative error over the rows (last dimension) of two tensors.
+
+    It is inf where one of them is no tensor, shapes differ, or one holds NaN.
+    """
+    if not isinstance(candidate, Tensor) or not isinstance(reference, Tensor):
+        return float("inf")
+    if candidate.shape != reference.shape:
+        return float("inf")
+    if reference.numel() == 0:
+        return 0.0
+    worst = row_errors(candidate, reference).max().item()
+    return worst if worst == worst else float("inf")
+
+
+def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
+    """Of each row, float64; NaN where one of the two holds NaN."""
+    expected = reference.double()
+    norms = expected.norm(dim=-1)
+    floor = (norms.max() * _SMALL_ROW).clamp_min(1e-12)
+    return (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
+
+
+def computes_alike(candidate: object, reference: object, tolerance: float, *, quantises: bool) -> bool:
+    """Whether two computations with the same packed weights are one, up to rounding: `row_error` within `tolerance`.
+
+    Args:
+        quantises: they quantise what passes through them. A number between two steps may go to either, which moves the few rows
+            that have one by more than rounding does. Three of four rows are held to a tenth of the tolerance.
+    """
+    error = row_error(candidate, reference)
+    if error <= tolerance or not quantises:
+        return error <= tolerance
+    if (
+        not isinstance(candidate, Tensor)
+        or not isinstance(reference, Tensor)
+        or error > _FEW_ROWS * tolerance
+    ):
+        return False
+    return bool(row_errors(candidate, reference).quantile(_MOST) <= tolerance / 10)
+
+
+def tolerance(dtype: str, compute: torch.dtype) -> float:
+    """What `row_error` may reach for a weight packed as `dtype` in a model that computes in `compute`."""
+    rounding = TOLERANCES["bfloat16"] if compute is torch.bfloat16 else 0.0
+    return max(TOLERANCES[dtype], rounding)
+
+
+def disagreement(candidate: object, reference: object, dtype: str, compute: torch.dtype) -> str | None:
+    """None if the two agree, else a sentence for the plan."""
+    error = row_error(candidate, reference)
+    allowed = tolerance(dtype, compute)
+    if error <= allowed:
+        return None
+    return f"its replacement differs by {error:.1e} (relative, worst row; allowed {allowed:.0e})"
+
+
+def run(module: nn.Module, *inputs: Tensor) -> Any:
+    """`module.forward(*inputs)` without gradients; what it only promises is made, so that what it cannot do shows now."""
+    with torch.no_grad():
+        output = module.forward(*inputs)
+        return output.tensor if isinstance(output, LazyTensor) else output
+
+
+def run_alone(module: nn.Module, *inputs: Tensor) -> Tensor | None:
+    """The same, or None if the module does not take them or gives no tensor."""
+    output = call_foreign(run, module, *inputs)
+    return output if isinstance(output, Tensor) else None

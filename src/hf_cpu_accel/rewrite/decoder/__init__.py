@@ -1,0 +1,1 @@
+"""Decoder layers, and the stacks that they make."""

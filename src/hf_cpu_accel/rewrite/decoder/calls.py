@@ -1,0 +1,234 @@
+"""How a model calls its layers: a short prompt runs through it, and the arguments that reach each layer are kept."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+CACHES = frozenset({"past_key_values", "layer_past", "past_key_value"})  # names of arguments
+_ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
+# Few enough rows that nobody measures who multiplies them fastest.
+_PROMPT, PADDING = 4, 2
+_ENCODED, _ENCODED_PADDING = (
+    5,
+    2,
+)  # tokens of the encoder's output, and how many of them are padding in the second sequence
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The arguments of one call of a layer, by the names of its parameters.
+
+    Attributes:
+        names: of the parameters of its forward after hidden_states, in their order.
+        cache: name of the argument that is the cache of keys and values.
+        mask: the name of the attention mask.
+        rotary: the name of the (cos, sin) tables, or None if the layer gets none.
+        encoder, encoder_mask: the names of an encoder's output that the layer attends to, and of its mask; None if it gets none.
+        hidden_states: what is passed first, and by position.
+    """
+
+    hidden_states: Tensor
+    names: tuple[str, ...]
+    arguments: dict[str, Any]
+    cache: str
+    mask: str
+    rotary: str | None
+    encoder: str | None
+    encoder_mask: str | None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that `owner` calls one after another.
+
+    Attributes:
+        layers: (path below the root, module), in the order of the calls.
+        calls: one per layer, from a prompt whose first sequence is padded on the left by two tokens. What an encoder gave for the
+            second sequence is padded on the right.
+        returned: whether what the last layer gives is what the owner returns, with nothing done to it.
+    """
+
+    owner: nn.Module
+    layers: tuple[tuple[str, nn.Module], ...]
+    calls: tuple[LayerCall, ...]
+    returned: bool
+
+
+@dataclass(frozen=True)
+class RefusedStack:
+    """Layers that take a cache of keys and values, whose model does not call them as such layers are called."""
+
+    layers: tuple[tuple[str, nn.Module], ...]
+    refusal: Refusal
+
+
+def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
+    """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
+    if "transformers" not in sys.modules:  # none of its models can be in there
+        return
+    from transformers import PreTrainedModel
+
+    found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
+    owners: dict[str, PreTrainedModel] = {}
+    for path, module in root.named_modules():
+        if isinstance(module, PreTrainedModel):
+            owners[path] = module
+        elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
+            above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]
+            if above and _is_repeated(path):
+                owner = owners[max(above, key=len)]
+                found.setdefault(id(owner), (owner, []))[1].append((path, module))
+    for owner, candidates in found.values():
+        layers = _outermost(candidates)
+        stack = attempt(layers[0][0], _run, owner, layers)
+        if isinstance(stack, Refusal):
+            yield RefusedStack(tuple(layers), stack)
+        elif stack is not None:
+            yield stack
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Of its forward, without those that take what is left."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _cache_name(module: nn.Module) -> str | None:
+    names = parameter_names(module)
+    if not names or names[0] != "hidden_states" or "attention_mask" not in names:
+        return None
+    return next((name for name in names if name in CACHES), None)
+
+
+def _is_repeated(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
+
+
+def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Attention modules take the same arguments as the layers that they are in."""
+    paths = [path for path, _ in candidates]
+    return [
+        (path, module)
+        for path, module in candidates
+        if not any(path.startswith(f"{other}.") for other in paths)
+    ]
+
+
+def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | None:
+    """The calls of a prompt's forward; None if the layers were given no cache, and are not those of a decoder."""
+    takes = inspect.signature(owner.forward).parameters
+    crosses = _ENCODER in takes and all(_ENCODER in parameter_names(layer) for _, layer in layers)
+    # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
+    stack = _run_prompt(owner, layers, crosses=True) if crosses else None
+    return stack if isinstance(stack, Stack) else _run_prompt(owner, layers, crosses=False)
+
+
+def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: bool) -> Stack | Refusal | None:
+    prompt = call_foreign(_prompt, owner, crosses=crosses)
+    if isinstance(prompt, Refusal):
+        return prompt
+    seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((module, args, kwargs))
+
+    last: list[Any] = []
+
+    def keep_last(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        last[:] = [output[0] if isinstance(output, tuple) else output]
+
+    shadow = Shadow(owner)
+    for _, layer in layers:
+        shadow.of(layer).register_forward_pre_hook(keep, with_kwargs=True)
+    shadow.of(layers[-1][1]).register_forward_hook(keep_last)
+    with torch.no_grad(), shadow.running():
+        outputs = call_foreign(shadow.module, **prompt)
+    if isinstance(outputs, Refusal):
+        return Refusal(f"given a prompt and a cache, {outputs.reason}")
+    if [id(shadow.original(module)) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
+        return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
+    calls = [_call(*call) for call in seen]
+    made = tuple(call for call in calls if call is not None)
+    values = (
+        outputs.values()
+        if isinstance(outputs, dict)
+        else outputs
+        if isinstance(outputs, tuple)
+        else (outputs,)
+    )
+    returned = any(isinstance(value, Tensor) and _share(value, last[0]) for value in values)
+    return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
+
+
+def _prompt(owner: Any, *, crosses: bool) -> dict[str, Any]:
+    """Arguments for the model's forward, with what its config says; whatever that is, may raise."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
+    padding = torch.ones(2, _PROMPT, dtype=torch.long)
+    padding[0, :PADDING] = 0
+    cache: Any = DynamicCache(config=owner.config)
+    encoded: dict[str, Tensor] = {}
+    if crosses:
+        cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
+        encoded = _encoded(owner)
+    return {
+        "input_ids": ids,
+        "attention_mask": padding,
+        "past_key_values": cache,
+        "use_cache": True,
+        **encoded,
+    }
+
+
+def _encoded(owner: Any) -> dict[str, Tensor]:
+    """What an encoder could have given, by the names of the owner's arguments."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(2, _ENCODED, owner.config.hidden_size, generator=generator).to(owner.dtype)
+    if _ENCODER_MASK not in inspect.signature(owner.forward).parameters:
+        return {_ENCODER: states}
+    padding = torch.ones(2, _ENCODED, dtype=torch.long)
+    padding[1, -_ENCODED_PADDING:] = 0
+    return {_ENCODER: states, _ENCODER_MASK: padding}
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerCall | None:
+    first, *names = parameter_names(layer)
+    arguments = dict(zip((first, *names), args, strict=False)) | kwargs
+    hidden_states = arguments.pop(first)
+    cache = _cache_name(layer)
+    if not args or not isinstance(hidden_states, Tensor) or cache is None or arguments.get(cache) is None:
+        return None
+    tables = [name for name, value in arguments.items() if _is_table_pair(value)]
+    if len(tables) > 1:
+        return None
+    rotary = tables[0] if tables else None
+    encoder = _ENCODER if isinstance(arguments.get(_ENCODER), Tensor) else None
+    encoder_mask = None if encoder is None or _ENCODER_MASK not in names else _ENCODER_MASK
+    return LayerCall(
+        hidden_states, tuple(names), arguments, cache, "attention_mask", rotary, encoder, encoder_mask
+    )
+
+
+def _is_table_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 3 for t in value)
+    )

@@ -1,0 +1,95 @@
+"""What decoder layers look at in their encoder's output: keys and values, made once per text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.rewrite.attention.interface import as_key_padding
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+
+
+@dataclass(frozen=True)
+class EncoderMemory:
+    """What a layer was given of its encoder.
+
+    Attributes:
+        states: [B, length, C].
+        mask: as the host made it, readable by `padding_of`, or None.
+        cache: transformers' EncoderDecoderCache with caches of ours in it, or None where nobody keeps anything.
+    """
+
+    states: Tensor
+    mask: Tensor | None
+    cache: Any
+
+    def is_same(self, other: EncoderMemory) -> bool:
+        return self.states is other.states and self.mask is other.mask and self.cache is other.cache
+
+    def padding(self) -> Tensor | None:
+        """bool [B, length], True where there is a token, or None."""
+        return None if self.mask is None else padding_of(self.mask, self.states.shape[0])
+
+
+@dataclass(frozen=True)
+class CrossArguments:
+    """The op's arguments of these names."""
+
+    cross_keys: list[Tensor]
+    cross_values: list[Tensor]
+    cross_padding: Tensor | None
+    cross_rows: Tensor | None
+
+
+def padding_of(mask: Tensor, batch: int) -> Tensor | None:
+    """bool [batch, length] if that is what `mask` [B, 1, q_len, length] says, the same for all queries; else None."""
+    if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[0] not in (1, batch):
+        return None
+    padding = as_key_padding(mask, batch)
+    return padding if padding.dim() == 2 else None
+
+
+def cross_arguments(layers: Sequence[FusedDecoderLayer], memory: EncoderMemory) -> CrossArguments:
+    """Keys and values for the layers: from the cache, into which they go where it has none yet."""
+    cache, texts = memory.cache, None
+    keys, values, rows = [], [], []
+    for layer in layers:
+        index, cross = layer.role.cache_index, layer.role.parts.cross
+        assert cross is not None
+        held = None if cache is None else cache.cross_attention_cache.layers[index]
+        if held is not None and cache.is_updated.get(index):
+            key, value, row = held.key_storage, held.value_storage, held.texts
+        else:
+            texts = texts or _texts(memory.states)
+            row = texts[1]
+            key, value = cross.encode(layer, texts[0])
+            if held is not None:
+                key, value = held.store(key, value, row)
+                cache.is_updated[index] = True
+        keys.append(key)
+        values.append(value)
+        rows.append(row)
+    if any(row is not rows[0] for row in rows):  # some layers stored theirs by themselves
+        pairs = list(zip(keys, values, rows, strict=True))
+        keys = [key if row is None else key[row.long()] for key, _, row in pairs]
+        values = [value if row is None else value[row.long()] for _, value, row in pairs]
+        rows = [None]
+    return CrossArguments(keys, values, memory.padding(), rows[0])
+
+
+def _texts(states: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The different texts among states [B, length, C], and int32 [B] which one each sequence has: beams follow one another."""
+    batch = states.shape[0]
+    first = [0, *(b for b in range(1, batch) if not torch.equal(states[b], states[b - 1]))]
+    if len(first) == batch:
+        return states, None
+    ends = [*first[1:], batch]
+    counts = torch.tensor([end - begin for begin, end in zip(first, ends, strict=True)])
+    rows = torch.arange(len(first), dtype=torch.int32).repeat_interleave(counts)
+    return states[first], rows

@@ -1,0 +1,264 @@
+"""Hidden states between decoder layers that are computed when somebody needs them, by all layers since the last that were."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.lazy.causal_mask import CausalMask
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
+from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.generate.cache import CPUCache
+    from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+
+_NO_CROSS = CrossArguments([], [], None, None)
+_DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
+
+
+@dataclass(frozen=True)
+class Call:
+    """A layer and what it was called with; None for what it was not given.
+
+    Attributes:
+        mask: numbers to add to the scores if it is not a `CausalMask`.
+        rotary: what its tables come from.
+        relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
+        memory: what it looks at in an encoder's output.
+    """
+
+    layer: FusedDecoderLayer
+    cache: CPUCache | None
+    mask: CausalMask | Tensor | None
+    rotary: Any
+    relative: Tensor | None = None
+    memory: EncoderMemory | None = None
+
+    @property
+    def rotary_group(self) -> int | None:
+        source = self.layer.role.rotary
+        return None if source is None else source.group
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of its positions."""
+        source = self.layer.role.rotary
+        assert source is not None
+        return source.tables(self.layer, self.rotary)
+
+
+class PendingHiddenStates(LazyTensor):
+    """[B, q_len, C] after some layers, which have not run yet.
+
+    Nothing has happened before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
+    runs once for one call of it. So where the host keeps the hidden states of several layers, they are all made, in order.
+    """
+
+    _input: Tensor
+    _calls: tuple[Call, ...]
+    _before: tuple[weakref.ref[PendingHiddenStates], ...]  # after each of the calls but the last
+    _next: weakref.ref[PendingHiddenStates] | None  # after the first layer that was called with these
+
+    @classmethod
+    def after(cls, hidden_states: Tensor, call: Call) -> PendingHiddenStates:
+        """What `call` makes of `hidden_states`."""
+        if not isinstance(hidden_states, PendingHiddenStates):
+            # A copy: it may be a buffer that its owner writes to before anybody reads what comes of it.
+            return cls._of(hidden_states.clone(), (call,), ())
+        with hidden_states._lock:
+            if hidden_states._next is not None:
+                hidden_states.tensor  # noqa: B018 (another layer has it already: it must be computed once for both)
+            if hidden_states._tensor is not None:
+                return cls._of(hidden_states._tensor, (call,), ())
+            before = (*hidden_states._before, weakref.ref(hidden_states))
+            pending = cls._of(hidden_states._input, (*hidden_states._calls, call), before)
+            pending._lock = hidden_states._lock  # one for all that make one another's values
+            hidden_states._next = weakref.ref(pending)
+            return pending
+
+    @classmethod
+    def _of(
+        cls, input: Tensor, calls: tuple[Call, ...], before: tuple[weakref.ref[PendingHiddenStates], ...]
+    ) -> PendingHiddenStates:
+        pending: PendingHiddenStates = cls.like(input.shape, input.dtype)
+        pending._input, pending._calls, pending._before, pending._next = input, calls, before, None
+        return pending
+
+    @property
+    def tensor(self) -> Tensor:
+        """The values. The layer that was called with them runs first: whoever reads them may write to them."""
+        if self._tensor is None:
+            with self._lock:
+                following = None if self._next is None else self._next()
+                if self._tensor is None and following is not None:
+                    following.tensor  # noqa: B018 (makes these on its way)
+        return super().tensor
+
+    def _make(self) -> Tensor:
+        hidden_states, done = self._input, 0
+        for number, reference in enumerate(self._before, start=1):
+            kept = reference()
+            if kept is None:
+                continue
+            if kept._tensor is None:
+                kept._tensor = run(hidden_states, self._calls[done:number])
+            hidden_states, done = kept._tensor, number
+        return run(hidden_states, self._calls[done:])
+
+    def _forget(self) -> None:
+        del self._input, self._calls, self._before
+
+
+class Runs:
+    """The bound arguments of the runs of layers that end with one layer, by their length."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = {}
+
+    def of(self, calls: Sequence[Call]) -> BoundLayers:
+        """Those of the layers of `calls`, bound at first use and whenever weights were exchanged."""
+        weights = [call.layer.weights for call in calls]
+        parts = [*weights, *(call.relative for call in calls)]
+        known = self._runs.get(len(calls))
+        if known is not None and all(map(operator.is_, known[0], parts)):
+            return known[1]
+        found = [call.rotary_group for call in calls]
+        groups = list(dict.fromkeys(group for group in found if group is not None))
+        tables = [0 if group is None else groups.index(group) for group in found]
+        bound = bind(
+            [
+                _with_tables(layer, table, call.relative)
+                for layer, table, call in zip(weights, tables, calls, strict=True)
+            ]
+        )
+        self._runs[len(calls)] = (parts, bound)
+        return bound
+
+
+def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
+    """The layers of `calls` one after another, in as few calls of the op as their arguments allow."""
+    while calls:
+        together = _together(calls)
+        hidden_states = _run_together(hidden_states, calls[:together])
+        calls = calls[together:]
+    return hidden_states
+
+
+def _together(calls: Sequence[Call]) -> int:
+    """How many of the calls, from the first on, agree on the cache, on the padding, on the rotary tables of their group, and on
+    what they look at in an encoder's output."""
+    first = calls[0]
+    positions: dict[int, Any] = {}
+    alike = first.mask
+    for number, call in enumerate(calls):
+        if call.cache is not first.cache or not _same_memory(call.memory, first.memory):
+            return number
+        group = call.rotary_group
+        if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
+            return number
+        if call.mask is not alike and not _same_mask(call.mask, first.mask):
+            return number
+        alike = call.mask
+    return len(calls)
+
+
+def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
+    layers = [call.layer for call in calls]
+    bound = layers[-1].runs.of(calls)
+    batch, q_len, _ = hidden_states.shape
+    cache = calls[0].cache
+    keys, values, past = [], [], []
+    rows = None
+    stores: list[Any] = []
+    seen = 0
+    if cache is None:
+        scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        for sizes in bound.cache_heads:
+            if sizes not in scratch:
+                scratch[sizes] = _scratch(hidden_states, *sizes)
+            keys.append(scratch[sizes][0])
+            values.append(scratch[sizes][1])
+            past.append(0)
+    else:
+        for layer, sizes in zip(layers, bound.cache_heads, strict=True):
+            store: Any = cache.layers[layer.role.cache_index]
+            store.reserve(batch, *sizes, hidden_states.dtype, q_len)
+            stores.append(store)
+            keys.append(store.key_storage)
+            values.append(store.value_storage)
+            past.append(store.length)
+        longest = stores[past.index(max(past))]
+        rows, seen = longest.rows, longest.dropped
+    start, mask = _padding(calls, cache, seen)
+    tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
+    for call in calls:
+        group = call.rotary_group
+        if group is not None and group not in tables:
+            tables[group] = call.tables()
+    rotary = [table for pair in tables.values() for table in pair]
+    memory = calls[0].memory
+    cross = _NO_CROSS if memory is None else cross_arguments(layers, memory)
+    output = _DECODER_LAYERS(
+        hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars, keys, values, past, rotary, start, rows, mask,
+        cross.cross_keys, cross.cross_values, cross.cross_padding, cross.cross_rows,
+    )  # fmt: skip
+    for store in stores:
+        store.advance(q_len)
+    return output
+
+
+def _padding(
+    calls: Sequence[Call], cache: CPUCache | None, dropped: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
+
+    `dropped` positions are not in the storage any more.
+    """
+    if isinstance(calls[0].mask, Tensor) and not isinstance(calls[0].mask, CausalMask):
+        return None, calls[0].mask
+    masks = [call.mask for call in calls if isinstance(call.mask, CausalMask)]
+    padded = next((mask for mask in masks if mask.padding is not None), None)
+    start = padded.start if padded is not None else None if cache is None else cache.start
+    if padded is not None and cache is not None:
+        cache.start = start
+    if start is not None:
+        return start if not dropped else (start - dropped).clamp_min(0), None
+    if padded is None or padded.padding is None:
+        return None, None
+    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+
+
+def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one layer at a time, where nobody keeps them."""
+    batch, q_len, _ = hidden_states.shape
+    return (
+        hidden_states.new_empty(batch, kv_heads, q_len, head_dim),
+        hidden_states.new_empty(batch, kv_heads, q_len, value_dim),
+    )
+
+
+def _same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
+    """Whether they hide the same apart from windows."""
+    if any(isinstance(mask, Tensor) and not isinstance(mask, CausalMask) for mask in (one, other)):
+        return one is other
+    first, second = (mask.padding if isinstance(mask, CausalMask) else None for mask in (one, other))
+    if first is None or second is None or first is second:
+        return first is second
+    return torch.equal(first, second)
+
+
+def _same_memory(one: EncoderMemory | None, other: EncoderMemory | None) -> bool:
+    return one is other or (one is not None and other is not None and one.is_same(other))
+
+
+def _with_tables(layer: DecoderLayer, rotary: int, relative: Tensor | None) -> DecoderLayer:
+    attention = dataclasses.replace(layer.attention, rotary=rotary, relative=relative)
+    return dataclasses.replace(layer, attention=attention)

@@ -1,0 +1,282 @@
+"""Finds the decoder layers of a model, reads what they are, proves it, and fuses them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.causal_mask import CausalMask
+from hf_cpu_accel.lazy.position_bias import PositionBias, RelativeBias, read_relative_bias
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, Role, fuse
+from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
+from hf_cpu_accel.rewrite.decoder.match import read
+from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
+from hf_cpu_accel.rewrite.decoder.probe import trace
+from hf_cpu_accel.rewrite.decoder.randomized_copy import twin_of
+from hf_cpu_accel.rewrite.decoder.rotary import RotaryGroups, Rotation, rotations
+from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
+from hf_cpu_accel.rewrite.decoder.verify import Proof
+
+STRUCTURE = "decoder layer"
+WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts are served one by one"
+
+# An error that can be nothing but rounding of float32.
+_EXACT = 1e-5
+
+
+def fuse_decoder_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    for stack in stacks_of(context.root):
+        if isinstance(stack, RefusedStack):
+            for path, _ in stack.layers:
+                context.refuse(path, STRUCTURE, stack.refusal)
+            continue
+        last = stack.layers[-1][1]
+        following = [*(layer for _, layer in stack.layers[1:]), None]
+        for (path, layer), after, role in zip(stack.layers, following, _roles(stack, context), strict=True):
+            if isinstance(role, Refusal):
+                context.refuse(path, STRUCTURE, role)
+            elif role is not None:
+                role = dataclasses.replace(
+                    role,
+                    is_returned=layer is last and stack.returned,
+                    skips_padding=context.config.padding == "skip",
+                )
+                swap_module(context.journal, context.slots[id(layer)], fuse(layer, role, after))
+                items.append(PlanItem(path, STRUCTURE, "decoder_layers", context.dtype, 0, reason=None))
+    return items
+
+
+def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
+    """The proved reading of each layer, or why it is left; None for one that is no decoder layer."""
+    reader = _Reader()
+    for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
+        if isinstance(layer, FusedDecoderLayer) or not context.slots[id(layer)]:
+            yield None
+        elif _may_be_fused(path, layer, context):
+            yield attempt(path, reader.role, layer, call)
+        else:
+            yield Refusal(WATCHED)
+
+
+def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
+    """Nobody asked for it to be left, and nobody watches or changes what passes inside."""
+    inside = [module for module in layer.modules() if module is not layer]
+    return (
+        not any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
+        and layer._compiled_call_impl is None
+        and not any("forward" in vars(module) for module in layer.modules())
+        and not any(has_foreign_hook(hooks) for module in inside for hooks in forward_hooks(module))
+    )
+
+
+class _Reader:
+    """Reads the layers of one stack, in their order."""
+
+    def __init__(self) -> None:
+        self.groups = RotaryGroups()
+        self.tables: list[Tensor] = []  # of the position biases that layers so far have of their own
+        self.slopes: Slopes | None = None  # of the last layer that has some
+        self.usual: dict[
+            Rotation | None, float
+        ] = {}  # what layers so far were found to do, and how far that was off
+
+    def role(self, layer: nn.Module, call: LayerCall) -> Role | Refusal | None:
+        """None if it keeps nothing in the cache: it is an encoder layer that may be built to be a decoder's.
+
+        Raises:
+            Refused: it does not take what it is called with.
+        """
+        with torch.no_grad():
+            twin = twin_of(layer)
+            seen = trace(twin, call)
+            if not seen.stored:
+                return None
+            biases = self._biases(layer, twin, call, seen)
+            dtype = call.hidden_states.dtype
+            if biases is None:
+                return Refusal("what it adds to its scores comes from no table of distances")
+            parts = read(twin, seen, biases.own, dtype)
+            if isinstance(parts, Refusal):
+                return parts
+            mask = call.arguments[call.mask]
+            # A mask of a few tokens with its values does not show a window; what attention is told does.
+            window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
+            form = form_of(mask, window)
+            slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
+            if form is None:
+                return Refusal("its mask is of no form that is known")
+            if slopes is None and parts.alibi is not None:
+                return Refusal("its slopes (ALiBi) are not in what it is given")
+            alibi = None if slopes is None else slopes.slopes
+            role = _role(
+                dataclasses.replace(parts, window=window, alibi=alibi), call, seen, biases, form, slopes
+            )
+            if role is None:
+                return Refusal("it returns what only itself can make")
+            role = self._turning(role, layer, twin, call, biases)
+            if role is None:
+                return Refusal("no use of its rotary tables that is known gives what it computes")
+            shadow = Shadow(layer)
+            proof = Proof(shadow.module, call, role.cache_index, None, biases.handed)
+            with shadow.running():
+                error = proof.error(role)
+            if error > proof.tolerance:
+                return Refusal(f"fused it would be off by {error:.1e} (allowed {proof.tolerance:.0e})")
+            return role
+
+    def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
+        """Where a layer has its slopes from: the same object for layers that are handed the same."""
+        found = find_slopes(call, slopes)
+        if found is None:
+            return None
+        known = self.slopes
+        if known is None or known.name != found.name or not torch.equal(known.slopes, found.slopes):
+            self.slopes = found
+        return self.slopes
+
+    def _biases(
+        self, layer: nn.Module, twin: nn.Module, call: LayerCall, seen: DecoderTrace
+    ) -> _Biases | None:
+        """The position biases of a trace, if their tables are known."""
+        used = [attention.bias for attention in seen.attention]
+        names = [_name_of(call, bias) for bias in used]
+        handed: dict[str, Tensor | None] = {}
+        own = None
+        for number, (bias, name) in enumerate(zip(used, names, strict=True)):
+            if bias is None:
+                continue
+            if name is not None:
+                known = [None, *self.tables]
+                table = next((t for t in known if torch.equal(_bias_of(t, bias), bias)), bias)
+                if table is bias or name in handed:
+                    return None
+                handed[name] = table
+            elif bias.any():
+                own = read_relative_bias(twin, call) if number == 0 else None
+                if own is None:
+                    return None
+                self.tables.append(own.table(layer))  # later layers are handed this one, not the twin's
+        return _Biases(own, handed, tuple(names))
+
+    def _turning(
+        self, role: Role, layer: nn.Module, twin: nn.Module, call: LayerCall, biases: _Biases
+    ) -> Role | None:
+        """The role with the use of the tables that makes `twin` right, if one does."""
+        proof = Proof(twin, call, role.cache_index, torch.float32, biases.handed)
+        choices = [*rotations(layer, call, role.parts.head_dim, self.groups), None]
+        choices.sort(key=lambda rotation: rotation not in self.usual)
+        best, best_error, best_rotation = None, proof.tolerance, None
+        for rotation in choices:
+            candidate = _with_rotation(role, rotation)
+            error = proof.error(candidate)
+            if error <= best_error:
+                best, best_error, best_rotation = candidate, error, rotation
+            if error <= max(_EXACT, 4 * self.usual.get(rotation, 0.0)):
+                break
+        if best is None:
+            return None
+        self.usual.setdefault(best_rotation, best_error)
+        causal = proof.error(dataclasses.replace(best, causal=True), masked=False) <= proof.tolerance
+        return dataclasses.replace(best, causal=causal)
+
+
+@dataclass(frozen=True)
+class _Biases:
+    """The position biases of a layer.
+
+    Attributes:
+        own: where that of its self-attention comes from, if it is the layer's own.
+        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
+        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
+    """
+
+    own: RelativeBias | None
+    handed: dict[str, Tensor | None]
+    names: tuple[str | None, ...]
+
+
+def _name_of(call: LayerCall, value: Tensor | None) -> str | None:
+    """The argument that is `value`."""
+    return next((name for name, other in call.arguments.items() if other is value is not None), None)
+
+
+def _bias_of(table: Tensor | None, like: Tensor) -> Tensor:
+    _, heads, q_len, kv_len = like.shape
+    return PositionBias.of(table, heads, q_len, kv_len, like.dtype).tensor
+
+
+def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
+    """The role with one way to use the tables, None being not to (SmolLM3's NoPE layers)."""
+    if rotation is None:
+        return role
+    parts = dataclasses.replace(
+        role.parts, rotary_dim=rotation.rotary_dim, rotary_interleaved=rotation.interleaved
+    )
+    ignored = role.ignored - {rotation.source.argument}
+    return dataclasses.replace(role, parts=parts, rotary=rotation.source, ignored=ignored)
+
+
+def _role(
+    parts: DecoderParts,
+    call: LayerCall,
+    seen: DecoderTrace,
+    biases: _Biases,
+    mask_form: MaskForm,
+    slopes: Slopes | None,
+) -> Role | None:
+    """The role without rotary tables; None if the layer returns what only itself can make."""
+    bias, cross_bias = (*biases.names, None)[:2]
+    used = [attention.bias for attention in seen.attention]
+    rest: list[Literal["bias", "cross_bias"] | None] = []
+    for value in seen.rest or ():
+        kind = next((number for number, other in enumerate(used) if value is other is not None), None)
+        if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
+            return None
+        rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
+    argument = None if slopes is None else slopes.name
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument)
+    return Role(
+        parts=parts,
+        names=call.names,
+        cache=call.cache,
+        mask=call.mask,
+        mask_form=mask_form,
+        causal=False,
+        rotary=None,
+        encoder=call.encoder,
+        encoder_mask=call.encoder_mask,
+        bias=bias,
+        cross_bias=cross_bias,
+        slopes=slopes,
+        ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
+        cache_index=seen.stored[0].layer_index,
+        rest=None if seen.rest is None else tuple(rest),
+        is_returned=False,
+    )
+
+
+def _are_probabilities(value: Tensor) -> bool:
+    """Whether it is attention weights, which GPT-J's layers return unasked and nobody looks at."""
+    sums = value.float().sum(dim=-1)
+    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+
+
+def _is_set(call: LayerCall, name: str) -> bool:
+    value = call.arguments[name]
+    return value is not None and value is not False

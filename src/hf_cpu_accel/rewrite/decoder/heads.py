@@ -1,0 +1,136 @@
+"""Where among the features of a projection the heads of query, key or value lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.decoder.layers import Heads
+from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, normalised
+from hf_cpu_accel.rewrite.decoder.parts import NormPart
+
+_ALIKE = 1e-5  # how far 1 - cosine of the same values may be from 0 by rounding
+
+
+@dataclass(frozen=True)
+class Found:
+    """`factor` is what the heads were multiplied by (OPT scales its queries), `norm` the norm that they went through."""
+
+    heads: Heads
+    factor: float
+    norm: NormPart | HeadNormParts | None
+
+
+def find_heads(
+    heads: Tensor,
+    raw: Tensor,
+    kv_heads: int,
+    layer: nn.Module,
+    norms: Sequence[NormPart],
+    head_norms: Sequence[HeadNormParts],
+) -> Found | None:
+    """`heads` [B, H, L, D] among the features of `raw` [B, L, N], as they are or after one of the norms of `layer`.
+
+    None if they are not there, or not in an order that `Heads` can tell.
+    """
+    count, width = heads.shape[1], heads.shape[3]
+    target = heads.transpose(1, 2).flatten(0, 1)  # [T, H, D]
+    rows = raw.flatten(0, 1)
+    starts = torch.arange(0, rows.shape[1] - width + 1, width)
+    if rows.shape[1] < count * width:
+        return None
+    windows = rows[:, starts[:, None] + torch.arange(width)]  # [T, W, D]
+    for norm, candidates in _variants(windows, count, layer, norms, head_norms):
+        places_of = _places_by_head if isinstance(norm, HeadNormParts) else _places
+        found = places_of(target, candidates)
+        if found is None:
+            continue
+        places, factor = found
+        order = _order([int(starts[place]) for place in places], width, count // kv_heads)
+        if order is not None:
+            return Found(order, factor, norm)
+    return None
+
+
+def repeats_of(heads: Tensor) -> int:
+    """How many heads in a row of `heads` [B, H, L, D] are the same: Falcon repeats keys and values before they are stored."""
+    count = heads.shape[1]
+    for repeats in range(count, 1, -1):
+        if count % repeats == 0:
+            groups = heads.unflatten(1, (-1, repeats))
+            if torch.equal(groups, groups[:, :, :1].expand_as(groups)):
+                return repeats
+    return 1
+
+
+def _variants(
+    windows: Tensor,
+    count: int,
+    layer: nn.Module,
+    norms: Sequence[NormPart],
+    head_norms: Sequence[HeadNormParts],
+) -> Iterator[tuple[NormPart | HeadNormParts | None, Tensor]]:
+    """The windows [T, W, D] as they are, and as each norm would leave them; [H, T, W, D] if it has weights for each head."""
+    width = windows.shape[-1]
+    yield None, windows
+    for part in norms:
+        module = layer.get_submodule(part.path)
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.shape[0] == width:
+            yield part, part.spec.reference(module, windows)
+        if weight is not None and weight.shape[0] == count * width and count > 1:
+            for first in range(windows.shape[1] - count + 1):
+                yield part, _normed_together(part, module, windows, first, count)
+    for own in head_norms:
+        stacked = [own.stacked(layer, name) for name in ("weight", "bias")]
+        if stacked[0] is not None and stacked[0].shape == (count, width):
+            scale, shift = (None if part is None else part[:, None, None] for part in stacked)
+            yield own, normalised(own.spec, windows.expand(count, *windows.shape), scale, shift)
+
+
+def _normed_together(part: NormPart, module: nn.Module, windows: Tensor, first: int, count: int) -> Tensor:
+    """The windows with those of `count` heads from `first` on normed as one; the others are of no use then."""
+    normed = torch.full_like(windows, torch.nan)
+    together = windows[:, first : first + count].flatten(1)
+    normed[:, first : first + count] = part.spec.reference(module, together).unflatten(1, (count, -1))
+    return normed.nan_to_num()
+
+
+def _places_by_head(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
+    """As `_places`, for head h among the windows [h, T, W, D]."""
+    places, factors = [], []
+    for head, candidates in zip(heads.transpose(0, 1), windows, strict=True):
+        found = _places(head[:, None], candidates)
+        if found is None:
+            return None
+        places += found[0]
+        factors.append(found[1])
+    alike = max(factors) - min(factors) <= 1e-4 * max(factors)
+    return (places, factors[0]) if alike else None
+
+
+def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
+    """For each of the heads [T, H, D] the window [T, W, D] with the same values times one factor."""
+    ours = heads.transpose(0, 1).flatten(1)
+    theirs = windows.transpose(0, 1).flatten(1)
+    lengths = theirs.norm(dim=1).clamp_min(1e-30)
+    cosines = (ours / ours.norm(dim=1, keepdim=True).clamp_min(1e-30)) @ (theirs / lengths[:, None]).T
+    best = cosines.max(dim=1)
+    if (1 - best.values).max() > _ALIKE:
+        return None
+    factors = ours.norm(dim=1) / lengths[best.indices]
+    factor = factors.mean().item()
+    if (factors - factor).abs().max() > 1e-4 * factor:
+        return None
+    return best.indices.tolist(), 1.0 if abs(factor - 1) < 1e-4 else factor
+
+
+def _order(firsts: list[int], width: int, group: int) -> Heads | None:
+    """`Heads` that gives exactly these first features, with `group` heads for each of the key's."""
+    stride = firsts[group] - firsts[0] if len(firsts) > group else 0
+    order = Heads(firsts[0], stride)
+    expected = [order.first + h // group * stride + h % group * width for h in range(len(firsts))]
+    return order if stride >= 0 and firsts == expected else None

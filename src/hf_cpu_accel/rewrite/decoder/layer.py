@@ -1,0 +1,328 @@
+"""Level two for decoders: a layer in one op call, and layers that follow one another in one call together.
+
+The host's loop over its layers stays. A layer that is called only notes what it was called with, and passes on hidden states
+that are `PendingHiddenStates`; the norm after the last layer, or whoever reads them before, has all layers so far computed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.causal_mask import CausalMask
+from hf_cpu_accel.lazy.lazy_tensor import settled
+from hf_cpu_accel.lazy.position_bias import PositionBias
+from hf_cpu_accel.ops.decoder.layers import DecoderLayer
+from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
+from hf_cpu_accel.providers.choice import FEWEST_ROWS
+from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
+from hf_cpu_accel.rewrite.decoder.deferred import Call, PendingHiddenStates, Runs
+from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
+from hf_cpu_accel.rewrite.decoder.masks import MaskForm, has_padded_queries, tokens_of, understood
+from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
+from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
+from hf_cpu_accel.rewrite.decoder.scores import Slopes
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.generate.cache import CPUCache
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a layer is in its model.
+
+    Attributes:
+        parts: what it is made of.
+        names: of its forward's parameters after hidden_states, in their order.
+        cache, mask: the names of these arguments.
+        mask_form: in which form its host passes the mask.
+        causal: whether it attends to no later token where it gets no mask.
+        rotary: where it has its tables from, or None if it turns nothing.
+        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
+        bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
+        slopes: the argument that ALiBi's slopes come from, or None.
+        ignored: names of arguments that its host passes and that change nothing.
+        cache_index: of its layer in the cache.
+        rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
+            tuple.
+        is_returned: whether its output leaves the model as it is.
+        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
+    """
+
+    parts: DecoderParts
+    names: tuple[str, ...]
+    cache: str
+    mask: str
+    mask_form: MaskForm
+    causal: bool
+    rotary: RotarySource | None
+    encoder: str | None
+    encoder_mask: str | None
+    bias: str | None
+    cross_bias: str | None
+    slopes: Slopes | None
+    ignored: frozenset[str]
+    cache_index: int
+    rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
+    is_returned: bool
+    skips_padding: bool = True
+
+
+class FusedDecoderLayer(Mixed):
+    """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
+
+    A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own) takes the
+    class's own forward, over the same packed linears. So does one while somebody watches the modules inside, and one with so many
+    tokens that other providers make the linears faster than fusing them does.
+    """
+
+    role: Role
+    _hooks_inside: tuple[dict[int, Any], ...]
+    _hooks_of_next: dict[int, Any]
+    _weights: DecoderLayer | None
+    _runs: Runs
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """hidden_states [B, L, C] and what the original takes -> as the original."""
+        call = self._understand(hidden_states, args, kwargs)
+        if call is None:
+            return self._original_class.forward(self, hidden_states, *args, **kwargs)
+        check_inference(self, hidden_states)
+        rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
+        pending = PendingHiddenStates.after(hidden_states, call)
+        output = pending.tensor if self.role.is_returned or self._is_watched() else pending
+        return output if self.role.rest is None else (output, *rest)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        """Without the cache, so of a call that begins a text."""
+        hidden_states, arguments = self._named(args, kwargs)
+        call = None if hidden_states is None else self._understand(hidden_states, (), arguments)
+        if call is None or (call.cache is not None and call.cache.get_seq_length(self.role.cache_index)):
+            return None
+        tokens = call.mask.padding if isinstance(call.mask, CausalMask) else None
+        return Reference(
+            (hidden_states,),
+            {**arguments, **({self.role.cache: None} if self.role.cache in arguments else {})},
+            tokens=None if tokens is None else tokens[:, -hidden_states.shape[1] :],
+            moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
+            dtype=None if call.cache is None else self._kept_as(call.cache),
+        )
+
+    def _kept_as(self, cache: CPUCache) -> str | None:
+        """The dtype that `cache` keeps keys and values in, where it was asked for."""
+        dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
+        return None if dtype is None else str(dtype).removeprefix("torch.")
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cache, index = self._named(args, kwargs)[1].get(self.role.cache), self.role.cache_index
+        if cache is not None and self.role.encoder is not None:
+            cache.is_updated[index] = False
+            cache = cache.self_attention_cache
+        if cache is not None:
+            cache.layers[index].reset()
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The hidden states, and the other arguments by their names."""
+        given = dict(zip(("hidden_states", *self.role.names), args, strict=False)) | kwargs
+        return given.pop("hidden_states", None), given
+
+    @property
+    def weights(self) -> DecoderLayer:
+        """The layer as the op takes it, with its present weights."""
+        weights = self._weights  # once: another thread may forget them meanwhile
+        if weights is None:
+            weights = self._weights = self.role.parts.of(self)
+        return weights
+
+    @property
+    def runs(self) -> Runs:
+        """The runs that end with this layer, as far as there were any."""
+        return self._runs
+
+    def _understand(
+        self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call | None:
+        """What the op needs to know of a call; None if the op cannot do all that is asked for."""
+        role = self.role
+        if hidden_states.dim() != 3 or torch.compiler.is_compiling():
+            return None
+        arguments = kwargs if not args else dict(zip(role.names, args, strict=False)) | kwargs
+        cache = mask = rotary = encoder = encoder_mask = bias = cross_bias = slopes = None
+        for name, value in arguments.items():
+            if value is None or value is False or name in role.ignored:
+                continue
+            value = settled(value)
+            if name == role.cache:
+                cache = value
+            elif name == role.mask:
+                mask = value
+            elif role.rotary is not None and name == role.rotary.argument:
+                rotary = value
+            elif name == role.encoder:
+                encoder = value
+            elif name == role.encoder_mask:
+                encoder_mask = value
+            elif name == role.bias:
+                bias = value
+            elif name == role.cross_bias:
+                cross_bias = value
+            elif role.slopes is not None and name == role.slopes.name:
+                slopes = value
+            else:
+                return None
+        q_len = hidden_states.shape[1]
+        if role.rotary is not None and not role.rotary.fits(rotary, q_len):
+            return None
+        if mask is None and q_len > 1 and not role.causal:
+            return None
+        if (bias is None) != (role.bias is None) or (cross_bias is None) != (role.cross_bias is None):
+            return None
+        memory = None
+        if role.encoder is not None:
+            memory = self._read_memory(encoder, encoder_mask, cache, hidden_states)
+            if memory is None:
+                return None
+            cache = None if cache is None else cache.self_attention_cache
+        if cache is not None and not self._is_ours(cache):
+            return None
+        if mask is not None:
+            mask = self._read_mask(mask, hidden_states, cache)
+            if mask is None or (has_padded_queries(mask) and not role.skips_padding):
+                return None
+        if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
+            return None
+        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+            return None
+        rows = hidden_states.shape[0] * q_len
+        if rows >= FEWEST_ROWS and not own_everywhere(role.parts.linears(self), rows):
+            return None
+        past = 0 if cache is None else cache.get_seq_length(role.cache_index)
+        if bias is not None and not _says(bias, q_len, past + q_len, zeros=False):
+            return None
+        if cross_bias is not None and (
+            memory is None or not _says(cross_bias, q_len, memory.states.shape[1], zeros=True)
+        ):
+            return None
+        if role.slopes is not None:
+            batch, kv_len = len(hidden_states), past + q_len
+            tokens = mask.padding if isinstance(mask, CausalMask) else None
+            if mask is None and cache is not None and cache.start is not None:
+                tokens = tokens_of(cache, kv_len, batch)
+            if not role.slopes.says(slopes, tokens, batch, kv_len):
+                return None
+        relative = self.weights.attention.relative if bias is None else bias.table
+        return Call(self, cache, mask, rotary, relative, memory)
+
+    def _read_memory(self, states: Any, mask: Any, cache: Any, hidden_states: Tensor) -> EncoderMemory | None:
+        """What the layer looks at in an encoder's output; None if the op cannot."""
+        if not isinstance(states, Tensor) or states.dim() != 3 or states.shape[0] != hidden_states.shape[0]:
+            return None
+        if mask is not None and (not isinstance(mask, Tensor) or padding_of(mask, len(states)) is None):
+            return None
+        if cache is not None:
+            _, _, both, cross_layer = _cache_classes()
+            if type(cache) is not both or self.role.cache_index >= len(cache.cross_attention_cache.layers):
+                return None
+            held = cache.cross_attention_cache.layers[self.role.cache_index]
+            if not isinstance(held, cross_layer):
+                return None
+        return EncoderMemory(states, mask, cache)
+
+    def _bias(
+        self, kind: Literal["bias", "cross_bias"] | None, call: Call, hidden_states: Tensor
+    ) -> PositionBias | None:
+        """A position bias that the original returns."""
+        if kind is None:
+            return None
+        q_len, parts = hidden_states.shape[1], self.role.parts
+        if kind == "bias":
+            past = 0 if call.cache is None else call.cache.get_seq_length(self.role.cache_index)
+            return PositionBias.of(call.relative, parts.heads, q_len, past + q_len, hidden_states.dtype)
+        assert parts.cross is not None
+        assert call.memory is not None
+        length = call.memory.states.shape[1]
+        return PositionBias.of(None, parts.cross.heads, q_len, length, hidden_states.dtype)
+
+    def _read_mask(
+        self, mask: Any, hidden_states: Tensor, cache: CPUCache | None
+    ) -> CausalMask | Tensor | None:
+        """The mask as the op takes it; None if it cannot."""
+        role, (batch, q_len, _) = self.role, hidden_states.shape
+        if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
+            return None
+        return understood(mask, role.mask_form, role.parts.window, cache, role.cache_index, batch, q_len)
+
+    def _is_ours(self, cache: Any) -> bool:
+        """Whether the op can write to `cache`."""
+        cpu_cache, cpu_layer, *_ = _cache_classes()
+        if not isinstance(cache, cpu_cache) or self.role.cache_index >= len(cache.layers):
+            return False
+        layer = cache.layers[self.role.cache_index]
+        if not isinstance(layer, cpu_layer):
+            return False
+        if not layer.length:
+            layer.repeats = self.role.parts.repeats
+        if layer.repeats != self.role.parts.repeats:
+            return False
+        window = self.role.parts.window
+        held: int | None = getattr(layer, "sliding_window", None)
+        return held is None or (window is not None and held >= window)
+
+    def _is_watched(self) -> bool:
+        """Whether somebody gets the hidden states after this layer who may keep them, or write to what the layers are given."""
+        hooks, of_next = self._forward_hooks, self._hooks_of_next
+        if of_next and has_foreign_hook(of_next):
+            return True
+        return bool(hooks) and (has_foreign_hook(hooks) or is_collecting("hidden_states"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedDecoderLayer:
+        super()._apply(fn, recurse)
+        self.forget()
+        return self
+
+    def forget(self) -> None:
+        """To be called when weights were cast or exchanged."""
+        self._weights, self._runs = None, Runs()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weights": None, "_runs": Runs()}  # views of what the modules hold
+
+
+def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:
+    """`layer` with the fused forward; the original is not changed.
+
+    Args:
+        following: the layer that the host calls next, if there is one: hooks ahead of it may look at what this one gives.
+    """
+    of_next = {} if following is None else following._forward_pre_hooks
+    fused: FusedDecoderLayer = fused_layer(
+        FusedDecoderLayer, layer, role=role, _hooks_of_next=of_next, _weights=None, _runs=Runs()
+    )
+    return fused
+
+
+def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
+    """Whether `bias` is one of ours for so many queries and keys, and whether it is nothing but zeros or may be more."""
+    return (
+        isinstance(bias, PositionBias)
+        and bias.shape[2:] == (q_len, kv_len)
+        and (bias.table is None or not zeros)
+    )
+
+
+@cache
+def _cache_classes() -> tuple[type[Any], ...]:
+    """Ours for all layers and for one, transformers' for decoders with an encoder, ours for a layer of what the encoder gave."""
+    from transformers import EncoderDecoderCache
+
+    from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCacheLayer
+
+    return CPUCache, CPUCacheLayer, EncoderDecoderCache, CPUCrossCacheLayer

@@ -1,0 +1,345 @@
+"""From the trace of a decoder layer to its parts: each step of the layer must follow from the one before by a known formula.
+
+Nothing is told by names. Where several formulas are possible (which norm, which activation, where the residual goes in), the
+numbers of the trace decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.position_bias import RelativeBias
+from hf_cpu_accel.ops.decoder.layers import Heads
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.decoder.experts_match import read_router
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
+from hf_cpu_accel.rewrite.decoder.head_norms import find_head_norms
+from hf_cpu_accel.rewrite.decoder.heads import Found, find_heads, repeats_of
+from hf_cpu_accel.rewrite.decoder.parts import CrossParts, DecoderParts
+from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
+from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
+from hf_cpu_accel.rewrite.decoder.trace import (
+    AttentionCall,
+    DecoderTrace,
+    ExpertsCall,
+    FFNCall,
+    LinearCall,
+    OpCall,
+    Stored,
+)
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.run import LinearRun
+
+OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts are served one by one"
+OTHER_ROUTING = (
+    "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
+    "its parts are served one by one"
+)
+
+
+def read(
+    layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+) -> DecoderParts | Refusal:
+    """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows); or why not.
+
+    Args:
+        relative: where the layer has the bias of its self-attention from, if that is its own.
+        dtype: in which the host made what it handed to the layer.
+    """
+    reading = _Reading(layer, seen, relative, dtype)
+    return reading.parts() or Refusal(reading.reason, yields=reading.is_other_kind)
+
+
+@dataclass(frozen=True)
+class _FeedForward:
+    """What the FFN is made of, and what went in and came out."""
+
+    parts: FeedForwardParts | MixtureParts
+    branch: Branch
+
+
+class _Reading:
+    def __init__(
+        self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+    ) -> None:
+        self.dtype = dtype
+        self.reason, self.is_other_kind = OTHER, False
+        self.layer = layer
+        self.seen = seen
+        self.relative = relative
+        self.paths = {id(module): path for path, module in layer.named_modules()}
+        self.norms = Norms(layer)
+        self.head_norms = list(find_head_norms(layer))
+        self.repeats, self.stored = 1, seen.stored[:1]
+        for stored in self.stored:
+            self.repeats = math.gcd(repeats_of(stored.key), repeats_of(stored.value))
+            key, value = stored.key[:, :: self.repeats], stored.value[:, :: self.repeats]
+            self.stored = [Stored(key, value, stored.layer_index)]
+
+    def parts(self) -> DecoderParts | None:
+        seen = self.seen
+        attentions = 1 if seen.encoder is None else 2
+        before, middle, after = seen.stages
+        if not len(seen.stored) == len(seen.attention) == attentions:
+            self.is_other_kind = True  # an encoder layer that could be a decoder's, say
+            return self._left(
+                f"attention was seen {len(seen.attention)} times and the cache filled {len(seen.stored)} times, "
+                f"where {attentions} was expected"
+            )
+        if seen.clips:
+            return self._left("it bounds what its projections give")
+        if not self._covers_all():
+            return None
+        projections = [call for call in before if isinstance(call, LinearCall)]
+        qkv = self._side_by_side([call.linear for call in projections])
+        if len(projections) != len(before) or qkv is None or not middle:
+            return self._left("its projections of queries, keys and values are not packed side by side")
+        output, *rest = middle
+        entering = self.norms.between(seen.input, projections[0].input)
+        if not entering or any(differ(c.input, projections[0].input) for c in projections):
+            return self._left(
+                "its projections are given something else than hidden states, or a norm of them"
+            )
+        if not isinstance(output, LinearCall) or not isinstance(seen.output, Tensor):
+            return None
+        crossing = None
+        if seen.encoder is not None:
+            crossing = self._crossing(rest, after)
+            if crossing is None:
+                return self._left("its attention to the encoder is of another kind")
+            rest = after[1:]
+        heads = self._heads(projections)
+        if heads is None:
+            return self._left("what its cache is given is not what its projections give, perhaps with a norm")
+        attention = Branch(projections[0].input, output.output)
+        cross = None if crossing is None else crossing[1]
+        ways = (
+            (ffn, way) for ffn in self._halves(rest) for way in self._residuals(attention, cross, ffn.branch)
+        )
+        ffn, residuals = next(ways, (None, None))
+        if ffn is None or residuals is None or not self._knows_all(ffn.parts):
+            return None
+        query, key, value = heads
+        call, stored = seen.attention[0], self.stored[0]
+        scores = (
+            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
+        )
+        if scores is None:
+            return self._left("its scores are not scaled products of queries and keys, perhaps with ALiBi")
+        return DecoderParts(
+            qkv=qkv,
+            heads=call.query.shape[1],
+            kv_heads=stored.key.shape[1],
+            repeats=self.repeats,
+            head_dim=stored.key.shape[3],
+            value_dim=stored.value.shape[3],
+            query=query.heads,
+            key=key.heads,
+            value=value.heads,
+            scale=scores.scale * query.factor,
+            alibi=scores.slopes,
+            softcap=call.softcap,
+            sinks=self._path_of(call.sinks),
+            relative=self.relative,
+            output=self._alone(output),
+            ffn=ffn.parts,
+            query_norm=query.norm,
+            key_norm=key.norm,
+            attention_norm=entering[0],
+            ffn_norm=residuals.ffn_norm,
+            attention_post_norm=residuals.attention_post_norm,
+            ffn_post_norm=residuals.ffn_post_norm,
+            attention_out_norm=residuals.attention_out_norm,
+            ffn_out_norm=residuals.ffn_out_norm,
+            parallel=residuals.parallel,
+            residual_scale=residuals.scale,
+            cross=None if crossing is None else crossing[0],
+            cross_norm=residuals.cross_norm,
+            cross_out_norm=residuals.cross_out_norm,
+        )
+
+    def _covers_all(self) -> bool:
+        """Whether every packed linear was called once, and so were experts."""
+        called: list[nn.Module] = []
+        for call in chain.from_iterable(self.seen.stages):
+            if isinstance(call, LinearCall):
+                called.append(call.linear)
+            else:
+                called.extend([call.up, call.down] if isinstance(call, FFNCall) else [call.experts])
+        packed = [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
+        return sorted(map(id, called)) == sorted(map(id, packed))
+
+    def _knows_all(self, ffn: FeedForwardParts | MixtureParts) -> bool:
+        """Whether every parameter belongs to a packed module or a norm, or is one of the sinks, of the mixture, or the bias."""
+        theirs = {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
+        if self.relative is not None:
+            theirs.add(id(self.layer.get_parameter(self.relative.path)))
+        of_mixture = ffn.parameters() if isinstance(ffn, MixtureParts) else set()
+        return all(id(p) in theirs or path in of_mixture for path, p in self._unknown().items())
+
+    def _unknown(self) -> dict[str, Tensor]:
+        """The parameters that belong to neither a packed module nor a norm, by their paths."""
+        known = [module for _, module in self.norms.all]
+        known += [module for part in self.head_norms for module in part.modules(self.layer)]
+        known += [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
+        theirs = {id(p) for module in known for p in module.parameters(recurse=False)}
+        return {path: p for path, p in self.layer.named_parameters() if id(p) not in theirs}
+
+    def _path_of(self, parameter: Tensor | None) -> str | None:
+        return next((path for path, p in self.layer.named_parameters() if p is parameter), None)
+
+    def _alone(self, call: LinearCall) -> LinearRun:
+        return LinearRun((self.paths[id(call.linear)],))
+
+    def _side_by_side(self, linears: Sequence[PackedLinear]) -> LinearRun | None:
+        """The linears as a run, in the order in which they lie, if they fill one."""
+        linears = sorted(linears, key=lambda linear: linear.index)
+        indices = [linear.index for linear in linears]
+        if not linears or indices != list(range(indices[0], indices[0] + len(indices))):
+            return None
+        if any(linear.group is not linears[0].group for linear in linears):
+            return None
+        return LinearRun(tuple(self.paths[id(linear)] for linear in linears))
+
+    def _heads(self, projections: Sequence[LinearCall]) -> tuple[Found, Found, Found] | None:
+        stored = self.stored[0]
+        raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
+        kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
+        query = find_heads(self.seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
+        key = find_heads(stored.key, raw, kv_heads, self.layer, norms, self.head_norms)
+        value = find_heads(stored.value, raw, kv_heads, self.layer, (), ())
+        if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
+            return None
+        return query, key, value
+
+    def _residuals(self, attention: Branch, cross: Branch | None, ffn: Branch) -> Iterator[Residuals]:
+        x, output = self.seen.input, self.seen.output
+        assert output is not None
+        if cross is None:
+            return self.norms.residuals(x, attention, ffn, output)
+        return self.norms.crossing_residuals(x, attention, cross, ffn, output)
+
+    def _crossing(
+        self, before: Sequence[OpCall], after: Sequence[OpCall]
+    ) -> tuple[CrossParts, Branch] | None:
+        """The cross-attention, from what was called until its keys were stored, and after that."""
+        encoder, stored, call = self.seen.encoder, self.seen.stored[1], self.seen.attention[1]
+        assert encoder is not None
+        linears = [c for c in (*before, *after[:1]) if isinstance(c, LinearCall) and c.activation == "none"]
+        if len(linears) != 4 or stored.layer_index != self.seen.stored[0].layer_index:
+            return None
+        *projections, output = linears
+        key, value = (_merging(states, projections) for states in (stored.key, stored.value))
+        rest = [c for c in projections if c is not key and c is not value]
+        if key is None or value is None or len(rest) != 1:
+            return None
+        query, kv_heads = rest[0], stored.key.shape[1]
+        heads, head_dim = call.query.shape[1], call.query.shape[3]
+        found = find_heads(call.query, query.output, kv_heads, self.layer, (), ())
+        plain = Heads(0, heads // kv_heads * head_dim if kv_heads > 1 else 0)
+        if found is None or found.heads != plain or any(differ(c.input, encoder) for c in (key, value)):
+            return None
+        if call.softcap is not None or call.sinks is not None or call.window is not None:
+            return None
+        if call.bias is not None and call.bias.any():
+            return None
+        parts = CrossParts(
+            query=self._alone(query),
+            key=self.paths[id(key.linear)],
+            value=self.paths[id(value.linear)],
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=stored.value.shape[3],
+            scale=_scale(call) * found.factor,
+            output=self._alone(output),
+        )
+        return parts, Branch(query.input, output.output)
+
+    def _left(self, reason: str) -> DecoderParts | None:
+        self.reason = f"{reason}: its parts are served one by one"
+        return None
+
+    def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:
+        """What the calls after attention may be: an FFN, or experts beside one that all tokens go to."""
+        mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
+        others = [call for call in calls if not isinstance(call, ExpertsCall)]
+        dense = self._feed_forward(others)
+        if not mixtures and dense is not None:
+            yield dense
+        if len(mixtures) != 1 or (
+            others and (dense is None or differ(dense.branch.input, mixtures[0].input))
+        ):
+            return
+        call, loose = mixtures[0], self._unknown()
+        router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
+        if router is None:
+            self.reason = OTHER_ROUTING
+            return
+        path = self.paths[id(call.experts)]
+        if dense is None:
+            yield _FeedForward(MixtureParts(path, router, None, None), Branch(call.input, call.output))
+            return
+        assert isinstance(dense.parts, FeedForwardParts)
+        gates = {gate: p for gate, p in loose.items() if p.shape == (1, call.input.shape[-1])}
+        for gate in (None, *gates):
+            shared = dense.branch.output
+            if gate is not None:
+                shared = shared * (call.input @ gates[gate].T).sigmoid()
+            parts = MixtureParts(path, router, dense.parts, gate)
+            yield _FeedForward(parts, Branch(call.input, call.output + shared))
+
+    def _feed_forward(self, calls: Sequence[OpCall]) -> _FeedForward | None:
+        if len(calls) == 1 and isinstance(calls[0], FFNCall):
+            call = calls[0]
+            up, down = (LinearRun((self.paths[id(linear)],)) for linear in (call.up, call.down))
+            return _FeedForward(
+                FeedForwardParts(up, False, call.activation, down), Branch(call.input, call.output)
+            )
+        linears = [call for call in calls if isinstance(call, LinearCall)]
+        if len(linears) != len(calls) or len(linears) not in (2, 3):
+            return None
+        *ups, down_call = linears
+        run = self._side_by_side([call.linear for call in ups])
+        if run is None or any(differ(call.input, ups[0].input) for call in ups):
+            return None
+        ups.sort(key=lambda call: call.linear.index)
+        raw = torch.cat([call.output for call in ups], dim=-1)
+        fused = {call.activation for call in ups}
+        if fused != {"none"}:
+            kind = (False, fused.pop()) if len(ups) == 1 and not differ(raw, down_call.input) else None
+        else:
+            kind = _activation(raw, down_call.input)
+        if kind is None:
+            return None
+        parts = FeedForwardParts(run, *kind, self._alone(down_call))
+        return _FeedForward(parts, Branch(ups[0].input, down_call.output))
+
+
+def _scale(call: AttentionCall) -> float:
+    return call.query.shape[3] ** -0.5 if call.scale is None else call.scale
+
+
+def _merging(states: Tensor, calls: Sequence[LinearCall]) -> LinearCall | None:
+    """The call that gave the heads of `states` [B, heads, L, D], one after another."""
+    merged = states.transpose(1, 2).flatten(-2)
+    return next((call for call in calls if not differ(call.output, merged)), None)
+
+
+def _activation(raw: Tensor, hidden: Tensor) -> tuple[bool, str] | None:
+    """(gated, activation) that make the FFN's `hidden` of what comes out of its first linears."""
+    gated = raw.shape[-1] == 2 * hidden.shape[-1]
+    gate, up = raw.chunk(2, dim=-1) if gated else (raw, None)
+    for name, function in ACTIVATIONS.items():
+        made = function(gate) if up is None else function(gate) * up
+        if not differ(made, hidden):
+            return gated, name
+    return None

@@ -1,0 +1,168 @@
+"""What was read off a decoder layer: which of its modules do what, and the numbers that are in its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.position_bias import RelativeBias
+from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Heads, Norm, SelfAttention
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
+from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.run import LinearRun
+from hf_cpu_accel.rewrite.norm.match import NormSpec
+
+
+@dataclass(frozen=True)
+class NormPart:
+    """The norm at `path` in the layer."""
+
+    path: str
+    spec: NormSpec
+
+    def norm(self, layer: nn.Module) -> Norm:
+        module = layer.get_submodule(self.path)
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        assert self.spec.kind in ("rms_norm", "layer_norm")
+        return Norm(self.spec.kind, self.spec.scale(weight), bias, self.spec.eps)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class CrossParts:
+    """Attention to an encoder's output; see `ops.decoder_layers.CrossAttention` for the fields.
+
+    Attributes:
+        key, value: paths of the linears that make keys and values of the encoder's output, head after head.
+        query, output: linears.
+    """
+
+    query: LinearRun
+    key: str
+    value: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    output: LinearRun
+
+    def of(self, layer: nn.Module) -> CrossAttention:
+        """With the present weights of `layer`."""
+        query, output = self.query.projection(layer), self.output.projection(layer)
+        return CrossAttention(
+            query, self.heads, self.kv_heads, self.head_dim, self.value_dim, self.scale, output
+        )
+
+    def encode(self, layer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [B, kv_heads, length, head_dim] and values [B, kv_heads, length, value_dim] of states [B, length, C]."""
+        shape = (*states.shape[:2], self.kv_heads, -1)
+        key, value = (_linear(layer, path)(states).view(shape) for path in (self.key, self.value))
+        return key.transpose(1, 2), value.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """A layer as paths and numbers, from which `of` makes what the op takes; see `ops.decoder_layers` for the fields.
+
+    Attributes:
+        sinks: path of the parameter, if there is one.
+        repeats: how often the original hands each head of keys and values to the cache.
+        alibi: [heads], what a score loses per token of distance, if it does.
+        relative: where the bias of distances comes from, if the layer has one of its own.
+        qkv, output: linears.
+    """
+
+    qkv: LinearRun
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    query: Heads
+    key: Heads
+    value: Heads
+    scale: float
+    output: LinearRun
+    ffn: FeedForwardParts | MixtureParts
+    window: int | None = None
+    softcap: float | None = None
+    sinks: str | None = None
+    alibi: Tensor | None = None
+    rotary_dim: int = 0
+    rotary_interleaved: bool = False
+    query_norm: NormPart | HeadNormParts | None = None
+    key_norm: NormPart | HeadNormParts | None = None
+    attention_norm: NormPart | None = None
+    ffn_norm: NormPart | None = None
+    attention_post_norm: NormPart | None = None
+    ffn_post_norm: NormPart | None = None
+    attention_out_norm: NormPart | None = None
+    ffn_out_norm: NormPart | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
+    relative: RelativeBias | None = None
+    repeats: int = 1
+    cross: CrossParts | None = None
+    cross_norm: NormPart | None = None
+    cross_out_norm: NormPart | None = None
+
+    def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
+        """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
+
+        def norm(part: NormPart | HeadNormParts | None) -> Norm | None:
+            return None if part is None else part.norm(layer)
+
+        attention = SelfAttention(
+            qkv=self.qkv.projection(layer),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            query=self.query,
+            key=self.key,
+            value=self.value,
+            scale=self.scale,
+            output=self.output.projection(layer),
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else _parameter(layer, self.sinks),
+            alibi=self.alibi,
+            relative=None if self.relative is None else self.relative.table(layer),
+            rotary_dim=self.rotary_dim,
+            rotary_interleaved=self.rotary_interleaved,
+            rotary=rotary,
+            query_norm=norm(self.query_norm),
+            key_norm=norm(self.key_norm),
+        )
+        return DecoderLayer(
+            attention=attention,
+            ffn=self.ffn.of(layer),
+            attention_norm=norm(self.attention_norm),
+            ffn_norm=norm(self.ffn_norm),
+            attention_post_norm=norm(self.attention_post_norm),
+            ffn_post_norm=norm(self.ffn_post_norm),
+            attention_out_norm=norm(self.attention_out_norm),
+            ffn_out_norm=norm(self.ffn_out_norm),
+            parallel=self.parallel,
+            residual_scale=self.residual_scale,
+            cross=None if self.cross is None else self.cross.of(layer),
+            cross_norm=norm(self.cross_norm),
+            cross_out_norm=norm(self.cross_out_norm),
+        )
+
+    def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
+        """What a call multiplies with, in this order."""
+        crossing = () if self.cross is None else (self.cross.query, self.cross.output)
+        runs = (self.qkv, self.output, *crossing, *self.ffn.runs())
+        return tuple(linear for run in runs for linear in run.linears(layer))
+
+
+def _linear(layer: nn.Module, path: str) -> PackedLinear:
+    linear = layer.get_submodule(path)
+    assert isinstance(linear, PackedLinear)
+    return linear
+
+
+def _parameter(layer: nn.Module, path: str) -> Tensor:
+    return layer.get_parameter(path)

@@ -1,0 +1,59 @@
+"""One forward of a decoder layer on inputs that show what it does, seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import required
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
+from hf_cpu_accel.rewrite.decoder.watch import recording_cache, watched
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
+
+_BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
+
+
+def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
+    """A forward of `layer`, a twin (see decoder_twin), on random hidden states and with `call`'s other arguments.
+
+    With experts it is of more tokens: a few may go to the same experts by different rules.
+
+    Args:
+        past: how many tokens the cache pretends to hold.
+
+    Raises:
+        Refused: the layer's code raises something.
+    """
+    features = call.hidden_states.shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    tokens = _ROUTED_TOKENS if any(isinstance(m, PackedExperts) for m in layer.modules()) else _TOKENS
+    seen = DecoderTrace(torch.randn(_BATCH, tokens, features, generator=generator), None)
+    arguments = {name: _unrotated(value, tokens) for name, value in call.arguments.items()}
+    if call.encoder is not None:
+        given = call.arguments[call.encoder]
+        seen.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
+        arguments[call.encoder] = seen.encoder
+    if call.encoder_mask is not None:
+        arguments[call.encoder_mask] = None
+    arguments |= {call.mask: None, call.cache: recording_cache(seen, past)}
+    with torch.no_grad(), watched(layer, seen):
+        output = required(call_foreign(layer, seen.input, **arguments))
+    seen.output, *rest = output if isinstance(output, tuple) else (output,)
+    seen.rest = tuple(rest) if isinstance(output, tuple) else None
+    return seen
+
+
+def _unrotated(value: Any, tokens: int) -> Any:
+    """Positions at which rotary tables say nothing; other tensors in float32."""
+    if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and len(value) == 2:
+        cos, sin = (part[:1, :1].float().expand(1, tokens, -1) for part in value)
+        return torch.ones_like(cos), torch.zeros_like(sin)
+    if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point():
+        return torch.zeros(_BATCH, tokens, dtype=value.dtype)
+    if isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point():
+        return value.float()
+    return value

@@ -1,0 +1,143 @@
+"""How the branches of a decoder layer become part of its hidden states: where its norms are, and by what factor they are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.decoder.parts import NormPart
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+_TOLERANCE = 1e-4
+# A factor this near to 1 is 1, seen through rounding.
+_UNITY = 1e-4
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What goes into the first linear of attention, cross-attention or FFN, and what comes out of the last one."""
+
+    input: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """How input, attention, cross-attention and FFN become the output; see `ops.decoder_layers.DecoderLayer` for the fields."""
+
+    ffn_norm: NormPart | None
+    attention_post_norm: NormPart | None = None
+    ffn_post_norm: NormPart | None = None
+    attention_out_norm: NormPart | None = None
+    ffn_out_norm: NormPart | None = None
+    parallel: bool = False
+    scale: float = 1.0
+    cross_norm: NormPart | None = None
+    cross_out_norm: NormPart | None = None
+
+
+class Norms:
+    """The norms of a layer, and what they make of tensors of its trace."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.all: list[tuple[NormPart, nn.Module]] = []
+        for path, module in layer.named_modules():
+            spec = identify_norm(module)
+            if spec is not None:
+                self.all.append((NormPart(path, spec), module))
+
+    def between(self, before: Tensor, after: Tensor) -> list[NormPart | None]:
+        """The norms that make `after` of `before`; None is one of them if the two are the same."""
+        found: list[NormPart | None] = [] if differ(before, after) else [None]
+        for part, module in self.all:
+            made = _normed(part, module, before)
+            if made is not None and not differ(made, after):
+                found.append(part)
+        return found
+
+    def residuals(self, x: Tensor, attention: Branch, ffn: Branch, output: Tensor) -> Iterator[Residuals]:
+        """The ways from the layer's input x and the outputs of attention and FFN to the FFN's input and the layer's output."""
+        choices = self._over(x)
+        for post, ffn_post in product(choices, repeat=2):
+            branch, ffn_branch = _post(post, attention.output), _post(ffn_post, ffn.output)
+            scale = _factor(output - x, branch + ffn_branch)
+            if scale is None:
+                continue
+            for parallel in (False, True):
+                entering = x if parallel else x + scale * branch
+                for norm in self.between(entering, ffn.input):
+                    yield Residuals(
+                        norm, _part(post), _part(ffn_post), None, None, parallel=parallel, scale=scale
+                    )
+        for out, ffn_out in product(choices, repeat=2):
+            if out is None and ffn_out is None:
+                continue
+            middle = _post(out, x + attention.output)
+            if differ(_post(ffn_out, middle + ffn.output), output):
+                continue
+            for norm in self.between(middle, ffn.input):
+                yield Residuals(norm, None, None, _part(out), _part(ffn_out))
+
+    def crossing_residuals(
+        self, x: Tensor, attention: Branch, cross: Branch, ffn: Branch, output: Tensor
+    ) -> Iterator[Residuals]:
+        """The same with cross-attention in between: pre-norm (T5, Marian, Whisper) or post-norm (BART)."""
+        choices = self._over(x)
+        for out in choices:
+            before = _post(out, x + attention.output)
+            for cross_norm in self.between(before, cross.input):
+                for cross_out in choices:
+                    middle = _post(cross_out, before + cross.output)
+                    for norm in self.between(middle, ffn.input):
+                        for ffn_out in choices:
+                            if not differ(_post(ffn_out, middle + ffn.output), output):
+                                yield Residuals(
+                                    norm,
+                                    attention_out_norm=_part(out),
+                                    ffn_out_norm=_part(ffn_out),
+                                    cross_norm=cross_norm,
+                                    cross_out_norm=_part(cross_out),
+                                )
+
+    def _over(self, hidden_states: Tensor) -> list[tuple[NormPart, nn.Module] | None]:
+        fitting = [
+            (part, module) for part, module in self.all if _normed(part, module, hidden_states) is not None
+        ]
+        return [None, *fitting]
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of a trace cannot be the same."""
+    return row_error(one, other) > _TOLERANCE
+
+
+def _factor(target: Tensor, branch: Tensor) -> float | None:
+    """The number that `branch` must be multiplied by to be `target`, or None if there is none."""
+    factor = ((target * branch).sum() / branch.square().sum().clamp_min(1e-30)).item()
+    if abs(factor - 1) < _UNITY:
+        factor = 1.0
+    return factor if abs(factor) > _UNITY and not differ(factor * branch, target) else None
+
+
+def _part(choice: tuple[NormPart, nn.Module] | None) -> NormPart | None:
+    return None if choice is None else choice[0]
+
+
+def _post(choice: tuple[NormPart, nn.Module] | None, branch: Tensor) -> Tensor:
+    if choice is None:
+        return branch
+    made = _normed(*choice, branch)
+    assert made is not None
+    return made
+
+
+def _normed(part: NormPart, module: nn.Module, input: Tensor) -> Tensor | None:
+    """None if the norm is for another number of features."""
+    weight = module._parameters.get("weight")
+    if weight is not None and weight.shape != input.shape[-1:]:
+        return None
+    return part.spec.reference(module, input)

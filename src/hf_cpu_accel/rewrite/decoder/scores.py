@@ -1,0 +1,132 @@
+"""What a layer that computes its attention itself makes of the products of queries and keys: their scale, and ALiBi's slopes.
+
+ALiBi (Press et al. 2022, arXiv:2108.12409) takes `slope * distance` off a score. Hosts hand it to their layers as a bias of the
+keys alone, `slope * position`: the rest is the same for all keys of a query, and softmax does not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall
+from hf_cpu_accel.rewrite.decoder.trace import AttentionCall
+
+# How far from a line a bias may be, relative to its largest value: rounding, and in bfloat16 that of the slopes too.
+_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+_FIT = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """softmax is taken of scale * query key^T + slopes * position, [heads]; None for no slopes."""
+
+    scale: float
+    slopes: Tensor | None = None
+
+
+def read_scores(call: AttentionCall, key: Tensor, dtype: torch.dtype) -> Scores | None:
+    """How the scores of `call` follow from its query and the stored `key`; None if not like this.
+
+    Of the last sequence, which has no padding.
+
+    Args:
+        dtype: in which the host made what it handed to the layer.
+    """
+    assert call.scores is not None
+    query, key, scores = (part[-1].double() for part in (call.query, key, call.scores))
+    heads, positions = len(query), torch.arange(key.shape[1], dtype=torch.float64)
+    if heads % len(key) or not scores.isfinite().all():
+        return None
+    key = key.repeat_interleave(heads // len(key), dim=0)
+    products, scores = _centred(query @ key.mT), _centred(scores)
+    # One column for the scale, and one for each head's slope.
+    ramps = torch.diag_embed(_centred(positions).expand(*products.shape).permute(1, 2, 0)).permute(2, 0, 1, 3)
+    columns = torch.cat([products[..., None], ramps], dim=-1).flatten(0, 2)
+    found = torch.linalg.lstsq(columns, scores.flatten()[:, None]).solution[:, 0]
+    bound = _FIT[dtype]
+    if (columns @ found - scores.flatten()).abs().max() > bound * scores.abs().max():
+        return None
+    scale, slopes = found[0].item(), found[1:].float()
+    usual = query.shape[-1] ** -0.5
+    scale = usual if abs(scale / usual - 1) < bound else scale
+    return Scores(scale, slopes if slopes.abs().max() > bound * scores.abs().max() else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """The argument `name` of a layer, a bias of the keys, and the slopes [heads] float32 that scores get of it.
+
+    The bias is [heads, 1, kv_len or more] or, with the heads of all sequences one after another, [B * heads, 1, ...]; the last
+    columns count. Scores get `factor` times its values.
+    """
+
+    name: str
+    slopes: Tensor
+    factor: float
+
+    def says(self, bias: object, tokens: Tensor | None, batch: int, kv_len: int) -> bool:
+        """Whether `bias` has these slopes over all tokens, bool [B, kv_len] or None for everywhere."""
+        if not isinstance(bias, Tensor) or bias.dim() != 3 or bias.shape[1] != 1 or bias.shape[2] < kv_len:
+            return False
+        if bias.shape[0] not in (len(self.slopes), batch * len(self.slopes)):
+            return False
+        key = "slopes", self, kv_len
+        return remember(bias, key, lambda: self._says(bias, tokens, kv_len), also=(tokens,), by_value=True)
+
+    def _says(self, bias: Tensor, tokens: Tensor | None, kv_len: int) -> bool:
+        rows = self.factor * _rows(bias, len(self.slopes), kv_len).float()  # [B or 1, heads, keys]
+        position = torch.arange(kv_len)
+        if tokens is None:
+            distance, first = position[None, None], rows[..., :1]
+        else:
+            begin = tokens.int().argmax(dim=1)
+            distance = (position - begin[:, None])[:, None]
+            first = rows.expand(len(tokens), -1, -1).gather(
+                2, begin[:, None, None].expand(-1, rows.shape[1], 1)
+            )
+        error = (rows - first - self.slopes[:, None] * distance).abs()
+        if tokens is not None:
+            error = error * tokens[:, None]
+        bound = _ROUNDING[bias.dtype] * rows.abs().amax(dim=-1, keepdim=True)
+        return bool((error <= bound).all())
+
+    def like(self, bias: Tensor, start: Tensor, kv_len: int) -> Tensor:
+        """What a host that passed `bias` passes for `kv_len` keys, the sequences beginning at `start` [B]."""
+        heads = len(self.slopes)
+        if bias.shape[0] == heads:
+            return bias
+        position = (torch.arange(kv_len) - start[:, None]).clamp_min(0)[:, None]
+        made = self.slopes[:, None] / self.factor * position
+        return made.view(len(start) * heads, 1, kv_len).to(bias.dtype)
+
+
+def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
+    """The argument that gives the layer's scores their `slopes` [heads]; None if there is none."""
+    heads, keys, bound = len(slopes), call.hidden_states.shape[1], 10 * _FIT[call.hidden_states.dtype]
+    for name, value in call.arguments.items():
+        if not isinstance(value, Tensor) or value.dim() != 3 or value.dtype not in _ROUNDING:
+            continue
+        if value.shape[0] % heads or value.shape[1] != 1 or value.shape[2] < keys:
+            continue
+        # As many keys as there are: the more, the less do they suffer from rounding.
+        row = _rows(value, heads, value.shape[2])[-1].double()
+        ramp = _centred(torch.arange(row.shape[1], dtype=torch.float64))
+        given = (_centred(row) @ ramp) / ramp.square().sum()
+        factor = ((slopes.double() @ given) / given.square().sum().clamp_min(1e-30)).item()
+        factor = 1.0 if abs(factor - 1) < bound else factor
+        found = Slopes(name, (given * factor).float(), factor)
+        if (found.slopes - slopes).abs().max() <= bound * slopes.abs().max():
+            return found
+    return None
+
+
+def _rows(bias: Tensor, heads: int, keys: int) -> Tensor:
+    return bias[..., -keys:].reshape(-1, heads, keys)
+
+
+def _centred(values: Tensor) -> Tensor:
+    return values - values.mean(dim=-1, keepdim=True)

@@ -1,0 +1,102 @@
+"""What is seen of one forward of a decoder layer: what its linears, its attention and its cache were given and gave back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """activation(linear(input)) = output."""
+
+    linear: PackedLinear
+    input: Tensor
+    output: Tensor
+    activation: str
+
+
+@dataclass(frozen=True)
+class FFNCall:
+    """down(activation(up(input))) = output, in one op."""
+
+    up: PackedLinear
+    down: PackedLinear
+    activation: str
+    input: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """experts(input, index, weights) = output, all [B, L, ...]."""
+
+    experts: PackedExperts
+    input: Tensor
+    index: Tensor
+    weights: Tensor
+    output: Tensor
+
+
+OpCall = LinearCall | FFNCall | ExpertsCall
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What attention was called with.
+
+    Attributes:
+        query: [B, heads, L, D].
+        scale: factor of the scores, None for 1 / sqrt(D).
+        bias: [1, heads, L, keys], added to the scores, or None.
+        scores: [B, heads, L, keys], of which a layer that computes its attention itself takes the softmax; scale and bias are in
+            them.
+        window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
+    """
+
+    query: Tensor
+    scale: float | None
+    bias: Tensor | None = None
+    scores: Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What went into the cache as layer `layer_index`: key and value [B, kv_heads, L, D]."""
+
+    key: Tensor
+    value: Tensor
+    layer_index: int
+
+
+@dataclass
+class DecoderTrace:
+    """One forward, in which no position is rotated.
+
+    Attributes:
+        input, output: of the layer, [B, L, C].
+        encoder: what it attends to besides, [B, encoder length, C], or None.
+        rest: what the layer returns after its output, None if it does not return a tuple.
+        stages: the calls of packed linears and experts before anything went into the cache, after the first keys and after the
+            second.
+        stored: what went into the cache, in order.
+        attention: the attention calls.
+        clips: whether it bounds what its first linears gave (OLMoE's clip_qkv), which few values show.
+    """
+
+    input: Tensor
+    encoder: Tensor | None
+    output: Tensor | None = None
+    rest: tuple[Any, ...] | None = None
+    stages: tuple[list[OpCall], ...] = field(default_factory=lambda: ([], [], []))
+    stored: list[Stored] = field(default_factory=list)
+    attention: list[AttentionCall] = field(default_factory=list)
+    clips: bool = False

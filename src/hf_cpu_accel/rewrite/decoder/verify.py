@@ -1,0 +1,176 @@
+"""The proof of a reading: the fused layer must give what the layer gives, for a prompt and for the token after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.causal_mask import CausalMask
+from hf_cpu_accel.lazy.position_bias import PositionBias
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import required
+from hf_cpu_accel.rewrite.core.verify import row_errors
+from hf_cpu_accel.rewrite.decoder.calls import PADDING, LayerCall
+from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
+from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
+from hf_cpu_accel.rewrite.decoder.layer import Role, fuse
+from hf_cpu_accel.rewrite.decoder.masks import mask_like
+from hf_cpu_accel.rewrite.linear.group import members_apart
+
+# By the dtype of the activations; what is left between two that are the same is rounding, and what quantised inputs make of it.
+_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 3e-2}
+# Where the scores of two experts are nearly the same, rounding sends a token to the other one. So many tokens must not.
+_ROUTED_ALIKE = 0.75
+
+
+class Proof:
+    """What a layer gives for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
+
+    The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer, and
+    those of the last token again for the one after it.
+
+    Args:
+        layer: left as it is.
+        dtype: of the activations; None: that in which the model called the layer.
+        biases: the tables of the position biases that are handed to it, by the names of the arguments; None for zeros.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        call: LayerCall,
+        cache_index: int,
+        dtype: torch.dtype | None,
+        biases: Mapping[str, Tensor | None],
+    ) -> None:
+        self.layer = layer
+        self.call = call
+        self.cache_index = cache_index
+        self.dtype = dtype or call.hidden_states.dtype
+        self.biases = biases
+        batch, prompt, features = call.hidden_states.shape
+        generator = torch.Generator().manual_seed(3)
+        self.hidden_states = torch.randn(batch, prompt + 1, features, generator=generator).to(self.dtype)
+        self.tokens = torch.ones(batch, prompt + 1, dtype=torch.bool)
+        self.tokens[0, :PADDING] = False
+        self._expected: dict[tuple[int | None, bool], list[Tensor]] = {}
+
+    @property
+    def tolerance(self) -> float:
+        """How far a layer that is read rightly may be off."""
+        return _TOLERANCES[self.dtype]
+
+    def error(self, role: Role, *, masked: bool = True) -> float:
+        """How far the layer is off if it is fused as `role` says, relative to what it adds to the hidden states, worst row; with
+        experts, the worst of most rows.
+
+        Args:
+            masked: with a cache and a mask, or without either.
+
+        Raises:
+            Refused: the layer does not take that.
+        """
+        key = (role.parts.window, masked)
+        if key not in self._expected:
+            self._expected[key] = self._run(self.layer, role, masked=masked)
+        fused = fuse(self.layer, role)
+        errors = []
+        for ours, theirs in zip(self._run(fused, role, masked=masked), self._expected[key], strict=True):
+            if not isinstance(ours, PendingHiddenStates):  # the layer's own forward, which proves nothing
+                return float("inf")
+            q_len = theirs.shape[1]
+            part = slice(None, q_len) if q_len > 1 else slice(-1, None)
+            before, shown = self.hidden_states[:, part], self.tokens[:, part]
+            if not masked:
+                shown = torch.ones_like(shown)
+            # In bfloat16 what is added to large hidden states is too coarse to be compared by itself.
+            base = before.float() if self.dtype is torch.float32 else torch.zeros(())
+            errors.append(row_errors((ours - base)[shown], (theirs - base)[shown]))
+        rows = torch.cat(errors).nan_to_num(nan=float("inf")).sort().values
+        if isinstance(role.parts.ffn, MixtureParts):
+            return rows[int(_ROUTED_ALIKE * (len(rows) - 1))].item()
+        return rows[-1].item()
+
+    def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
+        call, prompt = self.call, self.call.hidden_states.shape[1]
+        cache = _cache(self.cache_index, crosses=call.encoder is not None) if masked else None
+        steps = [(slice(0, prompt), slice(None))]
+        if masked:
+            steps.append((slice(prompt, None), slice(-1, None)))
+        outputs = []
+        with torch.no_grad(), members_apart():
+            for part, positions in steps:
+                states, shown = self.hidden_states[:, part], self.tokens[:, : part.stop]
+                arguments = {
+                    name: _at(value, self.dtype, positions) for name, value in call.arguments.items()
+                }
+                arguments |= self._of_encoder(states.shape[1], masked=masked)
+                arguments |= self._biases(states.shape[1], shown.shape[1])
+                batch, q_len, _ = states.shape
+                mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
+                if role.slopes is not None:
+                    start = torch.tensor([PADDING * masked, *[0] * (batch - 1)])
+                    given = call.arguments[role.slopes.name].to(self.dtype)
+                    arguments[role.slopes.name] = role.slopes.like(given, start, shown.shape[1])
+                other = call.arguments[call.mask]
+                arguments[call.mask] = mask_like(other, mask, role.mask_form) if masked else None
+                arguments[call.cache] = cache
+                own = module is self.layer
+                output = (
+                    required(call_foreign(module, states, **arguments))
+                    if own
+                    else module(states, **arguments)
+                )
+                output = output[0] if isinstance(output, tuple) else output
+                if isinstance(output, PendingHiddenStates):
+                    output.tensor  # noqa: B018 (the next step needs its keys in the cache)
+                outputs.append(output)
+        return outputs
+
+    def _of_encoder(self, q_len: int, *, masked: bool) -> dict[str, Any]:
+        call = self.call
+        if call.encoder is None:
+            return {}
+        arguments: dict[str, Any] = {call.encoder: call.arguments[call.encoder].to(self.dtype)}
+        if call.encoder_mask is not None:
+            mask = call.arguments[call.encoder_mask]
+            if mask is not None:
+                mask = mask[:, :, :1].expand(-1, -1, q_len, -1) if masked else None
+            arguments[call.encoder_mask] = mask
+        return arguments
+
+    def _biases(self, q_len: int, kv_len: int) -> dict[str, Any]:
+        return {
+            name: PositionBias.of(
+                table,
+                self.call.arguments[name].shape[1],
+                q_len,
+                self.call.arguments[name].shape[3] if table is None else kv_len,
+                self.dtype,
+            )
+            for name, table in self.biases.items()
+        }
+
+
+def _at(value: Any, dtype: torch.dtype, positions: slice) -> Any:
+    """The argument for some of its positions."""
+    if isinstance(value, tuple):
+        return tuple(_at(part, dtype, positions) for part in value)
+    if isinstance(value, Tensor) and not isinstance(value, CausalMask) and value.dim() in (2, 3):
+        value = value[:, positions]
+        return value.to(dtype) if value.is_floating_point() else value
+    return value
+
+
+def _cache(cache_index: int, *, crosses: bool) -> Any:
+    """A cache of ours with room for the layer."""
+    from transformers import EncoderDecoderCache, PreTrainedConfig
+
+    from hf_cpu_accel.generate.cache import CPUCache, CPUCrossCache
+
+    config = PreTrainedConfig()
+    config.num_hidden_layers = cache_index + 1
+    return EncoderDecoderCache(CPUCache(config), CPUCrossCache(config)) if crosses else CPUCache(config)

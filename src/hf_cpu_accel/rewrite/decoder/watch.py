@@ -1,0 +1,201 @@
+"""Notes what a decoder layer calls as it runs: packed linears and experts, attention in every form, the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.core.refusal import Refusal, required
+from hf_cpu_accel.rewrite.decoder.randomized_copy import attention_configs
+from hf_cpu_accel.rewrite.decoder.trace import (
+    AttentionCall,
+    DecoderTrace,
+    ExpertsCall,
+    FFNCall,
+    LinearCall,
+    OpCall,
+    Stored,
+)
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
+from hf_cpu_accel.rewrite.linear.group import members_apart
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+_OPS = torch.ops.hf_cpu_accel
+_LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
+_CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+_PRODUCTS_AND_SUMS = (torch.baddbmm, Tensor.baddbmm)
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
+_IMPLEMENTATION = "_attn_implementation_internal"
+
+
+@contextmanager
+def watched(layer: nn.Module, seen: DecoderTrace) -> Iterator[None]:
+    """What `layer`, a twin, calls inside is noted in `seen`."""
+    with members_apart(), _dispatched_attention(layer, seen), _FunctionCalls(seen), _OpCalls(layer, seen):
+        yield
+
+
+def recording_cache(seen: DecoderTrace, past: int) -> Any:
+    """A cache that notes in `seen` what goes into it, and pretends to hold `past` tokens."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    class Recording(DynamicCache):
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            seen.stored.append(Stored(key_states, value_states, layer_idx))
+            return key_states, value_states
+
+    class Filled(Recording):
+        def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            key, value = super().update(*args, **kwargs)
+            return (key, value) if not past else (_longer(key, past), _longer(value, past))
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return past
+
+    return Filled() if seen.encoder is None else EncoderDecoderCache(Filled(), Recording())
+
+
+def _longer(states: Tensor, past: int) -> Tensor:
+    """[B, heads, past + L, D] of any values, at no cost."""
+    return states[:, :, :1].expand(-1, -1, past + states.shape[2], -1)
+
+
+@contextmanager
+def _dispatched_attention(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
+    """Attention that is dispatched by the configs of `twin`, which are its own, is noted."""
+    from transformers import AttentionInterface
+
+    def probe(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        seen.attention.append(
+            AttentionCall(
+                query,
+                kwargs.get("scaling"),
+                kwargs.get("position_bias"),
+                window=kwargs.get("sliding_window"),
+                softcap=kwargs.get("softcap"),
+                sinks=kwargs.get("s_aux"),
+            )
+        )
+        # Values of its own: whoever is given them next comes after attention.
+        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        return torch.randn(shape, generator=torch.Generator().manual_seed(1 + len(seen.attention))), None
+
+    name = f"hf_cpu_accel_probe_{id(seen)}"  # two models may be traced at the same time
+    configs = [vars(config) for config in attention_configs(twin)]
+    before = [config.get(_IMPLEMENTATION) for config in configs]
+    AttentionInterface.register(name, probe)
+    for config in configs:
+        config[_IMPLEMENTATION] = name
+    try:
+        yield
+    finally:
+        AttentionInterface._global_mapping.pop(name, None)
+        for config, implementation in zip(configs, before, strict=True):
+            config[_IMPLEMENTATION] = implementation
+
+
+class _FunctionCalls(TorchFunctionMode):
+    """Notes attention that calls torch itself."""
+
+    def __init__(self, seen: DecoderTrace) -> None:
+        super().__init__()
+        self.seen = seen
+        self.open = False  # a product waits for its softmax
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with ours():
+            self._note(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
+        elif func in _PRODUCTS:
+            self._product(*args[:2])
+        elif func in _PRODUCTS_AND_SUMS:
+            factors = [*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
+            self._product(*factors)
+        elif func in _SOFTMAX:
+            self._softmax(args[0])
+
+    def _product(self, query: Tensor, key: Tensor) -> None:
+        """Notes query times the key that went into the cache, the heads side by side with the batch or not."""
+        if not self.seen.stored or self.seen.attention or query.dim() not in (3, 4):
+            return
+        stored = self.seen.stored[0].key
+        expected = stored.mT if key.dim() == 4 else stored.mT.flatten(0, 1)
+        if key.shape == expected.shape and torch.equal(key, expected.to(key.dtype)):
+            if query.dim() == 3:
+                query = query.unflatten(0, stored.shape[:2])
+            self.seen.attention.append(AttentionCall(query, None))
+            self.open = True
+
+    def _softmax(self, scores: Tensor) -> None:
+        """What the product became."""
+        if not self.open:
+            return
+        self.open = False
+        call, stored = self.seen.attention[-1], self.seen.stored[0]
+        shape = (*call.query.shape[:3], stored.key.shape[2])
+        self.seen.attention[-1] = dataclasses.replace(call, scores=scores.detach().reshape(shape))
+
+
+class _OpCalls(TorchDispatchMode):
+    """Notes the calls of packed linears and experts."""
+
+    def __init__(self, layer: nn.Module, seen: DecoderTrace) -> None:
+        super().__init__()
+        self.seen = seen
+        self.packed = {m.packed.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedLinear)}
+        self.experts = {
+            m.weights.up.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedExperts)
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        with ours():
+            self._note_call(func, args, output)
+        return output
+
+    def _note_call(self, func: Any, args: Any, output: Tensor) -> None:
+        if func is _LINEAR:
+            linear = self._linear(args[1])
+            self._note(LinearCall(linear, self._rows(args[0]), self._rows(output), args[6]))
+        elif func is _FFN:
+            up, down = (self._linear(args[place]) for place in (1, 4))
+            self._note(FFNCall(up, down, args[10], self._rows(args[0]), self._rows(output)))
+        elif func in _CLIPS:
+            self.seen.clips |= not self.seen.stored
+        elif func is _EXPERTS:
+            rows = [self._rows(part) for part in (*args[:3], output)]
+            self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
+
+    def _linear(self, weight: Tensor) -> PackedLinear:
+        """
+        Raises:
+            Refused: it is none of the layer's own.
+        """
+        linear = self.packed.get(weight.data_ptr())
+        return required(Refusal("it calls a linear that is not its own") if linear is None else linear)
+
+    def _note(self, call: OpCall) -> None:
+        self.seen.stages[min(len(self.seen.stored), 2)].append(call)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """[B, L, ...] of any number of dimensions before the last."""
+        return tensor.detach().clone().view(len(self.seen.input), -1, tensor.shape[-1])

@@ -1,0 +1,1 @@
+"""Encoder layers, with and without windows, and embeddings."""

@@ -1,0 +1,191 @@
+"""Embeddings of transformer encoders as one op: words, token types and positions looked up, added and normalised.
+
+What a module looks up where is read off a trace of one forward, not off its class or the names of its parts. The reading is then
+proved: the op must give what the module gives, for ids with and without padding, for the longest sequence, and with and without
+token types and positions from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.patching.fused_module import Mixed, Reference, empty
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.encoder.embeddings_match import IDS, POSITIONS, TYPES, Reading, read, tables_of
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+STRUCTURE = "embeddings"
+
+_EMBEDDING_NORM = torch.ops.hf_cpu_accel.embedding_norm.default
+
+# How far the op may be from the module, by dtype of the tables: torch rounds every sum of bfloat16 rows, the op only the result.
+_TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+_BATCH, _LENGTH = 2, 7
+
+
+class FusedEmbeddings(Mixed):
+    """Mixed into the module's own class by `fuse`: children, hooks and attributes are those of the original.
+
+    The tables are fetched in every call, since they may be resized while the model is accelerated. What the op does not serve
+    (inputs_embeds, a cache, dropout, gradients, hooks on a table, another module in the place of one, ids out of range) takes the
+    class's own forward, which also knows its own error messages.
+    """
+
+    _reading: Reading
+    _children_read: dict[str, nn.Module | None]
+    _hooks_inside: tuple[dict[int, Any], ...]
+    _dropouts: tuple[nn.Module, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """input_ids [B, L], and token_type_ids and position_ids [B or 1, L] where the original takes them -> [B, L, C]."""
+        given = {**dict(zip(self._reading.inputs, args, strict=False)), **kwargs}
+        if len(given) == len(args) + len(kwargs) and self._is_ordinary():
+            ids, type_ids = given.pop(IDS, None), given.pop(TYPES, None)
+            position_ids = given.pop(POSITIONS, None)
+            if all(value is None or (type(value) is int and value == 0) for value in given.values()):
+                try:
+                    return look_up(self._reading, ids, type_ids, position_ids)
+                except (IndexError, KeyError, RuntimeError):
+                    pass  # ids that are none, out of range or of another shape; tables that are parametrized
+        return self._original_class.forward(self, *args, **kwargs)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs)
+
+    def _is_ordinary(self) -> bool:
+        """Nobody has put something else inside, wants to see what passes there, or trains it."""
+        if any(self._hooks_inside) or self._modules != self._children_read:
+            return False
+        if self.training or any(dropout.training for dropout in self._dropouts):
+            return False
+        return not (torch.is_grad_enabled() and self._reading.is_trained())
+
+
+def look_up(reading: Reading, ids: Tensor, type_ids: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    """The op on the tables as they are now.
+
+    Raises:
+        IndexError, RuntimeError: the op refuses its arguments.
+        KeyError: a table is no plain parameter any more.
+    """
+    types, positions, norm = reading.types, reading.positions, reading.norm._parameters
+    return _EMBEDDING_NORM(
+        ids,
+        reading.words._parameters["weight"],
+        type_ids,
+        None if types is None else types._parameters["weight"],
+        position_ids,
+        None if positions is None else positions._parameters["weight"],
+        reading.first_position,
+        reading.padding_id,
+        norm["weight"],
+        norm["bias"],
+        reading.eps,
+    )
+
+
+def fuse(module: nn.Module, reading: Reading) -> nn.Module:
+    """`module` with the fused forward; the original is not changed."""
+    fused = empty(FusedEmbeddings, type(module))
+    # Dictionaries are shared on purpose: a table that is exchanged or resized on either is so on both.
+    fused.__dict__.update(vars(module))
+    children = list(module.children())
+    fused.__dict__.update(
+        _reading=reading,
+        _children_read=dict(module._modules),
+        _hooks_inside=tuple(
+            hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)
+        ),
+        _dropouts=tuple(child for child in children if isinstance(child, nn.Dropout)),
+    )
+    return fused
+
+
+class EmbeddingsRule:
+    """BERT's embeddings, and what is built like them: up to three tables of one width, and a norm of the sum of their rows."""
+
+    name = "embeddings"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if not context.slots[id(module)] or not _may_be_embeddings(module):
+            return None
+        if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in module.named_modules()):
+            return None
+        reading = read(module)
+        return None if reading is None or not _is_proved(module, reading) else Match(module, path, reading)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        swap_module(context.journal, context.slots[id(match.module)], fuse(match.module, match.found))
+        item = PlanItem(match.path, STRUCTURE, "embedding_norm", "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), tuple(match.module.modules()))
+
+
+def _may_be_embeddings(module: nn.Module) -> bool:
+    """One to three tables of equal width and dtype, a layer norm as wide, perhaps dropout, and no parameters of its own."""
+    if "forward" in vars(module) or module._compiled_call_impl is not None or module._parameters:
+        return False
+    tables = tables_of(module)
+    others = [child for child in module.children() if type(child) is not nn.Embedding]
+    norms = [child for child in others if not isinstance(child, nn.Dropout | nn.Identity)]
+    if not 1 <= len(tables) <= 3 or len(norms) != 1 or not all(map(is_plain, module.children())):
+        return False
+    kinds = {(table.embedding_dim, table.weight.dtype) for table in tables}
+    if len(kinds) != 1 or any(table.max_norm is not None for table in tables):
+        return False
+    width, dtype = kinds.pop()
+    spec = identify_norm(norms[0])
+    return (
+        spec is not None
+        and spec.kind == "layer_norm"
+        and dtype in WEIGHT_DTYPES
+        and all(p.shape == (width,) and p.dtype in WEIGHT_DTYPES for p in norms[0].parameters())
+    )
+
+
+def _is_proved(module: nn.Module, reading: Reading) -> bool:
+    """Whether the op gives what `module` gives, in all the ways in which it will be called."""
+    tolerance = _TOLERANCES[reading.words.weight.dtype]
+    with torch.no_grad():
+        for inputs in _calls(reading):
+            expected = call_foreign(module.forward, **inputs)
+            if isinstance(expected, Refusal):
+                return False
+            given = look_up(reading, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
+            if row_error(given, expected) > tolerance:
+                return False
+    return True
+
+
+def _calls(reading: Reading) -> Iterator[dict[str, Tensor]]:
+    """Inputs that show every part of the reading: the longest sequence (position ids may come from a buffer), and all the
+    combinations of optional inputs on a short batch."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(table: nn.Embedding, batch: int, length: int) -> Tensor:
+        return torch.randint(table.num_embeddings, (batch, length), generator=generator)
+
+    longest = _LENGTH
+    if reading.positions is not None:
+        longest = reading.positions.num_embeddings - reading.first_position
+    yield {IDS: rows(reading.words, 1, longest)}
+    ids = rows(reading.words, _BATCH, min(_LENGTH, longest))
+    if reading.padding_id is not None:
+        ids[0, 1], ids[1, 2:] = reading.padding_id, reading.padding_id
+    optional = {TYPES: reading.types, POSITIONS: reading.positions}
+    for names in ((), (TYPES,), (POSITIONS,), (TYPES, POSITIONS)):
+        for batch in (1, _BATCH) if names else (1,):
+            tables = {name: optional[name] for name in names}
+            given = {
+                name: rows(table, batch, ids.shape[1]) for name, table in tables.items() if table is not None
+            }
+            yield {IDS: ids, **given}

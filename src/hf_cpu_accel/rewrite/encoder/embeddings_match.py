@@ -1,0 +1,144 @@
+"""What an embeddings module looks up, seen from outside: which rows of which table one forward asks for."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.ops.embedding import counted_positions
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+IDS, TYPES, POSITIONS = "input_ids", "token_type_ids", "position_ids"
+# Parameters that callers leave at None or 0. Any other one (DeBERTa's mask) makes the output something else in every call.
+_LEFT_OUT = ("inputs_embeds", "past_key_values_length")
+_LOOKUP = torch.ops.aten.embedding.default
+_BATCH, _LENGTH = 2, 7
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an embeddings module computes.
+
+    Attributes:
+        words, types, positions: its tables; there may be none of token types, and none of positions.
+        norm, eps: its norm, and what that adds to the variance.
+        first_position, padding_id: how tokens are counted; see `ops.embedding.embedding_norm`.
+        inputs: names of the parameters of its forward, in their order.
+    """
+
+    words: nn.Embedding
+    types: nn.Embedding | None
+    positions: nn.Embedding | None
+    norm: nn.Module
+    eps: float
+    first_position: int
+    padding_id: int | None
+    inputs: tuple[str, ...]
+
+    def is_trained(self) -> bool:
+        """Whether a parameter asks for a gradient."""
+        parts = (self.words, self.types, self.positions, self.norm)
+        parameters = (p for part in parts if part is not None for p in part._parameters.values())
+        return any(p is not None and p.requires_grad for p in parameters)
+
+
+def tables_of(module: nn.Module) -> list[nn.Embedding]:
+    """The children that are plain lookup tables."""
+    return [child for child in module.children() if type(child) is nn.Embedding]
+
+
+@dataclass(frozen=True)
+class _Role:
+    """The input by which a table is addressed, and for positions how they are counted."""
+
+    input: str
+    first_position: int = 0
+    padding_id: int | None = None
+
+
+def read(module: nn.Module) -> Reading | None:
+    """What a trace of `module`, which consists of tables and one norm, says that it computes; None if that is something else."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    if IDS not in inputs or not set(inputs) <= {IDS, TYPES, POSITIONS, *_LEFT_OUT}:
+        return None
+    padding_ids = _padding_ids(module)
+    ids = _ids_with(padding_ids)
+    trace = _LookupTrace()
+    with torch.no_grad(), trace:
+        if isinstance(call_foreign(module.forward, **{IDS: ids}), Refusal):
+            return None
+    by_weight = {table.weight.data_ptr(): table for table in tables_of(module)}
+    if sorted(address for address, _ in trace.rows) != sorted(by_weight):
+        return None  # a table that is not used, or twice, or shared
+    found: dict[str, tuple[nn.Embedding, _Role]] = {}
+    for address, rows in trace.rows:
+        role = _role(rows, ids, padding_ids)
+        if role is None or role.input in found or role.input not in inputs:
+            return None
+        found[role.input] = by_weight[address], role
+    if IDS not in found:
+        return None
+    nothing = None, _Role(POSITIONS)
+    types, (positions, counting) = found.get(TYPES, nothing)[0], found.get(POSITIONS, nothing)
+    norms = ((child, identify_norm(child)) for child in module.children())
+    norm, eps = next((child, spec.eps) for child, spec in norms if spec is not None)
+    first_position, padding_id = counting.first_position, counting.padding_id
+    return Reading(found[IDS][0], types, positions, norm, eps, first_position, padding_id, inputs)
+
+
+def _role(rows: Tensor, ids: Tensor, padding_ids: list[int]) -> _Role | None:
+    """The role of a table that was asked for `rows`, when the module was given `ids`."""
+    if rows.dim() not in (1, 2) or rows.shape[-1] != _LENGTH:
+        return None
+    rows = rows.expand(ids.shape)
+    if torch.equal(rows, ids):
+        return _Role(IDS)
+    if not rows.any():
+        return _Role(TYPES)
+    first = int(rows[0, 0])  # where `ids` has no padding
+    for padding_id in (None, *padding_ids):
+        if torch.equal(rows, counted_positions(ids, first, padding_id).expand(ids.shape)):
+            return _Role(POSITIONS, first, padding_id)
+    return None
+
+
+@dataclass(eq=False)
+class _LookupTrace(TorchDispatchMode):
+    """Records which rows of which table a forward asks for: (address of the table, ids). Nothing is looked up, so the ids need
+    not be in range."""
+
+    rows: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not _LOOKUP:
+            return func(*args, **(kwargs or {}))
+        table, ids = args[:2]
+        self.rows.append((table.data_ptr(), ids))
+        return table.new_zeros((*ids.shape, table.shape[1]))
+
+
+def _padding_ids(module: nn.Module) -> list[int]:
+    """The ids that may be padding for `module`: it says so itself, or one of its tables does."""
+    held = [getattr(part, "padding_idx", None) for part in (module, *tables_of(module))]
+    return sorted({value for value in held if isinstance(value, int)})
+
+
+def _ids_with(padding_ids: list[int]) -> Tensor:
+    """Ids [2, 7] among which all of `padding_ids` are, in both rows, but not in the first place."""
+    ids = torch.randint(1000, 2000, (_BATCH, _LENGTH), generator=torch.Generator().manual_seed(0))
+    for number, padding_id in enumerate(padding_ids):
+        ids[0, 1 + number], ids[1, _LENGTH - 1 - number] = padding_id, padding_id
+    return ids

@@ -1,0 +1,293 @@
+"""Level two: a whole transformer encoder layer in one op call, without the Python of its dozen submodules in between.
+
+What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The guess is then proved:
+the fused layer must give what the layer gave, with and without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.distance_bias import DistanceBias
+from hf_cpu_accel.lazy.lazy_tensor import settled
+from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.lazy.window_mask import WindowMask
+from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.rewrite.attention.interface import padding_of
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.refusal import Refusal, is_layer
+from hf_cpu_accel.rewrite.encoder.match import Reading, parameter_names, read
+from hf_cpu_accel.rewrite.encoder.parts import (
+    BIAS,
+    MASK,
+    ROTARY,
+    EncoderLayerParts,
+    EncoderSignature,
+    lengthened,
+)
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+STRUCTURE = "encoder layer"
+
+_ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
+_NO_TABLES = (None, None)
+_FEWEST, _MOST = 4, 7  # linears of a layer
+_CAUSAL = "is_causal"
+
+
+BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
+
+
+class FusedEncoderLayer(Mixed):
+    """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
+
+    So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden
+    states, a mask and positions (a cache, attention weights, cross-attention) takes the class's own forward, over the same packed
+    linears. So does a number of tokens for which other providers than our kernels make the linears faster than fusing them does.
+    """
+
+    _parts: EncoderLayerParts
+    _signature: EncoderSignature
+    _hooks_inside: tuple[dict[int, Any], ...]
+    _bound: tuple[Any, ...] | None
+    _skips_padding: bool
+    _computed_ends: tuple[int, ...] = ()  # see `padding_readers`: padding there is computed
+    _narrow: bool
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L], and what else the layer takes -> as the
+        original."""
+        inputs = self._inputs(hidden_states, args, kwargs)
+        if inputs is None:
+            return self._original_class.forward(self, hidden_states, *args, **kwargs)
+        check_inference(self, hidden_states)
+        if not own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
+            return self._original_class.forward(self, hidden_states, *args, **kwargs)
+        *inputs, bias = inputs
+        output = _ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
+        return self._signature.returned(output, bias)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        hidden_states, *rest = args or (kwargs.get("hidden_states"),)
+        others = {name: value for name, value in kwargs.items() if name != "hidden_states" or args}
+        if not isinstance(hidden_states, Tensor):
+            return None
+        inputs = self._inputs(hidden_states, tuple(rest), others)
+        if inputs is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
+            return None
+        return Reference((hidden_states, *rest), others, tokens=inputs[0])
+
+    def tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """bool [B, L]: where a call with these arguments computes; None if everywhere."""
+        reference = self.reference_call(args, kwargs)
+        return None if reference is None else reference.tokens
+
+    def _inputs(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op's inputs from padding to window, and the layer's position bias; None if the op cannot do what is asked for."""
+        signature = self._signature
+        arguments = kwargs if not args else dict(zip(signature.names, args, strict=False)) | kwargs
+        if hidden_states.dim() != 3 or len(args) > len(signature.names):
+            return None
+        # Somebody wants to see (or change) what passes between the submodules.
+        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+            return None
+        mask = bias = None
+        causal = False
+        tables: tuple[Tensor | None, Tensor | None] = _NO_TABLES
+        for name, value in arguments.items():
+            # None and False are what callers pass for what they do not want.
+            if value is None or value is False or name in signature.ignored:
+                continue
+            value = settled(value)
+            if name == MASK and name in signature.names and self._knows_mask(value):
+                mask = value
+            elif name == BIAS and name in signature.names and _is_bias(value):
+                bias = value
+            elif name == ROTARY and signature.rotates and _are_tables(value):
+                given = tuple(table if table.dim() == 3 else table[None] for table in value)
+                given = lengthened(given, hidden_states.shape[1]) if signature.partly else given
+                if any(table.shape[1] != hidden_states.shape[1] for table in given):
+                    return None
+                tables = given
+            elif name == _CAUSAL:
+                causal = True
+            else:
+                return None
+        if (signature.rotates and tables is _NO_TABLES) or (causal and mask is None):
+            return None  # a mask that is there says what is causal about it
+        padding, window = None, 0
+        around = self._window_of(mask, bias)
+        if around is not None:
+            padding, window, mask = around.padding, around.window, None
+        elif mask is not None:
+            padding = padding_of(mask) if self._skips_padding else None
+            padding = padding if self._skips(padding) else None
+            mask = None if padding is not None else _broadcastable(mask, hidden_states)
+        relative = self._parts.relative if bias is None else None
+        if bias is None and "bias" in (signature.rest or ()):
+            if relative is None or torch.compiler.is_compiling():
+                return None
+            bias = DistanceBias.of(relative, hidden_states.shape[1], hidden_states.dtype)
+        elif isinstance(bias, DistanceBias):
+            relative = bias.table
+        elif bias is not None:
+            mask = _with_bias(mask, bias)
+        return padding, mask, relative, *tables, window, bias
+
+    def _window_of(self, mask: Any, bias: Any) -> WindowMask | None:
+        """`mask`, if the op can find the keys by itself."""
+        if not isinstance(mask, WindowMask) or bias is not None or self._parts.relative is not None:
+            return None
+        return mask if self._skips(mask.padding) else None
+
+    def _skips(self, padding: Tensor | None) -> bool:
+        """Whether nobody reads what would be left out, bool [B, L] being the tokens."""
+        if padding is None or not self._skips_padding:
+            return padding is None
+        if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            return False  # a graph is for all batches
+        ends = list(self._computed_ends)
+        return not ends or remember(padding, ("tokens at", *ends), lambda: bool(padding[:, ends].all()))
+
+    def _knows_mask(self, mask: Any) -> bool:
+        """Whether that is a mask of truth values or of numbers to add, as the layer takes them."""
+        if not isinstance(mask, Tensor):
+            return False
+        return self._signature.boolean_masks if mask.dtype is torch.bool else mask.is_floating_point()
+
+    def _bind(self) -> tuple[Any, ...]:
+        """The weights as the op takes them, looked up once: for short sequences that costs as much as the op."""
+        self._bound = self._parts.weights(narrow=self._narrow).arguments()
+        return self._bound
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:
+        super()._apply(fn, recurse)
+        self._bound = None  # holds a copy of the biases
+        return self
+
+
+def fuse_encoder_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    inside: set[int] = set()  # modules of a layer that is fused already
+    for path, layer in list(context.root.named_modules()):
+        if id(layer) in inside or not context.slots[id(layer)] or not _holds_attention(layer):
+            continue
+        reading = attempt(path, _reading, layer, path, context)
+        if isinstance(reading, Refusal):
+            if is_layer(context.root, path):
+                context.refuse(path, STRUCTURE, reading)
+            continue
+        inside.update(id(module) for module in layer.modules())
+        fused = fuse(layer, *reading, skips_padding=context.config.padding == "skip")
+        if fused._skips_padding:
+            fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
+        swap_module(context.journal, context.slots[id(layer)], fused)
+        items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
+    return items
+
+
+def _reading(layer: nn.Module, path: str, context: Context) -> Reading | Refusal:
+    if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
+        return Refusal("skip_modules")
+    refusal = _refusal(layer)
+    return refusal or read(layer, partial(fuse, skips_padding=False, narrow=False))
+
+
+def fuse(
+    layer: nn.Module,
+    parts: EncoderLayerParts,
+    signature: EncoderSignature,
+    *,
+    skips_padding: bool,
+    narrow: bool = True,
+) -> FusedEncoderLayer:
+    """`layer` with the fused forward; the original is not changed."""
+    fused: FusedEncoderLayer = fused_layer(
+        FusedEncoderLayer,
+        layer,
+        _parts=parts,
+        _signature=signature,
+        _bound=None,
+        _skips_padding=skips_padding,
+        _narrow=narrow,
+    )
+    return fused
+
+
+def _holds_attention(module: nn.Module) -> bool:
+    """Whether the linears of a layer are in there at least."""
+    if isinstance(module, FusedEncoderLayer):
+        return False
+    return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
+
+
+def _refusal(module: nn.Module) -> Refusal | None:
+    """What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
+    inside = [child for child in module.modules() if child is not module]
+    names = parameter_names(module)
+    linears = sum(isinstance(child, PackedLinear) for child in inside)
+    norms = sum(identify_norm(child) is not None for child in module.modules())
+    if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
+        return Refusal("its forward, or that of a module in it, was replaced or compiled")
+    if names[:1] != ("hidden_states",):
+        first = names[0] if names else "any arguments"
+        return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+    if linears > _MOST:
+        return Refusal(
+            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {_MOST}",
+            yields=True,
+        )
+    if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
+        return Refusal("there are hooks on modules in it")
+    if norms not in (1, 2):
+        return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
+    if any(True for _ in module.buffers()):
+        return Refusal("it holds buffers, which may decide what it computes", yields=True)
+    return None
+
+
+def _broadcastable(mask: Tensor, hidden_states: Tensor) -> Tensor:
+    """An additive mask in the type of the activations, any mask with keys for all positions."""
+    if mask.dtype is not torch.bool:
+        mask = mask.to(hidden_states.dtype)
+    length = hidden_states.shape[1]
+    return mask if mask.shape[-1] == length else mask.expand(*mask.shape[:-1], length)
+
+
+def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """One additive mask from both. All layers are handed the same two, so it is remembered."""
+    if mask is None:
+        return bias
+    lowest = torch.finfo(bias.dtype).min
+
+    def combine() -> Tensor:
+        return torch.where(mask, bias, lowest) if mask.dtype is torch.bool else bias + mask
+
+    return remember(mask, "with bias", combine, also=(bias,), by_value=True)
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
+
+
+def _are_tables(value: Any) -> bool:
+    """Whether that is (cos, sin)."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(t, Tensor) and t.dim() in (2, 3) for t in value)
+        and all(t.dtype in (torch.float32, torch.bfloat16) for t in value)
+    )

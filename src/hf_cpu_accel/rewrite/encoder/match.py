@@ -1,0 +1,334 @@
+"""From an encoder layer to what it is made of: guesses from a trace of one forward, of which one is proved."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.verify import probe, row_error
+from hf_cpu_accel.rewrite.decoder.calls import CACHES
+from hf_cpu_accel.rewrite.encoder.parts import (
+    BIAS,
+    MASK,
+    ROTARY,
+    EncoderLayerParts,
+    EncoderSignature,
+    are_adjacent,
+    lengthened,
+)
+from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+# How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
+# rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
+TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+_HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
+_POSITIONS = "position_ids"  # tables say all about them
+# Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
+_SWITCHES = frozenset({"use_cache", "return_dict"})
+
+Reading = tuple[EncoderLayerParts, EncoderSignature]
+Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Of its forward, without those that take what is left."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def read(layer: nn.Module, fuse: Fuse) -> Reading | Refusal:
+    """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes.
+
+    Raises:
+        Refused: the layer does not take what it is called with, or does what no reading says.
+    """
+    shadow = Shadow(layer)
+    _set_gains_about_one(shadow.module)
+    with torch.no_grad(), shadow.running():
+        reading = _Reader(shadow.module, partial(fuse, shadow.module)).reading()
+    if isinstance(reading, Refusal):
+        return reading
+    parts, signature = reading
+    return parts.moved(shadow.original, gains_of(layer)), signature
+
+
+@dataclass
+class _Reader:
+    layer: nn.Module
+    fuse: Callable[[EncoderLayerParts, EncoderSignature], Any]
+
+    def __post_init__(self) -> None:
+        modules = list(self.layer.modules())
+        width = next(m.in_features for m in modules if isinstance(m, PackedLinear))
+        dtype = next((p.dtype for p in self.layer.parameters() if p.is_floating_point()), torch.float32)
+        self.hidden_states = probe(width, dtype)
+        self.names = parameter_names(self.layer)[1:]
+        self.head_size = next(
+            (vars(m)[name] for name in _HEAD_SIZES for m in modules if isinstance(vars(m).get(name), int)),
+            None,
+        )
+
+    def reading(self) -> Reading | Refusal:
+        """
+        Raises:
+            Refused: the layer does not take what it is called with, or does what no reading says.
+        """
+        seen = LayerTrace(self.layer)
+        with seen:
+            output = self._call(self.hidden_states, **self._alone(turn=False))
+        signature = self._signature(seen, output)
+        relative = self._relative(seen)
+        candidates = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
+        if not candidates:
+            return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
+        unknown = _unexplained(self.layer, candidates[0])
+        if unknown is not None:
+            return Refusal(f"its parameter {unknown} belongs to no linear and no norm")
+        for boolean_masks in (True, False):
+            called = replace(signature, boolean_masks=boolean_masks)
+            best = self._best(candidates, called)
+            if best is not None:
+                return best, called
+        return Refusal("it computes something else than its linears, norms and attention suggest")
+
+    def _call(self, hidden_states: Tensor, **arguments: Any) -> Any:
+        """
+        Raises:
+            Refused: the layer does not take that.
+        """
+        return required(call_foreign(self.layer, hidden_states, **arguments))
+
+    def _states(self, **arguments: Any) -> Tensor:
+        """What the layer makes of the hidden states.
+
+        Raises:
+            Refused: it does not take that, or makes no hidden states of it.
+        """
+        output = hidden_states_of(self._call(self.hidden_states, **arguments))
+        if not isinstance(output, Tensor) or output.shape != self.hidden_states.shape:
+            raise Refused(Refusal("it does not return hidden states as it takes them"))
+        return output
+
+    def _best(
+        self, candidates: list[EncoderLayerParts], signature: EncoderSignature
+    ) -> EncoderLayerParts | None:
+        """The guess that computes what the layer computes."""
+        calls = list(self._calls(signature))
+        expected = [self._states(**call) for call in calls]
+        best, best_error = None, TOLERANCES[self.hidden_states.dtype]
+        for parts in candidates:
+            fused = self.fuse(parts, signature)
+            # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
+            served = [fused._inputs(self.hidden_states, (), call) is not None for call in calls]
+            lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
+            if not (served[-1] if lacks_bias else all(served)):
+                continue
+            given = [hidden_states_of(fused(self.hidden_states, **call)) for call in calls]
+            error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
+            if error <= best_error:
+                best, best_error = parts, error
+        return best
+
+    def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
+        """With padding and without, and with a bias that the layer is handed."""
+        batch, length = self.hidden_states.shape[:2]
+        alone = self._alone(turn=True)
+        if not signature.rotates:
+            alone.pop(ROTARY, None)
+        elif _POSITIONS in self.names:
+            alone[_POSITIONS] = torch.arange(length).expand(batch, -1)
+        tokens = torch.ones(batch, length, dtype=torch.bool)
+        tokens[-1, length - 1 :] = False
+        hidden = torch.zeros(batch, 1, length, length).masked_fill(
+            ~tokens[:, None, None], torch.finfo(torch.float32).min
+        )
+        yield dict(alone)
+        if MASK not in self.names:
+            return
+        alone[MASK] = hidden.to(self.hidden_states.dtype)
+        yield dict(alone)
+        if signature.boolean_masks:
+            alone[MASK] = tokens[:, None, None].expand(batch, 1, length, length)
+            yield dict(alone)
+        if BIAS in self.names:
+            bias = torch.randn(1, self.heads, length, length, generator=torch.Generator().manual_seed(5))
+            yield {**alone, BIAS: bias.to(self.hidden_states.dtype)}
+
+    def _alone(self, *, turn: bool) -> dict[str, Any]:
+        """What the layer takes besides hidden states: no mask, and tables as rotary modules make them, for random positions or, if
+        not `turn`, for such as turn nothing."""
+        given: dict[str, Any] = {MASK: None} if MASK in self.names else {}
+        if ROTARY not in self.names or self.head_size is None:
+            return given
+        length = self.hidden_states.shape[1]
+        angles = torch.rand(1, length, self.head_size // 2, generator=torch.Generator().manual_seed(6)) * 3
+        angles = (angles if turn else torch.zeros_like(angles)).repeat(1, 1, 2)
+        tables = (table.to(self.hidden_states.dtype) for table in (angles.cos(), angles.sin()))
+        return {**given, ROTARY: tuple(tables)}
+
+    def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature:
+        """What can be told from one call.
+
+        Raises:
+            Refused: it does not attend as encoder layers do, or returns what only itself can make.
+        """
+        call = self._attention(seen)
+        self.heads = call.heads
+        rest: list[Literal["bias"] | None] = []
+        for value in output[1:] if isinstance(output, tuple) else ():
+            is_bias = isinstance(value, Tensor) and call.bias is not None and torch.equal(value, call.bias)
+            if value is not None and not is_bias:
+                raise Refused(Refusal("it returns more than hidden states and the bias of its attention"))
+            rest.append(None if value is None else "bias")
+        turned, unturned = (self._states(**self._alone(turn=turn)) for turn in (True, False))
+        rotates = not torch.equal(turned, unturned)
+        ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
+        return EncoderSignature(
+            self.names,
+            rotates,
+            rotates and self._turns_the_last(),
+            ignored=ignored,
+            rest=tuple(rest) if isinstance(output, tuple) else None,
+        )
+
+    def _attention(self, seen: LayerTrace) -> AttentionCall:
+        """
+        Raises:
+            Refused: it is not called once, or on something else than what linears gave.
+        """
+        if len(seen.attention) != 1:
+            times = len(seen.attention)
+            raise Refused(Refusal(f"attention was seen {times} times in it, not once", yields=True))
+        call = seen.attention[0]
+        if call is None:
+            raise Refused(Refusal("its attention is causal, or not of what its linears give", yields=True))
+        # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
+        if call.scale is None and not CACHES.isdisjoint(self.names):
+            raise Refused(
+                Refusal("it takes a cache, and writes its attention out as decoders do", yields=True)
+            )
+        return call
+
+    def _turns_the_last(self) -> bool:
+        """Whether tables without the first position do what tables do that leave it as it is."""
+        given = self._alone(turn=True)
+        short = tuple(table[:, 1:] for table in given[ROTARY])
+        output = call_foreign(self.layer, self.hidden_states, **{**given, ROTARY: short})
+        if isinstance(output, Refusal):  # sizes that do not match
+            return False
+        given[ROTARY] = lengthened(short, self.hidden_states.shape[1])
+        expected = self._states(**given)
+        output = hidden_states_of(output)
+        alike = isinstance(output, Tensor) and output.shape == expected.shape
+        return alike and torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
+
+    def _relative(self, seen: LayerTrace) -> Tensor | None:
+        """The table of the bias that the layer makes by itself.
+
+        Raises:
+            Refused: it makes one that is no table.
+        """
+        call = seen.attention[0]
+        if call is None or call.bias is None or not call.bias.any():
+            return None
+        width = self.hidden_states.shape[2]
+        longer = LayerTrace(self.layer)
+        with longer:
+            self._call(self.hidden_states.new_zeros(1, TOKENS, width), **self._alone(turn=False))
+        again = longer.attention[0] if longer.attention else None
+        table = None if again is None or again.bias is None else table_of(again.bias)
+        if table is None:
+            raise Refused(Refusal("what it adds to its scores is no table of distances"))
+        return table
+
+
+def guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
+    """What a layer with this trace may be: where its norms are, and which of its activations is in the FFN."""
+    call = seen.attention[0]
+    if call is None:
+        return
+    width = call.heads * call.head_size
+    places = sorted(part.place for part in (call.query, call.key, call.value))
+    made = {part.linear for part in (call.query, call.key, call.value)}
+    before, rest = seen.linears[: len(made)], seen.linears[len(made) :]
+    if set(before) != made or not are_adjacent(tuple(made)) or len(rest) not in (3, 4):
+        return
+    whole = sum(linear.out_features for linear in made) == 3 * width
+    if not whole or [place - places[0] for place in places] != [0, width, 2 * width]:
+        return
+    output, *up, down = rest
+    gated = len(up) == 2 or up[0].out_features == 2 * down.in_features
+    if len(up) == 2 and not (are_adjacent(tuple(up)) and up[0].out_features == up[1].out_features):
+        return
+    up.sort(key=lambda linear: linear.index)
+    specs = [(norm, identify_norm(norm)) for norm in seen.norms]
+    norms = [(norm, spec) for norm, spec in specs if spec is not None]
+    if len(norms) not in (1, 2):
+        return
+    scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
+    for scale, activation, pre_norm in itertools.product(scales, seen.activations, (False, True)):
+        if len(norms) == 2 or pre_norm:
+            yield EncoderLayerParts(
+                attention=replace(call, bias=None),
+                scale=scale,
+                output=output,
+                attention_norm=norms[0] if len(norms) == 2 else None,
+                up=tuple(up),
+                down=down,
+                ffn_norm=norms[-1],
+                activation=activation,
+                gated=gated,
+                pre_norm=pre_norm,
+                gains=gains_of(layer) if pre_norm else None,
+            )
+
+
+def gains_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
+    """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
+    theirs = known_parameters(layer)
+    vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
+    return (vectors[0], vectors[1]) if len(vectors) == 2 else None
+
+
+def _unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
+    """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
+    known = known_parameters(layer) | {id(gain) for gain in gains_of(layer) or ()}
+    for path, p in layer.named_parameters():
+        is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
+        if id(p) not in known and not is_table:
+            return path
+    return None
+
+
+def known_parameters(layer: nn.Module) -> set[int]:
+    known = [m for m in layer.modules() if isinstance(m, PackedLinear) or identify_norm(m) is not None]
+    return {id(p) for module in known for p in module.parameters(recurse=False)}
+
+
+def _set_gains_about_one(layer: nn.Module) -> None:
+    """The gains of a layer, a shadow, may be so small that nobody sees what the branches compute."""
+    for number, gain in enumerate(gains_of(layer) or ()):
+        generator = torch.Generator().manual_seed(number)
+        values = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
+        for module in layer.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is gain:
+                    module._parameters[name] = nn.Parameter(values, requires_grad=False)
+
+
+def hidden_states_of(output: Any) -> Tensor:
+    hidden_states: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden_states

@@ -1,0 +1,165 @@
+"""What was read off an encoder layer: which of its modules do what, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.rewrite.encoder.trace import AttentionCall
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import NormSpec
+
+NormPart = tuple[nn.Module, NormSpec]
+
+MASK, BIAS, ROTARY = "attention_mask", "position_bias", "position_embeddings"
+
+
+@dataclass(frozen=True)
+class EncoderLayerParts:
+    """The parts of one layer, all of them modules and parameters in it.
+
+    Attributes:
+        attention: how attention was called, and on what; query, key and value lie side by side in one packed weight.
+        up: one linear, or those of the gate and of what it is multiplied by, side by side in this order.
+        gated: see `ops.encoder_layer.EncoderWeights`.
+        pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
+        gains: parameters that the branches are multiplied by, or None.
+        relative: the table of the layer's own position bias, or None; see `DistanceBias`.
+    """
+
+    attention: AttentionCall
+    scale: float
+    output: PackedLinear
+    attention_norm: NormPart | None
+    up: tuple[PackedLinear, ...]
+    down: PackedLinear
+    ffn_norm: NormPart
+    activation: str
+    gated: bool
+    pre_norm: bool
+    gains: tuple[nn.Parameter, nn.Parameter] | None = None
+    relative: Tensor | None = None
+
+    @property
+    def projections(self) -> tuple[PackedLinear, ...]:
+        """Those of query, key and value, in this order; one may be all of them."""
+        call = self.attention
+        made = (call.query.linear, call.key.linear, call.value.linear)
+        return tuple(dict.fromkeys(made))
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """In the order in which they are called."""
+        return (*self.projections, self.output, *self.up, self.down)
+
+    def moved(
+        self, to: Callable[[Any], Any], gains: tuple[nn.Parameter, nn.Parameter] | None
+    ) -> EncoderLayerParts:
+        """The same parts of another layer: `to` gives its modules for those of this one.
+
+        Args:
+            gains: the other layer's, used if this one has any.
+        """
+        call = self.attention
+        made = [replace(part, linear=to(part.linear)) for part in (call.query, call.key, call.value)]
+        first, second = self.attention_norm, self.ffn_norm
+        return replace(
+            self,
+            attention=replace(call, query=made[0], key=made[1], value=made[2]),
+            output=to(self.output),
+            attention_norm=None if first is None else (to(first[0]), first[1]),
+            up=tuple(to(linear) for linear in self.up),
+            down=to(self.down),
+            ffn_norm=(to(second[0]), second[1]),
+            gains=None if self.gains is None else gains,
+        )
+
+    def weights(self, *, narrow: bool) -> EncoderWeights:
+        """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for `narrow`."""
+        call = self.attention
+        places = (call.query.place, call.key.place, call.value.place)
+        width, first = call.heads * call.head_size, min(places)
+        qkv, qkv_bias = side_by_side(self.projections)
+        up, up_bias = side_by_side(self.up)
+        attention_gain, ffn_gain = self.gains or (None, None)
+        return EncoderWeights(
+            qkv=qkv,
+            qkv_bias=qkv_bias,
+            order=tuple((place - first) // width for place in places),  # type: ignore[arg-type]
+            head_size=call.head_size,
+            attention_scale=self.scale,
+            output=self.output.packed,
+            output_bias=self.output.bias,
+            attention_norm=None if self.attention_norm is None else _norm_weights(self.attention_norm),
+            up=up,
+            up_bias=up_bias,
+            down=self.down.packed,
+            down_bias=self.down.bias,
+            activation=self.activation,
+            ffn_norm=_norm_weights(self.ffn_norm),
+            norm_before=self.pre_norm,
+            narrow=narrow and qkv.dtype != "float32",
+            gated=self.gated,
+            attention_gain=None if attention_gain is None else attention_gain.detach(),
+            ffn_gain=None if ffn_gain is None else ffn_gain.detach(),
+        )
+
+
+@dataclass(frozen=True)
+class EncoderSignature:
+    """How a layer is called and what it gives.
+
+    Attributes:
+        names: of the parameters of its forward after hidden_states, in their order.
+        rotates: whether it turns queries and keys by the tables that it is given.
+        partly: whether tables for fewer positions turn the last ones, and leave those before them (class tokens) as they are.
+        boolean_masks: whether it understands those; masks that are added it understands in any case.
+        ignored: names of arguments that hosts pass and that change nothing.
+        rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
+    """
+
+    names: tuple[str, ...]
+    rotates: bool = False
+    partly: bool = False
+    boolean_masks: bool = True
+    ignored: frozenset[str] = frozenset()
+    rest: tuple[Literal["bias"] | None, ...] | None = None
+
+    def returned(self, hidden_states: Tensor, bias: Any) -> Any:
+        """What the layer returns for these."""
+        if self.rest is None:
+            return hidden_states
+        return (hidden_states, *(bias if kind == "bias" else None for kind in self.rest))
+
+
+def lengthened(tables: tuple[Tensor, ...], length: int) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [1 or batch, positions, head_size] for so many positions at least: those added, in front, turn nothing."""
+    cos, sin = tables
+    front = (0, 0, max(0, length - cos.shape[1]), 0)
+    return functional.pad(cos, front, value=1.0), functional.pad(sin, front)
+
+
+def side_by_side(linears: tuple[PackedLinear, ...]) -> tuple[PackedWeight, Tensor | None]:
+    """The packed weight and the bias of members of one group."""
+    indices = [linear.index for linear in linears]
+    return linears[0].group.weight(min(indices), max(indices))
+
+
+def are_adjacent(linears: tuple[PackedLinear, ...]) -> bool:
+    """Whether these are all members of one group from the first to the last."""
+    indices = sorted(linear.index for linear in linears)
+    one_group = all(linear.group is linears[0].group for linear in linears)
+    return one_group and indices == list(range(indices[0], indices[-1] + 1))
+
+
+def _norm_weights(part: NormPart) -> NormWeights:
+    module, spec = part
+    assert spec.kind in ("layer_norm", "rms_norm")
+    scale = spec.scale(module._parameters.get("weight"))
+    return NormWeights(scale, module._parameters.get("bias"), spec.eps, spec.kind)  # type: ignore[arg-type]

@@ -1,0 +1,239 @@
+"""What an encoder layer does, seen from outside: which packed linears, norms and attention it calls, and on what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
+
+_OPS = torch.ops.hf_cpu_accel
+_LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
+_NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
+PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+# What some layers do to scores besides scaling and masking them: hardly seen in small numbers, and not what the op computes.
+_BENDS = frozenset(
+    {
+        torch.tanh,
+        Tensor.tanh,
+        torch.sigmoid,
+        Tensor.sigmoid,
+        torch.relu,
+        Tensor.relu,
+        torch.clamp,
+        Tensor.clamp,
+    }
+    | {nn.functional.relu, nn.functional.sigmoid, nn.functional.tanh, torch.clip, Tensor.clip}
+)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Output features of a linear, from `first` on; what was made of them was multiplied by `factor`."""
+
+    linear: PackedLinear
+    first: int
+    factor: float = 1.0
+
+    @property
+    def place(self) -> int:
+        """Where they begin in the packed weight of the linear's group."""
+        return self.linear.range[0] + self.first
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of attention.
+
+    Attributes:
+        query, key, value: what they were made of.
+        scale: factor of the scores, None where it is not known.
+        bias: what was added to the scores, [1, heads, L, L], or None.
+    """
+
+    query: Features
+    key: Features
+    value: Features
+    heads: int
+    head_size: int
+    scale: float | None
+    bias: Tensor | None
+
+
+@dataclass
+class LayerTrace:
+    """One forward of `layer`, whose linears are packed already, and which is given no mask and positions that turn nothing.
+
+    Attributes:
+        linears: the packed linears in the order in which they were used.
+        norms: the norms in the order in which they were used.
+        attention: the attention calls; None for one that is causal or does not follow linears.
+        activations: those that the layer may have.
+    """
+
+    layer: nn.Module
+    linears: list[PackedLinear] = field(default_factory=list)
+    norms: list[nn.Module] = field(default_factory=list)
+    attention: list[AttentionCall | None] = field(default_factory=list)
+    _outputs: list[tuple[PackedLinear, Tensor]] = field(default_factory=list)
+    _modes: tuple[Any, ...] = ()
+
+    @property
+    def activations(self) -> list[str]:
+        held = [
+            value
+            for module in self.layer.modules()
+            for value in vars(module).values()
+            if is_library_function(value)
+        ]
+        names = {
+            identify(value) for value in [*held, *self.layer.modules()] if not isinstance(value, PackedLinear)
+        }
+        names.discard("none")  # dropouts and identities
+        return [name for name in ACTIVATIONS if name in names] or list(ACTIVATIONS)
+
+    def __enter__(self) -> LayerTrace:
+        self._modes = (_Products(self), _OpCalls(self))
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+        self._modes = ()
+
+    def linear_called(self, linear: PackedLinear, output: Tensor | None) -> None:
+        self.linears.append(linear)
+        if output is not None:
+            self._outputs.append((linear, output))
+
+    def attended(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None
+    ) -> None:
+        """query, key, value: [B, heads, L, D]."""
+        made = [self._made_of(tensor) for tensor in (query, key, value)]
+        made_query, made_key, made_value = made
+        if made_query is None or made_key is None or made_value is None or query.shape != key.shape:
+            self.attention.append(None)
+            return
+        heads, head_size = query.shape[1], query.shape[3]
+        if scale is not None:
+            scale *= made_query.factor * made_key.factor
+        alike = made_value.factor == 1.0
+        call = AttentionCall(made_query, made_key, made_value, heads, head_size, scale, bias)
+        self.attention.append(call if alike else None)
+
+    def _made_of(self, heads: Tensor) -> Features | None:
+        """The features of a linear that have the values of `heads` [B, heads, L, D], times a factor."""
+        if heads.dim() != 4:
+            return None
+        rows = heads.transpose(1, 2).flatten(2)
+        width = rows.shape[2]
+        for linear, output in reversed(self._outputs):
+            if output.numel() != rows.numel() // width * linear.out_features:
+                continue
+            output = output.reshape(*rows.shape[:2], -1)
+            for first in range(0, linear.out_features - width + 1, width):
+                factor = _ratio(rows, output[..., first : first + width])
+                if factor is not None:
+                    return Features(linear, first, factor)
+        return None
+
+
+class _OpCalls(TorchDispatchMode):
+    """Notes the ops of ours that a layer is made of."""
+
+    def __init__(self, trace: LayerTrace) -> None:
+        super().__init__()
+        self.trace = trace
+        modules = list(trace.layer.modules())
+        self.packed = {m.packed.data.data_ptr(): m for m in modules if isinstance(m, PackedLinear)}
+        self.norms = {_scale_of(m).data_ptr(): m for m in modules if identify_norm(m) is not None}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        with ours():
+            self._note(func, args, output)
+        return output
+
+    def _note(self, func: Any, args: tuple[Any, ...], output: Any) -> None:
+        if func is _LINEAR:
+            self._linear(args[1], output)
+        elif func is _FFN:
+            self._linear(args[1], None)
+            self._linear(args[4], output)
+        elif func is _ATTENTION:
+            query, key, value, mask, causal, scale = args
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4)
+            if causal or not is_bias:
+                self.trace.attention.append(None)
+            else:
+                self.trace.attended(query, key, value, mask, scale)
+        elif func in _NORMS:
+            weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+            norm = self.norms.get(weights[0].data_ptr()) if weights else None
+            if norm is not None:
+                self.trace.norms.append(norm)
+
+    def _linear(self, weight: Tensor, output: Tensor | None) -> None:
+        packed = self.packed.get(weight.data_ptr())
+        if packed is not None:
+            self.trace.linear_called(packed, None if output is None else output.detach().clone())
+
+
+class _Products(TorchFunctionMode):
+    """Notes attention that is written out: a product of queries and keys, and one of what was made of it and values."""
+
+    def __init__(self, trace: LayerTrace) -> None:
+        super().__init__()
+        self.trace = trace
+        self.scores: tuple[Tensor, Tensor] | None = None
+        self.bent = False  # what comes between the two products
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
+            with ours():
+                self._note(*args)
+        elif func in _BENDS and self.scores is not None and not self.trace.attention:
+            with ours():
+                self.bent |= args[0].shape[-2:] == (self.scores[0].shape[2], self.scores[1].shape[2])
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, first: Tensor, second: Tensor) -> None:
+        if self.scores is None:
+            self.scores = first, second.mT
+        elif self.bent:
+            self.trace.attention.append(None)
+        else:
+            self.trace.attended(*self.scores, second, None, None)
+
+
+def _ratio(values: Tensor, reference: Tensor) -> float | None:
+    """The factor between two tensors, None if there is none."""
+    if torch.equal(values, reference):
+        return 1.0
+    rounding = 1e-5 if values.dtype is torch.float32 else 1e-2
+    values, reference = values.double(), reference.double()
+    factor = float((values * reference).sum() / (reference * reference).sum())
+    return factor if torch.allclose(values, factor * reference, rtol=rounding, atol=1e-6) else None
+
+
+def _scale_of(norm: nn.Module) -> Tensor:
+    """What the op of a norm is given as its weight."""
+    if isinstance(norm, FusedNorm) and norm._shifted is not None:
+        return norm._shifted
+    weight = norm._parameters.get("weight")
+    return torch.empty(0) if weight is None else weight

@@ -1,0 +1,131 @@
+"""How a layer cuts an image into windows, and what it adds to their scores: seen in one run on rows that all differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
+from hf_cpu_accel.rewrite.encoder.trace import PRODUCTS
+from hf_cpu_accel.rewrite.linear.group import members_apart
+
+_ATTENTION = torch.ops.hf_cpu_accel.attention.default
+
+_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
+# By how much biases may differ between windows that have the same: they are found by a subtraction.
+_ROUNDING = 1e-4
+
+Run = Callable[[Tensor], Any]  # the layer's own forward: [1, height * width, C] -> what it returns
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """One image of one size in windows.
+
+    Attributes:
+        rows: int32 [windows, tokens of a window], the row of each token in [height * width].
+        bias: what is added to the scores, [windows or 1, heads, tokens, tokens].
+    """
+
+    rows: Tensor
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def seen(
+    layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
+) -> tuple[Tensor, Windows | None]:
+    """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
+    inputs: list[Tensor] = []
+    attended, written_out, thread = _Attended(), _WrittenOut(parts.scale), get_ident()
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if get_ident() == thread:  # and not of another call of the model
+            inputs.append(args[0])
+
+    with ExitStack() as watching:
+        watching.enter_context(members_apart())
+        hook = parts.projections[0].register_forward_pre_hook(note)
+        watching.callback(hook.remove)
+        watching.enter_context(attended)
+        watching.enter_context(written_out)
+        output = run(image)
+    expected = hidden_states_of(output)
+    if isinstance(output, tuple) and any(value is not None for value in output[1:]):
+        return expected, None
+    norm = None if parts.attention_norm is None else parts.attention_norm[0]
+    normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
+    biases = [*attended.biases, *written_out.biases]
+    if len(inputs) != 1 or len(biases) != 1 or inputs[0].dim() != 3:
+        return expected, None
+    cut = inputs[0]
+    if cut.shape[0] * cut.shape[1] != len(normed):
+        return expected, None
+    rows = _places(cut.flatten(0, 1), normed)
+    (bias,) = biases
+    if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
+        return expected, None
+    rows = rows.view(cut.shape[:2]).int()
+    return expected, Windows(rows, None if bias is None else bias.contiguous())
+
+
+def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
+    """int64, which of `rows` each row of `cut` is, if it is a permutation of them."""
+    weights = torch.randn(rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    order, given = ((tensor.double() @ weights).argsort() for tensor in (rows, cut))
+    places = torch.empty_like(order)
+    places[given] = order
+    return places if torch.equal(rows[places], cut) else None
+
+
+class _WrittenOut(TorchFunctionMode):
+    """Notes what is added to the scores of attention that is written out: all by which what softmax is given differs from the
+    product of queries and keys."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.biases: list[Tensor | None] = []
+        self._scale = scale
+        self._product: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        with ours():
+            self._note(func, args, output)
+        return output
+
+    def _note(self, func: Any, args: Any, output: Any) -> None:
+        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
+            self._product = output if self._product is None else None
+        elif func in _SOFTMAX and args and self._product is not None and args[0].shape == self._product.shape:
+            bias = args[0] - self._scale * self._product
+            alike = torch.allclose(bias, bias[:1].expand_as(bias), rtol=0.0, atol=_ROUNDING)
+            self.biases.append(bias[:1] if alike else bias)
+
+
+class _Attended(TorchDispatchMode):
+    """Notes what is added to the scores of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases: list[Tensor | None] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _ATTENTION:
+            self.biases.append(args[3] if len(args) > 3 else None)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,151 @@
+"""`PackedExperts`: what stands in for a module of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_weight import LazyWeight
+from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.patching.fused_module import Mixed, empty
+from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks
+from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
+from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack
+
+
+class PackedExperts(Mixed):
+    """Mixed into the class of a module of experts by `pack_experts`: attributes, children and biases are those of the original.
+
+    forward: hidden states [T, C], expert indices [T, k], expert weights [T, k] -> [T, C].
+
+    The packed weights are neither parameters nor buffers, as in `PackedLinear`; under their names `state_dict()` gives dequantised
+    values, and so does reading them as attributes.
+
+    Attributes:
+        form: what the original is.
+        packed: the weights by the names of their parameters.
+        weight_dtype: dtype that the weights have for the outside; follows `model.to(dtype)`.
+    """
+
+    form: ExpertsForm
+    packed: dict[str, PackedWeight]
+    weight_dtype: torch.dtype
+    _names: tuple[str, ...]
+    _experts: int
+    _weights: ExpertWeights | None
+    _values: dict[str, dict[torch.dtype, Tensor]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.is_watched:
+            try:
+                return self._original_class.forward(self, *args, **kwargs)
+            finally:
+                self._values = {}  # all experts of one layer as numbers, which must not add up over the layers
+        hidden_states, index, weights = (*args, *(kwargs[name] for name in self.form.inputs[len(args) :]))
+        check_inference(self, hidden_states)
+        return experts_ffn(hidden_states, index, weights, self.weights)
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """The experts as the op takes them, with the present biases."""
+        if self._weights is None:
+            form = self.form
+            up, down = (self.packed[stack.name] for stack in form.stacks())
+            self._weights = form.weights(up, down, self, self._experts)
+        return self._weights
+
+    def unpack(self, stack: Stack) -> Tensor:
+        """The dequantised parameter, in the shape and dtype of the original."""
+        return stack.unpack(self.packed[stack.name], self._experts, self.weight_dtype)
+
+    def keep_originals(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Hold the originals beside the packed weights; `state_dict()` then gives their exact values."""
+        held = {**self._parameters, **parameters}
+        self._parameters = {name: held[name] for name in self._names}
+
+    def __getattr__(self, name: str) -> Any:
+        stack = next((stack for stack in self.__dict__["form"].stacks() if stack.name == name), None)
+        if stack is None or name in self._parameters:
+            return super().__getattr__(name)
+        packed, experts = self.packed[name], self._experts
+        matrix = (packed.out_features // experts, packed.in_features)
+        shape = (experts, *(matrix[::-1] if stack.transposed else matrix))
+        return LazyWeight(
+            shape, self.weight_dtype, lambda: self.unpack(stack), self._values.setdefault(name, {})
+        )
+
+    def extra_repr(self) -> str:
+        weights = self.weights
+        return (
+            f"experts={weights.experts}, features={weights.features}, intermediate_features={weights.intermediate_features}, "
+            f"activation={weights.activation}, gated={weights.gated}, packed={weights.up.dtype}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedExperts:
+        self.weight_dtype = changed_dtype(self.weight_dtype, fn)
+        super()._apply(fn, recurse)
+        self.forget()
+        return self
+
+    def forget(self) -> None:
+        """To be called when the biases were cast or exchanged."""
+        self._weights, self._values = None, {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weights": None, "_values": {}}  # made of what the rest holds
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        stacks = {stack.name: stack for stack in self.form.stacks()}
+        for name in self._names:
+            key = prefix + name
+            destination[key] = destination.pop(key) if key in destination else self.unpack(stacks[name])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise loading_refused()
+
+
+@dataclass(frozen=True)
+class PackedStack:
+    """One of the parameters of `module`, for the journal."""
+
+    module: PackedExperts
+    stack: Stack
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return self.module.weight_dtype
+
+    def unpack(self) -> Tensor:
+        return self.module.unpack(self.stack)
+
+
+def pack_experts(original: nn.Module, form: ExpertsForm, dtype: str, int4_group: int) -> PackedExperts:
+    """A packed stand-in for `original`, which is not changed."""
+    parameters: dict[str, nn.Parameter] = dict(original._parameters)  # type: ignore[arg-type]
+    stacks = {stack.name: parameters.pop(stack.name) for stack in form.stacks()}
+    packed = {
+        stack.name: stack.pack(stacks[stack.name].detach(), dtype, int4_group) for stack in form.stacks()
+    }
+    module = empty(PackedExperts, type(original))
+    assert isinstance(module, PackedExperts)
+    module.__dict__.update(carried_attributes(original))
+    first = stacks[form.up.name]
+    module.__dict__.update(
+        _modules=dict(original._modules),
+        _parameters=parameters,
+        form=form,
+        packed=packed,
+        weight_dtype=first.dtype,
+        _names=tuple(original._parameters),
+        _experts=len(first),
+        _hooks_inside=tuple(hooks for child in original.children() for hooks in forward_hooks(child)),
+        _weights=None,
+        _values={},
+    )
+    return module

@@ -1,0 +1,95 @@
+"""Modules that hold the weights of all experts of a mixture: packed, and computed in one op."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, is_plain
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.experts.form import ExpertsForm, holds_experts, read_experts
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack, pack_experts
+from hf_cpu_accel.rewrite.linear.match import free
+
+STRUCTURE = "experts"
+
+
+class ExpertsRule:
+    """transformers' modules with a parameter [experts, out_features, in_features] for each projection.
+
+    Which of its ways to compute them the model's config asks for (`experts_implementation`) does not matter then.
+    """
+
+    name = "experts"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if isinstance(module, PackedExperts) or not holds_experts(module):
+            return None
+        return Match(module, path, _refusal(module, path, context))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module, path, reason = match.module, match.path, match.found
+        form = read_experts(module) if reason is None else None
+        if form is None:
+            reason = (
+                reason or "it computes something else than gated or plain experts with a known activation"
+            )
+        else:
+            reason = _misfit(module, form, context.dtype)
+        if form is None or reason is not None:
+            return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
+        packed = pack_experts(module, form, context.dtype, context.config.int4_group)
+        if context.config.verify:
+            reason = _verify(module, packed, context.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
+        swap_module(context.journal, context.slots[id(module)], packed)
+        _release(module, packed, context)
+        nbytes = sum(weight.nbytes for weight in packed.packed.values())
+        item = PlanItem(path, STRUCTURE, "experts_ffn", context.dtype, nbytes, reason=None)
+        return Outcome((item,), tuple(module.modules()))
+
+
+def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
+    if context.skipped(path):
+        return "skip_modules"
+    if not is_plain(module) or not context.slots[id(module)]:
+        return "it has hooks, parametrizations or a forward of its own, or is the target itself"
+    if any(context.is_tied(p) for p in module.parameters()):
+        return "it shares its weights with other modules"
+    return None
+
+
+def _misfit(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
+    """Why the op does not take experts of this size."""
+    shape = module.get_parameter(form.down.name).shape
+    features = shape[1:]
+    if any(size % PANEL_FEATURES for size in features):
+        return f"experts of {tuple(features)} features: both must be multiples of {PANEL_FEATURES}"
+    if dtype in QUANTISED and max(features) > MAX_INTEGER_FEATURES:
+        return f"integer sums over {max(features)} features would overflow"
+    return None
+
+
+def _verify(module: nn.Module, packed: PackedExperts, dtype: str) -> str | None:
+    weights = packed.weights
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, weights.features, generator=generator).to(packed.weight_dtype)
+    index = torch.rand(4, weights.experts, generator=generator).topk(min(2, weights.experts)).indices
+    share = torch.rand(index.shape, generator=generator).to(x.dtype)
+    with torch.no_grad():
+        return disagreement(packed(x, index, share), module(x, index, share), dtype, x.dtype)
+
+
+def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None:
+    """Free the weights of experts that are out of the tree, unless they are to be kept."""
+    parameters = {stack.name: module.get_parameter(stack.name) for stack in packed.form.stacks()}
+    if context.config.originals == "memory":
+        packed.keep_originals(parameters)
+        return
+    for stack in packed.form.stacks():
+        free(parameters[stack.name], PackedStack(packed, stack), packed.packed[stack.name].dtype, context)

@@ -1,0 +1,1 @@
+"""Linears, containers around them, and feed-forward networks."""

@@ -1,0 +1,253 @@
+"""Sibling linears in one packed weight, computed in one GEMM where they are called with the same input."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.remember import Stamp
+from hf_cpu_accel.ops.linear import MAX_SPLIT
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.providers.route import Route, deciding_nothing
+from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part, RunWork
+
+# Of calls on whose path something else was joined than what had been proved. After that, members that a host calls in changing
+# ways are computed one by one.
+_MOST_RECORDINGS = 8
+
+
+_separately: ContextVar[bool] = ContextVar("separately", default=False)
+
+
+@contextmanager
+def members_apart() -> Iterator[None]:
+    """Compute every member on its own, by our kernels, and learn nothing: for looking at what a model does."""
+    token = _separately.set(True)
+    try:
+        with deciding_nothing():
+            yield
+    finally:
+        _separately.reset(token)
+
+
+class ProjectionGroup:
+    """One packed weight whose output features are divided among members (query | key | value, gate | up, ...).
+
+    Which members belong together is not told by their names but proved by a recorded forward, the first one: those that are called
+    in a row with the very same tensor, to which nobody writes in between. It is kept as a table. From then on the first of them
+    computes all in one GEMM, and the others take their slices. An input that is another tensor, that was written to, or whose
+    writes torch does not count (`torch.inference_mode`), is computed on its own, as it is where hooks see the members. Where slices
+    are left over, the host has come another way: they are taken out of the table, and the next forward is recorded, too. Each
+    thread has its own slices, so several threads may run one model.
+
+    Attributes:
+        packed: the whole weight.
+        ranges: the (start, stop) output features of each member.
+        biases: the bias of each member, or None.
+        measured: whether other providers may serve where they were measured to be faster.
+        runs: the table: {first member called: (first, last member of the run)}.
+        hooks: the dictionaries of the hooks of all members.
+    """
+
+    def __init__(
+        self,
+        packed: PackedWeight,
+        ranges: Sequence[tuple[int, int]],
+        biases: Sequence[Tensor | None],
+        *,
+        measured: bool = False,
+    ) -> None:
+        self.packed = packed
+        self.ranges = tuple(ranges)
+        self.biases = tuple(biases)
+        self.measured = measured
+        self.runs: dict[int, tuple[int, int]] = {}
+        self.hooks: list[dict[int, Any]] = []
+        self._calls = threading.local()
+        self._recording_from: int | None = None  # the member with which a forward begins, where that is known
+        self._reset()
+
+    def forward(self, index: int, input: Tensor) -> Tensor:
+        """Member `index` of `input` [..., in_features] -> [..., out_features of the member]."""
+        if (
+            len(self.ranges) == 1
+            or torch.compiler.is_compiling()
+            or _separately.get()
+            or input.is_inference()
+            or any(self.hooks)
+        ):
+            return self._compute(index, input)
+        if isinstance(input, LazyTensor):  # whose views share no version with it
+            input = input.tensor
+        calls = self._calls
+        if self._recording:
+            self._record(index, input)
+        joined: _Joined | None = getattr(calls, "joined", None)
+        if joined is not None:
+            output = joined.take(index, input)
+            if output is not None:
+                if not joined.outputs:
+                    calls.joined = None
+                return output
+            if index == joined.leader or index in joined.outputs:
+                calls.joined = None
+                self._shrink(joined)
+        first, last = self.runs.get(index, (index, index))
+        if first == last:
+            return self._compute(index, input)
+        slices = self.route(first, last)(input)
+        outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
+        calls.joined = _Joined(index, input, outputs)
+        return slices[index - first]
+
+    def weight(self, first: int, last: int) -> tuple[PackedWeight, Tensor | None]:
+        """The packed weight and the bias of the members `first` to `last`, both included."""
+        part = self.part(first, last)
+        return part.packed, part.bias
+
+    def part(self, first: int, last: int) -> Part:
+        """The same, for a `Work`."""
+        part = self._parts.get((first, last))
+        if part is None:
+            start, stop = self.ranges[first][0], self.ranges[last][1]
+            whole = stop - start == self.packed.out_features
+            packed = self.packed if whole else self.packed.narrow(start, stop - start)
+            part = self._parts[first, last] = Part(packed, self._bias(first, last))
+        return part
+
+    def route(self, first: int, last: int) -> Route:
+        """Computes the members `first` to `last`: a tensor if that is one, else a list of them."""
+        route = self._routes.get((first, last))
+        if route is None:
+            work: LinearWork | RunWork = LinearWork(self.part(first, last))
+            if first != last:
+                members = [self.part(index, index) for index in range(first, last + 1)]
+                work = RunWork(self.part(first, last), members)
+            route = self._routes[first, last] = Route(work, measured=self.measured)
+        return route
+
+    def fused_route(self, index: int, activation: str, *, residual: bool) -> Route:
+        """Computes one member with what follows it."""
+        route = self._fused_routes.get((index, activation, residual))
+        if route is None:
+            work = LinearWork(self.part(index, index), activation, residual=residual)
+            route = self._fused_routes[index, activation, residual] = Route(work, measured=self.measured)
+        return route
+
+    def routes(self, index: int) -> list[Route]:
+        """Those in use for a member."""
+        runs = [route for (first, last), route in self._routes.items() if first <= index <= last]
+        return runs + [route for (member, _, _), route in self._fused_routes.items() if member == index]
+
+    def forget_biases(self) -> None:
+        """To be called when the biases were cast or moved."""
+        for (first, last), part in self._parts.items():
+            part.bias = self._bias(first, last)
+
+    def _compute(self, index: int, input: Tensor) -> Tensor:
+        route = self._routes[index, index]
+        # Before it is known what is computed together, it is not worth measuring what each takes alone.
+        return route.work.own(input) if self._recording and len(self.ranges) > 1 else route(input)
+
+    def _bias(self, first: int, last: int) -> Tensor | None:
+        biases = self.biases[first : last + 1]
+        if first == last or all(bias is None for bias in biases):
+            return biases[0]
+        dtype = next(bias.dtype for bias in biases if bias is not None)
+        parts = [
+            torch.zeros(stop - start, dtype=dtype) if bias is None else bias.detach()
+            for bias, (start, stop) in zip(biases, self.ranges[first : last + 1], strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _record(self, index: int, input: Tensor) -> None:
+        record: _Record | None = getattr(self._calls, "record", None)
+        if record is None and self._recording_from not in (None, index):
+            return  # in the middle of a forward
+        if record is None or index not in record.members:
+            self._calls.record = record = record or _Record()
+            record.add(index, input)
+            return
+        # The next forward: the one before is complete.
+        self._calls.record, self._recording = None, False
+        self.runs = {**self.runs, **record.runs()}
+
+    def _shrink(self, joined: _Joined) -> None:
+        """Take the members that did not come for their slices out of the run."""
+        first, last = self.runs.get(joined.leader, (joined.leader, joined.leader))
+        claimed = [member for member in range(first, last + 1) if member not in joined.outputs]
+        while claimed and claimed[-1] - claimed[0] + 1 != len(claimed):
+            claimed.remove(max(claimed, key=lambda member: abs(member - joined.leader)))
+        self.runs = {**self.runs, joined.leader: (claimed[0], claimed[-1])}
+        if self._recordings_left > 0:
+            self._recordings_left -= 1
+            self._recording, self._recording_from = True, joined.leader
+
+    def _reset(self) -> None:
+        self._recording, self._recording_from = not self.runs, None
+        self._recordings_left = _MOST_RECORDINGS
+        self._calls = threading.local()
+        self._parts: dict[tuple[int, int], Part] = {}
+        self._routes: dict[tuple[int, int], Route] = {}
+        self._fused_routes: dict[tuple[int, str, bool], Route] = {}
+        for index in range(len(self.ranges)):
+            self.route(index, index)  # now, so that nothing is made while a graph is traced
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("packed", "ranges", "biases", "measured", "runs", "hooks")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+
+class _Joined:
+    """What the leader of a run computed for the others."""
+
+    def __init__(self, leader: int, input: Tensor, outputs: dict[int, Tensor]) -> None:
+        self.leader = leader
+        self.outputs = outputs
+        self._input = input  # alive as long as it has to be recognised
+        self._version = input._version
+
+    def take(self, index: int, input: Tensor) -> Tensor | None:
+        """The slice of a member; None if it has none of this input, as it is now."""
+        if input is self._input and input._version == self._version:
+            return self.outputs.pop(index, None)
+        return None
+
+
+class _Record:
+    """The members that one forward called, in this order."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self._shared: set[int] = set()  # places of those that had the input of the one before
+        self._input: Stamp | None = None
+
+    def add(self, index: int, input: Tensor) -> None:
+        if self._input is not None and self._input.holds(input):
+            self._shared.add(len(self.members))
+        self.members.append(index)
+        self._input = Stamp(input)
+
+    def runs(self) -> dict[int, tuple[int, int]]:
+        """{first called: (first, last)} of the members that had one input and lie side by side."""
+        found: dict[int, tuple[int, int]] = {}
+        start = 0
+        for stop in range(1, len(self.members) + 1):
+            if stop in self._shared:
+                continue
+            run = self.members[start:stop]
+            if 1 < len(run) == max(run) - min(run) + 1 <= MAX_SPLIT:
+                found[run[0]] = (min(run), max(run))
+            start = stop
+        return found

@@ -1,0 +1,71 @@
+"""`PackedLinear`: what stands in for an `nn.Linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
+from hf_cpu_accel.patching.hooks import forward_hooks
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
+
+
+class PackedLinear(PackedModule):
+    """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is.
+
+    Its weight is the member `index` of `group`.
+
+    Attributes:
+        group, index: which part of which packed weight this is; `range` are its output features.
+        transposed: whether the original stores its weight as [in_features, out_features].
+    """
+
+    def __init__(
+        self, group: ProjectionGroup, index: int, linear: nn.Linear, *, transposed: bool = False
+    ) -> None:
+        super().__init__(linear)
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.group = group
+        self.index = index
+        self.transposed = transposed
+        group.hooks.extend(forward_hooks(self))
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        return self.group.forward(self.index, input)
+
+    @property
+    def packed(self) -> PackedWeight:
+        return self.group.weight(self.index, self.index)[0]
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.group.ranges[self.index]
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        shape = (self.out_features, self.in_features)
+        return shape[::-1] if self.transposed else shape
+
+    @property
+    def packed_dtype(self) -> str:
+        return self.group.packed.dtype
+
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+        values = unpack_linear(self.packed).to(self.weight_dtype)
+        return values.T.contiguous() if self.transposed else values
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"packed={self.group.packed.dtype}, range={self.range} of {self.group.packed.out_features}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        super()._apply(fn, recurse)
+        self.group.forget_biases()
+        return self

@@ -1,0 +1,155 @@
+"""Linears become packed linears: siblings that read the same features in one packed weight, the others alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
+from hf_cpu_accel.patching.journal import Packed, free_weight, swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement, probe
+from hf_cpu_accel.rewrite.linear.group import ProjectionGroup, members_apart
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.runtime.memory import trim_heap
+
+_TRIM_BYTES = 64 << 20
+
+MERGED = "merged projections"
+ALONE = "linear"
+
+
+def pack(
+    linears: Sequence[nn.Linear],
+    dtype: str,
+    *,
+    int4_group: int = 32,
+    measured: bool = False,
+    transposed: bool = False,
+) -> list[PackedLinear]:
+    """Packed stand-ins for `linears`, which share one packed weight. The originals are not changed.
+
+    With `measured`, other providers may serve where they were measured to be faster. `transposed` says in which shape the weights
+    are known outside.
+    """
+    weights = [linear.weight.detach() for linear in linears]
+    packed = pack_linear(
+        weights[0] if len(weights) == 1 else torch.cat(weights), dtype, int4_group=int4_group
+    )
+    ranges, start = [], 0
+    for linear in linears:
+        ranges.append((start, start + linear.out_features))
+        start += linear.out_features
+    group = ProjectionGroup(packed, ranges, [linear.bias for linear in linears], measured=measured)
+    return [PackedLinear(group, index, linear, transposed=transposed) for index, linear in enumerate(linears)]
+
+
+def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
+    """Free the weight of a module that is out of the tree, unless somebody else needs it or it is to be kept."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    if context.is_tied(weight) or context.config.originals == "memory":
+        packed.keep_original(weight)
+        return
+    free(weight, packed, packed.packed_dtype, context, exact=packed.is_exact)
+
+
+def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, exact: bool = True) -> None:
+    """Free the values of `weight`, which `packed` holds in `dtype`."""
+    lossless = exact and (dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16))
+    context.freed += weight.nbytes
+    free_weight(context.journal, weight, packed, context.store, lossless=lossless)
+    if context.freed > _TRIM_BYTES:
+        # A packed weight need not fit into the hole that an original left: let the system have the holes.
+        trim_heap()
+        context.freed = 0
+
+
+def packed_item(path: str, structure: str, op: str, packed: PackedLinear) -> PlanItem:
+    """The item of a linear that was packed."""
+    return PlanItem(path, structure, op, packed.packed_dtype, packed.packed.nbytes, reason=None)
+
+
+def put_in_place(
+    paths: Sequence[str], linears: Sequence[nn.Linear], structure: str, context: Context
+) -> Outcome:
+    """Pack `linears` together, compare each with its original, and swap them in."""
+    dtype = context.weight_dtype(paths[0], linears)
+    packed = pack(linears, dtype, int4_group=context.config.int4_group, measured=context.measured)
+    if context.config.verify:
+        for path, linear, replacement in zip(paths, linears, packed, strict=True):
+            input = probe(linear.in_features, linear.weight.dtype)
+            with torch.no_grad(), members_apart():  # which says nothing of how the host calls them
+                reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(path, structure, reason),), (linear,))
+    for linear, replacement in zip(linears, packed, strict=True):
+        swap_module(context.journal, context.slots[id(linear)], replacement)
+        release(linear, replacement, context)
+    items = (
+        packed_item(path, structure, "linear", replacement)
+        for path, replacement in zip(paths, packed, strict=True)
+    )
+    return Outcome(tuple(items), tuple(linears))
+
+
+class MergedProjectionsRule:
+    """Children of one module with the same in_features, such as query, key and value, or gate and up.
+
+    They are only packed side by side here; at run time `ProjectionGroup` finds out which of them share an input.
+    Containers that call their children one after the other (Sequential, ModuleList) have no such siblings.
+    """
+
+    name = "merged projections"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            return None
+        siblings: dict[tuple[int, torch.dtype], list[tuple[str, nn.Linear]]] = defaultdict(list)
+        for name, child in module.named_children():
+            child_path = f"{path}.{name}" if path else name
+            if not isinstance(child, nn.Linear) or id(child) in context.handled:
+                continue
+            if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
+                siblings[child.in_features, child.weight.dtype].append((child_path, child))
+        groups = [_in_panels(members) for members in siblings.values()]
+        groups = [members for members in groups if len(members) > 1]
+        return Match(module, path, groups) if groups else None
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        items: list[PlanItem] = []
+        handled: list[nn.Module] = []
+        for members in match.found:
+            paths = [path for path, _ in members]
+            outcome = put_in_place(paths, [linear for _, linear in members], MERGED, context)
+            items.extend(outcome.items)
+            handled.extend(outcome.handled)
+        return Outcome(tuple(items), tuple(handled))
+
+
+class LinearRule:
+    """A linear on its own."""
+
+    name = "linear"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        return Match(module, path, refusal(module, path, context)) if isinstance(module, nn.Linear) else None
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        if match.found is not None:
+            return Outcome((PlanItem.left(match.path, ALONE, match.found),), (match.module,))
+        assert isinstance(match.module, nn.Linear)
+        return put_in_place([match.path], [match.module], ALONE, context)
+
+
+def _in_panels(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
+    """The members that can lie side by side in whole panels of 32 features; one that cannot goes last."""
+    whole = [member for member in members if member[1].out_features % PANEL_FEATURES == 0]
+    ragged = [member for member in members if member[1].out_features % PANEL_FEATURES]
+    return whole + ragged[:1]

@@ -1,0 +1,206 @@
+"""Level two for the feed-forward networks of diffusers: the first linear lies in one module with its activation or gate (GEGLU,
+SwiGLU, GELU with a projection), the second one behind a dropout. Both, and what is between them, become one op call.
+
+A network is guessed from the modules in it, whose linears are packed already; its activation is told by the values that the inner
+module gives around a stand-in for its linear; and the whole is proved on an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
+from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.core.activations import GRID, identify
+from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
+from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+STRUCTURE = "nested ffn"
+# The same packed weights in other calls: only what is between the linears is rounded otherwise.
+_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True)
+class NestedFFN:
+    """down(activation(up(x))), or with a gate down(activation(one half of up(x)) * the other half).
+
+    Attributes:
+        up, down: the paths of the linears.
+        gate_last: whether it is the second half that goes through the activation; None without a gate.
+    """
+
+    up: str
+    down: str
+    activation: str
+    gate_last: bool | None
+
+
+class FusedNestedFFN(Mixed):
+    """Mixed into the container's own class: [..., K] -> [..., N].
+
+    The children, hooks and attributes are those of the original, whose own forward it runs where hooks (of torch, or of diffusers,
+    which replace the forwards) look at what is inside, for further arguments, and while a graph is traced.
+    """
+
+    _ffn: NestedFFN
+    _inside: tuple[nn.Module, ...]
+    _route: Route | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        input = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(input, Tensor) or self._is_hooked() or torch.compiler.is_compiling():
+            return self._original_class.forward(self, *args, **kwargs)
+        check_inference(self, input)
+        route = self._route or self._bind()
+        return route(input.tensor if isinstance(input, LazyTensor) else input)
+
+    def _is_hooked(self) -> bool:
+        replaced = ("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
+        return self.is_watched or any(replaced)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return None if self._is_hooked() else Reference(args, kwargs)
+
+    def _bind(self) -> Route:
+        ffn = self._ffn
+        linears = _packed(self.get_submodule(ffn.up), self.get_submodule(ffn.down))
+        up, down = (linear.group.part(linear.index, linear.index) for linear in linears)
+        work = (
+            FFNWork(up, down, ffn.activation)
+            if ffn.gate_last is None
+            else GatedFFNWork(up, down, ffn.activation, gate_last=ffn.gate_last)
+        )
+        self._route = Route(work, measured=linears[0].group.measured)
+        return self._route
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FusedNestedFFN:
+        super()._apply(fn, recurse)
+        self._route = None  # holds the biases
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_route": None}  # other providers' weights cannot be copied
+
+
+def fuse_nested_ffns(context: Context) -> list[PlanItem]:
+    """Fuse every such network of the model. To be called when linears are packed."""
+    items: list[PlanItem] = []
+    for path, layer in list(context.root.named_modules()):
+        if not context.slots[id(layer)]:
+            continue
+        fused = attempt(path, _looked_at, layer, path, context)
+        if isinstance(fused, Refusal):
+            context.refuse(path, STRUCTURE, fused)
+        elif fused is not None:
+            swap_module(context.journal, context.slots[id(layer)], fused)
+            (up,) = _packed(layer.get_submodule(fused._ffn.up))
+            op = "ffn" if fused._ffn.gate_last is None else "gated_ffn"
+            items.append(PlanItem(path, STRUCTURE, op, up.packed_dtype, packed_bytes=0, reason=None))
+    return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:
+    """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
+    ffn = _guess(layer)
+    if not isinstance(ffn, NestedFFN):
+        return ffn
+    reason = refusal_to_swap(layer, path, context)
+    if reason is not None:
+        return Refusal(reason)
+    (up,) = _packed(layer.get_submodule(ffn.up))
+    input = probe(up.in_features, up.weight_dtype)
+    shadow = Shadow(layer)
+    with shadow.running():
+        expected = call_foreign(run, shadow.module, input)
+        if isinstance(expected, Refusal):
+            return expected
+        given = run(_fused(shadow.module, ffn), input)
+    error, allowed = row_error(given, expected), _TOLERANCES[up.weight_dtype]
+    return (
+        _fused(layer, ffn)
+        if error <= allowed
+        else Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
+    )
+
+
+def _fused(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
+    inside = tuple(module for module in layer.modules() if module is not layer)
+    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
+    return fused
+
+
+def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
+    """What the layer may be by what it holds: two linears, and else only what has no state. None if it holds something else."""
+    linears = [(path, child) for path, child in layer.named_modules() if isinstance(child, PackedLinear)]
+    if len(linears) != 2:
+        return None
+    (up_path, up), (down_path, down) = linears
+    around, _, name = up_path.rpartition(".")
+    inside = {id(module) for _, linear in linears for module in linear.modules()}
+    rest = [module for module in layer.modules() if id(module) not in inside]
+    if any(module._parameters or module._buffers for module in rest) or not around:
+        return None
+    if down_path.startswith(around + ".") or up.packed_dtype != down.packed_dtype:
+        return None
+    between = _without_linear(layer.get_submodule(around), name)
+    if up.out_features == down.in_features:
+        activation = identify(between)
+        if activation is None:
+            return Refusal(f"what {around} does after its linear is no activation that is known")
+        return NestedFFN(up_path, down_path, activation, None)
+    if up.out_features != 2 * down.in_features or down.in_features % PANEL_FEATURES:
+        return None
+    for gate_last in (False, True):
+        activation = _gate(between, gate_last)
+        if activation is not None:
+            return NestedFFN(up_path, down_path, activation, gate_last)
+    return Refusal(f"what {around} does after its linear is no gate with an activation that is known")
+
+
+def _without_linear(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
+    """What `module` makes of an input where its child `name` gives what it is given."""
+    shadow = Shadow(module)
+    shadow.module._modules[name] = nn.Identity()
+
+    def between(input: Tensor) -> Tensor:
+        with shadow.running():
+            output: Tensor = shadow.module(input)
+            return output
+
+    return between
+
+
+def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
+    """The activation of one half, if `between` multiplies it by the other half."""
+
+    def gated(gate: Tensor, value: Tensor) -> Tensor:
+        return between(torch.cat((value, gate) if gate_last else (gate, value)))
+
+    activation = identify(lambda gate: gated(gate, torch.ones_like(gate)))
+    if activation is None:
+        return None
+    value = GRID.flip(0).sin()
+    expected = ACTIVATIONS[activation](GRID) * value
+    return activation if torch.allclose(gated(GRID, value), expected, rtol=1e-5, atol=2e-6) else None
+
+
+def _packed(*linears: nn.Module) -> tuple[PackedLinear, ...]:
+    assert all(isinstance(linear, PackedLinear) for linear in linears)
+    return linears  # type: ignore[return-value]

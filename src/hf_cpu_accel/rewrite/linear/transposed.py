@@ -1,0 +1,73 @@
+"""Linears that store their weight as [in_features, out_features], as GPT-2's Conv1D does."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, is_plain, refusal
+from hf_cpu_accel.rewrite.core.parts import plain_linear
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
+from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
+
+STRUCTURE = "transposed linear"
+
+
+class TransposedLinearRule:
+    """A module that has a matrix and perhaps a bias, and computes input @ matrix + bias."""
+
+    name = "transposed linear"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        linear = as_linear(module)
+        if linear is None or not context.slots[id(module)]:
+            return None
+        return Match(module, path, (linear, refusal(linear, path, context)))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        linear, reason = match.found
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
+        dtype = context.weight_dtype(match.path, [linear])
+        packed = pack(
+            [linear],
+            dtype,
+            int4_group=context.config.int4_group,
+            measured=context.measured,
+            transposed=True,
+        )[0]
+        if context.config.verify:
+            input = probe(linear.in_features, linear.weight.dtype)
+            with torch.no_grad():
+                reason = disagreement(packed(input), match.module(input), dtype, linear.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
+        swap_module(context.journal, context.slots[id(match.module)], packed)
+        release(match.module, packed, context)
+        item = packed_item(match.path, STRUCTURE, "linear", packed)
+        return Outcome((item,), (match.module,))
+
+
+def as_linear(module: nn.Module) -> nn.Linear | None:
+    """`module` as a linear over a view of its weight, or None if it computes something else."""
+    parameters = dict(module._parameters)
+    weight, bias = parameters.pop("weight", None), parameters.pop("bias", None)
+    if isinstance(module, nn.Linear) or weight is None or weight.dim() != 2 or weight.numel() == 0:
+        return None
+    if any(p is not None for p in parameters.values()) or module._modules or module._buffers:
+        return None
+    in_features, out_features = weight.shape
+    if not is_plain(module) or (bias is not None and bias.shape != (out_features,)):
+        return None
+    linear = nn.Linear(in_features, out_features, bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach().T, requires_grad=False)
+    linear.register_parameter("bias", bias)
+    input = probe(in_features, weight.dtype)
+    output = run_alone(module, input)
+    tolerance = 1e-5 if weight.dtype is torch.float32 else 0.02
+    return (
+        linear if output is not None and row_error(output, plain_linear(linear, input)) <= tolerance else None
+    )

@@ -1,0 +1,1 @@
+"""Norms, and batch norms that join their convolution."""

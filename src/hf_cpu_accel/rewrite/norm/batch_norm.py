@@ -1,0 +1,152 @@
+"""Which batch norm follows which convolution, seen in what their parent does with an image; the two are then packed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.epilogue import NormAfter
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.verify import run_alone
+from hf_cpu_accel.rewrite.norm.folded import fold_of
+
+# Sides of the images that a parent is tried with: most take a small one, and whole networks halve it five times.
+_SIZES = (9, 65)
+
+
+class BatchNormRule:
+    """Parents of convolutions and of norms with fixed statistics, whichever classes these are of.
+
+    Each convolution whose output goes through one such norm, and nowhere else, is packed with it by the first of `rules` that
+    takes it.
+    """
+
+    name = "batch norm"
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        free = [
+            (name, child) for name, child in module.named_children() if _is_free(child, name, path, context)
+        ]
+        convolutions = {name: child for name, child in free if type(child) is nn.Conv2d}
+        norms = {name: child for name, child in free if type(child) is not nn.Conv2d and _has_channels(child)}
+        if not convolutions or not norms:
+            return None
+        pairs = followers(module, list(convolutions.values()), list(norms.values()))
+        names = {id(child): _join(path, name) for name, child in (convolutions | norms).items()}
+        found = []
+        for convolution, norm in pairs:
+            assert isinstance(convolution, nn.Conv2d)
+            fold = fold_of(norm, convolution.out_channels)
+            if fold is not None:
+                found.append((names[id(convolution)], convolution, NormAfter(norm, names[id(norm)], fold)))
+        return Match(module, path, found) if found else None
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        items: list[PlanItem] = []
+        handled: list[nn.Module] = []
+        for path, convolution, after in match.found:
+            context.norms_after[id(convolution)] = after
+            for rule in self.rules:
+                single = rule.match(convolution, path, context)
+                if single is not None:
+                    outcome = rule.apply(single, context)
+                    items.extend(outcome.items)
+                    handled.extend(outcome.handled)
+                    break
+        return Outcome(tuple(items), tuple(handled))
+
+
+def followers(
+    parent: nn.Module, convolutions: Sequence[nn.Module], norms: Sequence[nn.Module]
+) -> list[tuple[nn.Module, nn.Module]]:
+    """The pairs (convolution, norm) of which each was called once when `parent` got an image, the norm on what the convolution gave
+    and nothing else."""
+    shadow = Shadow(parent)
+    first = convolutions[0]
+    assert isinstance(first, nn.Conv2d)
+    for size in _SIZES:
+        generator = torch.Generator().manual_seed(0)
+        image = torch.randn(1, first.in_channels, size, size, generator=generator).to(first.weight.dtype)
+        trace = _Trace()
+        hooks = [shadow.of(module).register_forward_hook(trace.convolved) for module in convolutions]
+        hooks += [shadow.of(module).register_forward_pre_hook(trace.normalises) for module in norms]
+        with shadow.running():
+            output = run_alone(shadow.module, image)
+        if output is not None:
+            return [(shadow.original(one), shadow.original(other)) for one, other in trace.pairs()]
+        for hook in hooks:
+            hook.remove()
+    return []
+
+
+class _Output(LazyTensor):
+    """The output of a convolution; whoever reads it is noted."""
+
+    _given: Tensor
+    read: bool
+
+    @classmethod
+    def of(cls, values: Tensor) -> _Output:
+        output: _Output = cls.like(values.shape, values.dtype, values.stride())
+        output._given, output.read = values, False
+        return output
+
+    def _make(self) -> Tensor:
+        self.read = True
+        return self._given
+
+
+class _Trace:
+    """Who was called, and on what."""
+
+    def __init__(self) -> None:
+        self._outputs: list[tuple[nn.Module, _Output]] = []
+        self._norms: list[tuple[nn.Module, _Output | None]] = []
+
+    def convolved(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        marked = _Output.of(output)
+        self._outputs.append((module, marked))
+        return marked
+
+    def normalises(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        output = args[0] if len(args) == 1 and isinstance(args[0], _Output) else None
+        self._norms.append((module, output))
+        return args if output is None else (output._given,)
+
+    def pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        called = [id(module) for module, _ in [*self._outputs, *self._norms]]
+        found = []
+        for convolution, output in self._outputs:
+            norms = [norm for norm, read in self._norms if read is output]
+            once = len(norms) == 1 and called.count(id(convolution)) == called.count(id(norms[0])) == 1
+            if once and not output.read:
+                found.append((convolution, norms[0]))
+        return found
+
+
+def _is_free(module: nn.Module, name: str, path: str, context: Context) -> bool:
+    """Whether something can be put in its place, which is one."""
+    if id(module) in context.handled or len(context.slots[id(module)]) != 1:
+        return False
+    return refusal_to_swap(module, _join(path, name), context) is None
+
+
+def _has_channels(module: nn.Module) -> bool:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    alike = bool(floats) and all(tensor.dim() == 1 and tensor.dtype in WEIGHT_DTYPES for tensor in floats)
+    return alike and not list(module.children())
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,108 @@
+"""Batch norms with fixed statistics: what they multiply and add, and what stands in for one that its convolution computes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.patching.fused_module import Mixed, fused_layer
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.deferred import PendingConvolution
+from hf_cpu_accel.rewrite.convolution.epilogue import Fold, NormAfter
+from hf_cpu_accel.rewrite.core.activations import identify
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.runtime.tracing import is_compiling
+
+STRUCTURE = "batch norm"
+# In float64, of numbers around 1.
+_TOLERANCE = 1e-9
+_JOINING = ("relu", "silu", "gelu", "gelu_tanh")
+
+
+class FoldedNorm(Mixed):
+    """Stands for a norm whose gain and shift its convolution applies.
+
+    What it is given by anything else it normalises as the original does, whose parameters and buffers it has.
+
+    Attributes:
+        fold: that of the convolution.
+    """
+
+    fold: Fold
+
+    def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, PendingConvolution):
+            joined = input.normalised(self.fold)
+            if joined is not None:
+                return joined
+        if is_compiling():
+            return input  # the convolution has it done; that it comes from there was seen when the two were joined
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        output: Tensor = self._original_class.forward(self, input)
+        return output
+
+
+def fold_of(norm: nn.Module, channels: int) -> Fold | None:
+    """What `norm` does to images, if that is to multiply each of so many channels by a number and to add one, whatever the image.
+
+    Told by its values: norms with fixed statistics do that, and those that look at the batch do not.
+    """
+    if norm.training or list(norm.children()):
+        return None
+    tensors = [*norm.parameters(), *norm.buffers()]
+    if not tensors or any(tensor.shape not in ((channels,), ()) for tensor in tensors):
+        return None
+    exact = {name: tensor.detach() for name, tensor in (*norm.named_parameters(), *norm.named_buffers())}
+    exact = {
+        name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in exact.items()
+    }
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, channels, 3, 2, generator=generator, dtype=torch.float64)
+    zeros = torch.zeros(1, channels, 1, 1, dtype=torch.float64)
+    shadow = Shadow(norm)  # while it is called, it has other parameters
+    with torch.no_grad(), shadow.running():
+        call = partial(call_foreign, functional_call, shadow.module, exact)
+        outputs = [call(input) for input in (zeros, zeros + 1, image)]
+    given = [tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.dtype is torch.float64]
+    if len(given) != len(outputs):
+        return None
+    shift, moved, output = given
+    if not shift.shape == moved.shape == zeros.shape:
+        return None
+    gain = moved - shift
+    affine = image * gain + shift
+    if output.shape != affine.shape or not torch.allclose(output, affine, rtol=_TOLERANCE, atol=_TOLERANCE):
+        return None
+    return Fold(gain.flatten().float(), shift.flatten().float())
+
+
+def swap_norm(after: NormAfter, context: Context) -> None:
+    """Put a `FoldedNorm` in the place of the norm."""
+    folded = fused_layer(FoldedNorm, after.norm, fold=after.fold)
+    swap_module(context.journal, context.slots[id(after.norm)], folded)
+
+
+def norm_item(after: NormAfter, op: str, dtype: str, provider: str) -> PlanItem:
+    """The item of a norm that was folded."""
+    return PlanItem(
+        after.path, f"{STRUCTURE}, folded", op, dtype, packed_bytes=0, reason=None, provider=provider
+    )
+
+
+def waits(convolution: nn.Module, context: Context) -> bool:
+    """Whether something may join this convolution: its norm, or an activation that stands beside it.
+
+    What the model itself calls gives its outputs, which are not to wait for anybody.
+    """
+    if id(convolution) in context.norms_after:
+        return True
+    parents = [parent for parent, _ in context.slots[id(convolution)] if parent is not context.root]
+    siblings = (child for parent in parents for child in parent.children() if not list(child.children()))
+    return any(identify(child) in _JOINING for child in siblings)

@@ -1,0 +1,133 @@
+"""Group norms in one op, with the SiLU behind them where there is one.
+
+A residual block calls `norm`, then an activation that it also uses elsewhere, so neither module can become both. Where such an
+activation stands beside the norm, the norm therefore gives a tensor without values: if SiLU is the first to ask for them, one pass
+over memory makes both, and anything else gets the norm alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.ops.group_norm import group_norm
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.activations import identify
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+
+STRUCTURE = "group norm"
+
+
+class PendingGroupNorm(LazyTensor):
+    """The output of a group norm until it is known whether SiLU comes next."""
+
+    @classmethod
+    def of(cls, norm: FusedGroupNorm, input: Tensor) -> PendingGroupNorm:
+        pending: PendingGroupNorm = cls.like(input.shape, input.dtype, input.stride())
+        pending.norm, pending.input = norm, Unwritten(input, STRUCTURE)
+        return pending
+
+    norm: FusedGroupNorm
+    input: Unwritten
+
+    def _make(self) -> Tensor:
+        return self._compute("none")
+
+    def _compute(self, activation: str) -> Tensor:
+        return self.norm.compute(self.input.tensor(), activation)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten.silu.default and args[0]._tensor is None:
+            return args[0]._compute("silu")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class FusedGroupNorm(nn.Module):
+    """`nn.GroupNorm` [N, C, *] -> [N, C, *], with the parameters of the module that it stands for.
+
+    Attributes:
+        activates: whether SiLU may come next.
+    """
+
+    def __init__(self, original: nn.GroupNorm, *, activates: bool) -> None:
+        super().__init__()
+        self.num_groups = original.num_groups
+        self.num_channels = original.num_channels
+        self.eps = original.eps
+        self.affine = original.affine
+        self.activates = activates
+        for name, parameter in original._parameters.items():
+            self.register_parameter(name, parameter)
+        self.training = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        waits = self.activates and input.dim() > 1 and input.shape[1] == self.num_channels
+        if waits and _is_dense(input) and not torch.compiler.is_compiling():
+            return PendingGroupNorm.of(self, input)
+        return self.compute(input, "none")
+
+    def compute(self, input: Tensor, activation: str) -> Tensor:
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")
+        return group_norm(input, self.num_groups, weight, bias, self.eps, activation=activation)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+class GroupNormRule:
+    """`nn.GroupNorm` with weights in float32 or bfloat16."""
+
+    name = "group norm"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is not nn.GroupNorm or not context.slots[id(module)] or not is_plain(module):
+            return None
+        if context.skipped(path) or any(p.dtype not in WEIGHT_DTYPES for p in module.parameters()):
+            return None
+        return Match(module, path, _beside_silu(module, context))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        assert isinstance(match.module, nn.GroupNorm)
+        fused = FusedGroupNorm(match.module, activates=match.found)
+        if context.config.verify:
+            weight = next(match.module.parameters(), None)
+            dtype = torch.float32 if weight is None else weight.dtype
+            input = torch.randn(
+                2, match.module.num_channels, 5, generator=torch.Generator().manual_seed(0)
+            ).to(dtype)
+            with torch.no_grad():
+                reason = disagreement(fused(input), match.module(input), "float32", dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (match.module,))
+        swap_module(context.journal, context.slots[id(match.module)], fused)
+        structure = f"{STRUCTURE} + SiLU" if match.found else STRUCTURE
+        item = PlanItem(match.path, structure, "group_norm", "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), (match.module,))
+
+
+def _beside_silu(module: nn.Module, context: Context) -> bool:
+    """Whether a parent of `module` holds SiLU, as a module without parameters."""
+    siblings = (child for parent, _ in context.slots[id(module)] for child in parent.children())
+    return any(not list(child.children()) and identify(child) == "silu" for child in siblings)
+
+
+def _is_dense(input: Tensor) -> bool:
+    """Whether the output of the op has the strides of `input`."""
+    return input.is_contiguous() or input.movedim(1, -1).is_contiguous()

@@ -1,0 +1,161 @@
+"""Norms written in Python, recognised by what they compute: RMSNorm and LayerNorm on the fused ops."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.norm import layer_norm, rms_norm
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """`kind` is `"layer_norm"` or `"rms_norm"`, `eps` is added to the variance, and `offset` to the weight (Gemma: 1)."""
+
+    kind: str
+    eps: float
+    offset: float = 0.0
+
+    def scale(self, weight: Tensor | None) -> Tensor | None:
+        """What the normalised values are multiplied by."""
+        return weight if weight is None or self.offset == 0 else weight.detach().float() + self.offset
+
+    def apply(self, input: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The fused op on `input` [..., N]."""
+        if self.kind == "rms_norm":
+            return rms_norm(input, scale, self.eps)
+        return layer_norm(input, scale, bias, self.eps)
+
+    def compute(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The same with the parameters of `module`."""
+        return self.apply(input, self.scale(module._parameters.get("weight")), module._parameters.get("bias"))
+
+    def reference(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The same in plain torch."""
+        parameters = {name: value.detach().float() for name, value in module.named_parameters(recurse=False)}
+        shape, scale, values = input.shape[-1:], self.scale(parameters.get("weight")), input.float()
+        if self.kind == "rms_norm":
+            return functional.rms_norm(values, shape, scale, self.eps).to(input.dtype)
+        return functional.layer_norm(values, shape, scale, parameters.get("bias"), self.eps).to(input.dtype)
+
+
+# By the names of the parameters.
+_KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_norm",)}
+
+
+def identify_norm(module: nn.Module) -> NormSpec | None:
+    """What norm over the last dimension `module` computes, or None.
+
+    `nn.LayerNorm` is taken by its class. A Python module is taken if it has just a weight (and a bias), a small float
+    attribute that can be eps, and gives the values of the plain formula on ordinary and on tiny inputs, where eps shows.
+    Where the weight is stored as what it differs from 1 by, the formula with that 1 is tried, too.
+    """
+    if isinstance(module, FusedNorm):
+        return module.spec
+    if type(module) is nn.LayerNorm:
+        return NormSpec("layer_norm", module.eps) if len(module.normalized_shape) == 1 else None
+    parameters = dict(module.named_parameters(recurse=False))
+    kinds = _KINDS.get(tuple(sorted(parameters)), ())
+    weight = parameters.get("weight")
+    if not kinds or weight is None or weight.dim() != 1 or module._modules or module._buffers:
+        return None
+    for eps, kind, offset in itertools.product(small_floats(module), kinds, (0.0, 1.0)):
+        spec = NormSpec(kind, eps, offset)
+        if all(_agrees(spec, module, scale, weight) for scale in (1.0, 1e-3)):
+            return spec
+    return None
+
+
+def small_floats(module: nn.Module) -> list[float]:
+    """Attributes that can be an eps."""
+    return [value for value in vars(module).values() if isinstance(value, float) and 0 <= value < 1e-2]
+
+
+def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> bool:
+    # An offset tells a norm that takes the mean off from one that does not.
+    input = (probe(weight.shape[0], weight.dtype) + 0.5) * scale
+    output = run_alone(module, input)
+    if output is None:
+        return False
+    tolerance = 0.02 if weight.dtype is torch.bfloat16 else 1e-5
+    return row_error(output, spec.reference(module, input)) <= tolerance
+
+
+class FusedNorm(nn.Module):
+    """A norm in one pass: [..., N] -> [..., N]. It has the parameters of the module that it stands for."""
+
+    def __init__(self, original: nn.Module, spec: NormSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        for name, parameter in original._parameters.items():
+            self.register_parameter(name, parameter)
+        self.training = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """To be called when the weight was changed: adding an offset takes as long as norming a few rows, so the sum is kept."""
+        weight = self._parameters.get("weight")
+        self._shifted = self.spec.scale(weight) if self.spec.offset else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        check_inference(self, hidden_states)
+        if isinstance(
+            hidden_states, LazyTensor
+        ):  # what comes after decoder layers; by dispatch it takes as long as the norm
+            hidden_states = hidden_states.tensor
+        scale = self._parameters.get("weight") if self._shifted is None else self._shifted
+        return self.spec.apply(hidden_states, scale, self._parameters.get("bias"))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedNorm:
+        super()._apply(fn, recurse)
+        self.refresh()
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.spec.kind}, eps={self.spec.eps}"
+
+
+class NormRule:
+    """Norms of several Python statements become one op. `nn.LayerNorm` is one op already, and is left."""
+
+    name = "norm"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if type(module) is nn.LayerNorm or not context.slots[id(module)] or not is_plain(module):
+            return None
+        if context.skipped(path) or any(
+            p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
+        ):
+            return None
+        if len(inspect.signature(module.forward).parameters) != 1:
+            return None  # a norm of graphs or with a gate: its callers give it more than the hidden states
+        spec = identify_norm(module)
+        return None if spec is None else Match(module, path, spec)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        spec: NormSpec = match.found
+        structure = spec.kind.replace("_", " ")
+        weight = next(match.module.parameters(recurse=False))
+        fused = FusedNorm(match.module, spec)
+        if context.config.verify:
+            input = probe(weight.shape[0], weight.dtype)
+            with torch.no_grad():
+                reason = disagreement(fused(input), match.module(input), "float32", weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, structure, reason),), (match.module,))
+        swap_module(context.journal, context.slots[id(match.module)], fused)
+        item = PlanItem(match.path, structure, spec.kind, "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), (match.module,))

@@ -1,0 +1,78 @@
+"""A replacement that computes something else is not put in place."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_cpu_accel import explain
+from hf_cpu_accel.rewrite.core.verify import computes_alike, probe, row_error
+from hf_cpu_accel.rewrite.linear import block as linear_block
+from hf_cpu_accel.rewrite.linear import ffn as ffn_rule
+from hf_cpu_accel.rewrite.linear import match as linear_rule
+from tests.rewrite.containers import UNARY, Unary, counts_of
+
+
+def _corrupt(monkeypatch, module):
+    """Packing goes wrong: the replacement computes something else."""
+    pack = module.pack
+
+    def wrong(linears, dtype, **options):
+        packed = pack(linears, dtype, **options)
+        packed[0].group.packed.data[0] += 1
+        return packed
+
+    monkeypatch.setattr(module, "pack", wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8-weight", "int4"])
+def test_a_replacement_that_disagrees_is_not_put_in_place(monkeypatch, dtype):
+    part = nn.ModuleDict({
+        "block": Unary(**UNARY["linear + activation"]), "alone": nn.Linear(64, 64),
+        "ffn": nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
+    })  # fmt: skip
+    modules = list(part.modules())
+    for module in (linear_rule, linear_block, ffn_rule):
+        _corrupt(monkeypatch, module)
+    model, counts = counts_of(part, dtype=dtype)
+    assert counts == {}
+    assert list(model.part.modules()) == modules
+    reasons = {item.name: item.reason for item in explain(model).left}
+    assert "its replacement differs by" in reasons["part.block"]
+    assert "its replacement differs by" in reasons["part.alone"]
+    assert "its replacement differs by" in reasons["part.ffn"]
+
+
+def test_verification_can_be_turned_off(monkeypatch):
+    _corrupt(monkeypatch, linear_rule)
+    _, counts = counts_of(nn.Linear(64, 64), verify=False)
+    assert counts == {"linear": 1}
+
+
+def test_row_error_sees_scale_single_rows_and_nan():
+    reference = probe(64, torch.float32)
+    assert row_error(reference.clone(), reference) == 0
+    assert row_error(reference * 1.01, reference) == pytest.approx(0.01, rel=1e-3)
+    one_row = reference.clone()
+    one_row[1, 2] *= -1
+    assert row_error(one_row, reference) == pytest.approx(2)
+    one_row[1, 2, 0] = torch.nan
+    assert row_error(one_row, reference) == float("inf")
+    assert row_error(reference[:1], reference) == float("inf")
+
+
+def test_single_rows_may_be_quantised_otherwise_and_no_more():
+    reference = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    rows = {count: reference.clone() for count in (0, 3, 6)}
+    for count, moved in rows.items():
+        moved[:count] *= 1.003
+    alike = {
+        (count, quantises): computes_alike(moved, reference, 2e-3, quantises=quantises)
+        for count, moved in rows.items()
+        for quantises in (True, False)
+    }
+    assert [key for key, holds in alike.items() if holds] == [(0, True), (0, False), (3, True)]
+    rows[3][0] *= 1.02
+    assert not computes_alike(rows[3], reference, 2e-3, quantises=True)
+    assert not computes_alike(reference[:3], reference, 2e-3, quantises=True)
+    rows[0][5, 5] = torch.nan
+    assert not computes_alike(rows[0], reference, 2e-3, quantises=True)

@@ -1,0 +1,135 @@
+"""Every family of decoders, end to end: how many layers are fused, and that prompts, steps and greedy tokens stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.decoder.fuse import STRUCTURE
+from tests.rewrite.decoder.decoder_families import (
+    DECODERS,
+    LAYERS,
+    SCALED,
+    UNFUSED,
+    VOCABULARY,
+    Decoder,
+    padded,
+)
+
+every_family = pytest.mark.parametrize("family", DECODERS.values(), ids=DECODERS)
+fused_or_not = pytest.mark.parametrize(
+    "family", [*DECODERS.values(), *UNFUSED.values()], ids=[*DECODERS, *UNFUSED]
+)
+
+STEPS = (1, 1, 1, 4, 1, 1, 1)
+
+
+def fused_layers(model: nn.Module) -> int:
+    return sum(item.structure == STRUCTURE and item.reason is None for item in explain(model).items)
+
+
+@torch.no_grad()
+def prompt_and_steps(model: nn.Module, batch: dict[str, Tensor], cache: object) -> Tensor:
+    """Logits [tokens, vocabulary] of a prompt, of single tokens after it and of several at once, without those of padding."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    generator = torch.Generator().manual_seed(0)
+    logits = []
+    for step in (None, *STEPS):
+        if step is not None:
+            ids = torch.randint(3, VOCABULARY, (len(ids), step), generator=generator)
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        outputs = model(
+            ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        logits.append(outputs.logits[mask[:, -ids.shape[1] :].bool()])
+    return torch.cat(logits)
+
+
+@fused_or_not
+@torch.no_grad()
+def test_same_logits_in_float32(family: Decoder) -> None:
+    model = family.build()
+    batches, config = padded(), model.config
+    expected = {
+        name: prompt_and_steps(model, batch, DynamicCache(config=config)) for name, batch in batches.items()
+    }
+    without = {name: model(**batch, use_cache=False).logits for name, batch in batches.items()}
+    accelerate_for_cpu(model, dtype="float32")
+    assert fused_layers(model) == family.fused
+    assert sum(item.structure == STRUCTURE for item in explain(model).left) == (0 if family.fused else 3)
+    for name, batch in batches.items():
+        for cache in (CPUCache(config), DynamicCache(config=config)):
+            assert row_error(prompt_and_steps(model, batch, cache), expected[name]) <= 1e-4, name
+        tokens = batch["attention_mask"].bool()
+        logits = model(**batch, use_cache=False).logits
+        assert row_error(logits[tokens], without[name][tokens]) <= 1e-4, name
+    restore(model)
+    again = prompt_and_steps(model, batches["left"], DynamicCache(config=config))
+    assert torch.equal(again, expected["left"])
+
+
+@fused_or_not
+@torch.no_grad()
+def test_same_greedy_tokens(family: Decoder) -> None:
+    model = family.build(seed=1)
+    batch, options = padded()["left"], {"max_new_tokens": 256, "do_sample": False}
+    expected = model.generate(**batch, **options)
+    accelerate_for_cpu(model, dtype="float32")
+    assert torch.equal(model.generate(**batch, **options), expected)
+
+
+def test_routing_by_groups_is_told() -> None:
+    model = accelerate_for_cpu(UNFUSED["glm4-moe-groups"].build(), dtype="float32")
+    reasons = [item.reason for item in explain(model).left if item.structure == STRUCTURE]
+    assert len(reasons) == LAYERS
+    assert all("groups of experts" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("family", SCALED.values(), ids=SCALED)
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_scaled_rotary_positions(family: Decoder, beams: int, lengths: list[int]) -> None:
+    """Twice: some begin anew with shorter sequences, and with other frequencies compute all tokens anew."""
+    model, batch = family.build(seed=1), padded()["left"]
+    options = {"max_new_tokens": 256 if beams == 1 else 40, "do_sample": False, "num_beams": beams}
+    expected = model.generate(**batch, **options)
+    accelerate_for_cpu(model, dtype="float32")
+    for _ in range(2):
+        lengths.clear()
+        assert torch.equal(model.generate(**batch, **options), expected)
+        assert lengths == [LAYERS] * options["max_new_tokens"]
+
+
+@every_family
+@pytest.mark.parametrize(
+    ("dtype", "similarity"), [("bfloat16", 0.999), ("int8", 0.998), ("int8-weight", 0.998), ("int4", 0.9)]
+)
+@torch.no_grad()
+def test_reduced_precision_stays_close(family: Decoder, dtype: str, similarity: float) -> None:
+    model = family.build()
+    expected = prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
+    accelerate_for_cpu(model, dtype=dtype)
+    assert fused_layers(model) == family.fused
+    logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
+    # Where scores are nearly the same, rounding sends tokens to other experts.
+    similarity = min(similarity, 0.99) if family.routes else similarity
+    assert torch.cosine_similarity(logits.flatten(), expected.flatten(), dim=0) >= similarity
+
+
+@every_family
+@torch.no_grad()
+def test_models_in_bfloat16(family: Decoder) -> None:
+    model = family.build()
+    expected = prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
+    model.to(torch.bfloat16)
+    accelerate_for_cpu(model, dtype="bfloat16")
+    assert fused_layers(model) == family.fused
+    logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
+    assert logits.dtype is torch.bfloat16
+    assert torch.cosine_similarity(logits.float().flatten(), expected.flatten(), dim=0) >= 0.995
