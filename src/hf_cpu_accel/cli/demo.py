@@ -133,10 +133,10 @@ def _comparison(results: Sequence[Result]) -> Table:
         eager = result.system == EAGER
         out.add_row(
             result.system,
-            milliseconds(result.latency.value),
-            "1.00x" if eager else coloured_ratio(result.latency_speedup.value),
+            milliseconds(result.latency),
+            "1.00x" if eager else coloured_ratio(result.latency_speedup),
             f"{result.throughput:.0f}",
-            "1.00x" if eager else coloured_ratio(result.throughput_speedup.value),
+            "1.00x" if eager else coloured_ratio(result.throughput_speedup),
             "-" if eager else f"{result.agreement.worst_cosine:.5f}",
             "-" if eager else f"{result.spearman:.5f}",
         )
