@@ -11,6 +11,7 @@ from torch import nn
 import hf_cpu_accel
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, accelerated, explain, extension, restore
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.registry import STAGES, Stage
 
 
 class Block(nn.Module):
@@ -242,7 +243,7 @@ def test_a_failure_with_dropped_originals_is_undone_too(monkeypatch):
     def fail(context):
         raise RuntimeError("injected")
 
-    monkeypatch.setattr("hf_cpu_accel.rewrite.apply.fuse_encoder_layers", fail)
+    monkeypatch.setattr("hf_cpu_accel.rewrite.apply.STAGES", (*STAGES, Stage("failing", fail)))
     with pytest.raises(RuntimeError, match="injected"):
         accelerate_for_cpu(model, dtype="int8", originals="drop")
     assert torch.equal(model(torch.ones(2, 64)), expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,22 +12,18 @@ from torch import nn
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.hosts.find import Root, find
+from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
 from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
-from hf_cpu_accel.patching.interruption import Uninterrupted
-from hf_cpu_accel.patching.journal import ThreadCount
+from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite import apply as rewrite
+from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.dispatched_to import with_providers
-from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.memory import release_buffers
-from hf_cpu_accel.runtime.threads import apply_threads
 
 T = TypeVar("T")
-
-_lock = new_reentrant_lock()
 
 
 def accelerate_for_cpu(
@@ -62,7 +58,7 @@ def accelerate_for_cpu(
     settings = resolve(config, dtype=dtype, compile=compile, **options)
     roots = find(target)
     # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
-    with _lock, torch.inference_mode(False):
+    with lock, torch.inference_mode(False):
         if not all(_has_settings(root.module, settings) for root in roots):
             for root in roots:
                 _check(root)
@@ -70,34 +66,6 @@ def accelerate_for_cpu(
             accelerate_roots(roots, settings)
         follow_pipeline(target)
     return target
-
-
-def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
-    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first."""
-    with _lock:
-        for root in roots:
-            for part in rewrite.accelerated_parts(root.module):
-                rewrite.undo(part)
-        before = torch.get_num_threads()
-        begun: list[nn.Module] = []
-        try:
-            threads = apply_threads(settings.threads)
-            changed = ThreadCount(before, torch.get_num_threads())
-            for root in roots:
-                plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
-                begun.append(root.module)
-                acceleration = rewrite.apply(root.module, plan, trains=root.trains, name=root.name)
-                acceleration.journal.changes.insert(0, changed)
-                if settings.compile in ("now", "background") and not root.trains:
-                    from hf_cpu_accel.compiler.background.attach import attach
-
-                    attach(root.module, acceleration)
-        except BaseException:
-            with Uninterrupted():
-                ThreadCount(before, torch.get_num_threads()).undo()
-                for module in reversed(begun):
-                    rewrite.undo(module)
-            raise
 
 
 def restore(target: T) -> T:
@@ -109,11 +77,11 @@ def restore(target: T) -> T:
         RuntimeError: the original weights are gone (`originals="drop"`); the target stays accelerated.
         ValueError: `target` is a part of an accelerated model, which has to be restored as a whole.
     """
-    with _lock:
-        for root in find(target):
+    with lock:
+        roots = find(target)
+        for root in roots:
             _check_whole(root.module)
-            for part in rewrite.accelerated_parts(root.module):
-                rewrite.undo(part)
+        restore_roots(roots)
         leave_pipeline(target)
     release_buffers()
     return target
@@ -129,7 +97,7 @@ def accelerated(
     **options: Any,
 ) -> Iterator[T]:
     """`with accelerated(model) as model:` accelerates on entry, and on exit brings back the state before."""
-    before = [rewrite.acceleration_of(root.module) for root in find(target)]
+    before = [acceleration_of(root.module) for root in find(target)]
     earlier = before[0].config if before and before[0] is not None else None
     accelerate_for_cpu(target, config, dtype=dtype, compile=compile, **options)
     try:
@@ -150,8 +118,8 @@ def explain(target: object) -> Plan:
     found = []
     for root in find(target):
         _check_whole(root.module)
-        for part in rewrite.accelerated_parts(root.module):
-            acceleration = rewrite.acceleration_of(part)
+        for part in accelerated_parts(root.module):
+            acceleration = acceleration_of(part)
             assert acceleration is not None
             plan = with_unfused(with_providers(acceleration.plan, part), part)
             plan = with_first_calls(plan, part)
@@ -164,7 +132,7 @@ def explain(target: object) -> Plan:
 
 
 def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
-    acceleration = rewrite.acceleration_of(module)
+    acceleration = acceleration_of(module)
     return acceleration is not None and acceleration.is_whole and acceleration.config == settings
 
 
@@ -174,7 +142,7 @@ def _check(root: Root) -> None:
 
 
 def _check_whole(module: nn.Module) -> None:
-    if rewrite.belongs_to_accelerated(module):
+    if belongs_to_accelerated(module):
         raise ValueError(
             f"target: this {type(module).__name__} is a part of an accelerated model: "
             "explain or restore that model as a whole"

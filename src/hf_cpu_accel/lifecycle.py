@@ -1,10 +1,10 @@
-"""LoRA adapters come, change and go in an accelerated model: each such call is made on the model as it was.
+"""From models to accelerated ones and back, and what has to happen in between: methods that are called on the originals.
 
-Adapters are put into plain linears and convolutions, and fusing one writes to their weights. Packed weights would be missed by the
-former and out of date after the latter, so around such a call the model is restored and accelerated anew. Pipelines of diffusers
-change the layers of their models directly, too: `frontends.adapters` has their methods do the same. A pipeline that was made of
+LoRA adapters are put into plain linears and convolutions, and fusing one writes to their weights. Packed weights would be missed by
+the former and out of date after the latter, so around such a call the model is restored and accelerated anew. Pipelines of
+diffusers change the layers of their models directly, too: `lora.py` has their methods do the same. A pipeline that was made of
 models which another one has accelerated has no such methods; for it, text encoders keep plain what adapters are made of and lie
-around (`adapter_layers`).
+around (`hosts/peft.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from hf_cpu_accel.patching.journal import add_attribute
+from hf_cpu_accel import plan as plans
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.hosts.find import Root, find
+from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of, undo
+from hf_cpu_accel.patching.interruption import Uninterrupted
+from hf_cpu_accel.patching.journal import Journal, ThreadCount, add_attribute
 from hf_cpu_accel.patching.override import Override
-from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.apply import apply
+from hf_cpu_accel.runtime.fork import new_reentrant_lock
+from hf_cpu_accel.runtime.threads import apply_threads
+
+lock = new_reentrant_lock()  # one model is accelerated or restored at a time
 
 _OF_DIFFUSERS = "load_lora_adapter"
 _OF_TRANSFORMERS = "load_adapter"
@@ -38,6 +48,68 @@ _METHODS = (
     "unfuse_lora",
     "unload_lora",
 )
+
+
+def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
+    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first."""
+    with lock:
+        restore_roots(roots)
+        before = torch.get_num_threads()
+        begun: list[nn.Module] = []
+        try:
+            threads = apply_threads(settings.threads)
+            changed = ThreadCount(before, torch.get_num_threads())
+            for root in roots:
+                plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
+                begun.append(root.module)
+                acceleration = apply(root.module, plan, trains=root.trains, name=root.name)
+                acceleration.journal.changes.insert(0, changed)
+                if root.trains:
+                    continue
+                _follow_adapters(root.module, acceleration.journal)
+                if settings.compile in ("now", "background"):
+                    from hf_cpu_accel.compiler.background.attach import attach
+
+                    attach(root.module, acceleration)
+        except BaseException:
+            with Uninterrupted():
+                ThreadCount(before, torch.get_num_threads()).undo()
+                for module in reversed(begun):
+                    undo(module)
+            raise
+
+
+def restore_roots(roots: Sequence[Root]) -> None:
+    """Undo what is accelerated of them.
+
+    Raises:
+        RuntimeError: the original weights of one are gone (`originals="drop"`); it stays accelerated.
+    """
+    with lock:
+        for root in roots:
+            for part in accelerated_parts(root.module):
+                undo(part)
+
+
+@contextmanager
+def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
+    """`with on_originals(models):` has what is accelerated of them restored on entry, and accelerated anew on exit.
+
+    Raises:
+        RuntimeError: the original weights of one are gone (`originals="drop"`); all stay accelerated.
+    """
+    parts = dict.fromkeys(part for model in models for part in accelerated_parts(model))
+    before = [(part, acceleration) for part in parts if (acceleration := acceleration_of(part)) is not None]
+    for _, acceleration in before:
+        acceleration.journal.check()
+    try:
+        for part, _ in before:
+            undo(part)
+        yield
+    finally:
+        for part, acceleration in before:
+            roots = [replace(root, name=acceleration.name) for root in find(part)]
+            accelerate_roots(roots, acceleration.config)
 
 
 class OnTheOriginal(Override):
@@ -61,36 +133,10 @@ class OnTheOriginal(Override):
             return method(*args, **kwargs)
 
 
-def follow_adapters(context: Context) -> None:
+def _follow_adapters(root: nn.Module, journal: Journal) -> None:
     """Have the methods of the root that change adapters called on the original, if it has them."""
-    cls = type(context.root)
+    cls = type(root)
     takes_adapters = hasattr(cls, _OF_DIFFUSERS) or hasattr(cls, _OF_TRANSFORMERS)
     for name in _METHODS if takes_adapters else ():
         if hasattr(cls, name):
-            add_attribute(context.journal, context.root, name, OnTheOriginal(context.root, name))
-
-
-@contextmanager
-def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
-    """`with on_originals(models):` has what is accelerated of them restored on entry, and accelerated anew on exit.
-
-    Raises:
-        RuntimeError: the original weights of one are gone (`originals="drop"`); all stay accelerated.
-    """
-    # Neither knows the other side at import: `api` is on top of this, and what a rewrite leaves behind calls it later.
-    from hf_cpu_accel.api import accelerate_roots
-    from hf_cpu_accel.hosts.find import find
-    from hf_cpu_accel.rewrite.apply import accelerated_parts, acceleration_of, undo
-
-    parts = dict.fromkeys(part for model in models for part in accelerated_parts(model))
-    before = [(part, acceleration) for part in parts if (acceleration := acceleration_of(part)) is not None]
-    for _, acceleration in before:
-        acceleration.journal.check()
-    try:
-        for part, _ in before:
-            undo(part)
-        yield
-    finally:
-        for part, acceleration in before:
-            roots = [replace(root, name=acceleration.name) for root in find(part)]
-            accelerate_roots(roots, acceleration.config)
+            add_attribute(journal, root, name, OnTheOriginal(root, name))

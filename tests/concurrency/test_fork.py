@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.soak.served import SERVED
-from hf_cpu_accel import accelerate_for_cpu, api, explain, restore
+from hf_cpu_accel import accelerate_for_cpu, explain, lifecycle, restore
 from hf_cpu_accel.runtime import fork
 
 _LAST_RESORT = 1500  # seconds by the clock, against a child that waits for ever
@@ -102,7 +102,7 @@ def test_locks_that_other_threads_hold_are_free_in_a_child():
     )
 
     def hold():
-        with api._lock:
+        with lifecycle.lock:
             held.set()
             leave.wait()
 

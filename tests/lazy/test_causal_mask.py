@@ -13,8 +13,9 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.lazy.causal_mask import CausalMask, causal_mask, read_mask
-from hf_cpu_accel.rewrite.attention.interface import NAME, register
+from hf_cpu_accel.rewrite.attention.interface import register
 
 LEFT = torch.tensor([[False] * 3 + [True] * 6, [True] * 9])
 RIGHT = LEFT.flip(1)
@@ -22,7 +23,7 @@ RIGHT = LEFT.flip(1)
 
 def config(**settings: object) -> MistralConfig:
     register()
-    return MistralConfig(attn_implementation=NAME, **settings)
+    return MistralConfig(attn_implementation=NATIVE_ATTENTION, **settings)
 
 
 def mask_of(
@@ -49,7 +50,7 @@ def test_the_values_are_those_of_transformers(padding: Tensor | None, window: in
 
 
 def test_other_patterns_are_made_by_transformers() -> None:
-    llama = LlamaConfig(attn_implementation=NAME)
+    llama = LlamaConfig(attn_implementation=NATIVE_ATTENTION)
     llama.attention_chunk_size = 4
     assert not isinstance(mask_of(create_chunked_causal_mask, llama, LEFT), CausalMask)
     prefix = mask_of(create_causal_mask, config(), None, or_mask_function=lambda b, h, q, k: k < 3)

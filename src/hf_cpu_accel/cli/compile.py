@@ -55,7 +55,7 @@ def compile_model(
     from hf_cpu_accel.cli.tables import wide_console
     from hf_cpu_accel.compiler.background import artifacts
     from hf_cpu_accel.compiler.background.attach import libraries_of
-    from hf_cpu_accel.rewrite.apply import acceleration_of
+    from hf_cpu_accel.patching.acceleration import acceleration_of
 
     try:
         source = workload(model, random_config, task, batch, seq)

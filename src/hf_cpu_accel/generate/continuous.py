@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION, STOCK_ATTENTION
 from hf_cpu_accel.patching.override import Override
-from hf_cpu_accel.rewrite.attention.interface import NAME, REPLACED
 
 
 class StartSession(Override):
@@ -19,10 +19,10 @@ class StartSession(Override):
     name = "init_continuous_batching"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.model.config._attn_implementation != NAME:
+        if self.model.config._attn_implementation != NATIVE_ATTENTION:
             return self.__wrapped__(*args, **kwargs)
-        self.model.set_attn_implementation(REPLACED)
+        self.model.set_attn_implementation(STOCK_ATTENTION)
         try:
             return self.__wrapped__(*args, **kwargs)
         finally:
-            self.model.set_attn_implementation(NAME)
+            self.model.set_attn_implementation(NATIVE_ATTENTION)

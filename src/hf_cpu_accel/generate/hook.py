@@ -24,10 +24,10 @@ from hf_cpu_accel.generate.coverage import (
     loop_refusal,
 )
 from hf_cpu_accel.generate.decode import NotCovered, decode
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.patching.journal import Journal, add_attribute
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.attention.interface import NAME
 
 _CACHE = "keys and values"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
@@ -176,6 +176,6 @@ def _loop_items(model: Any, path: str) -> list[PlanItem]:
 
 
 def _batching_item(model: Any, path: str) -> PlanItem:
-    if model.config._attn_implementation != NAME:
+    if model.config._attn_implementation != NATIVE_ATTENTION:
         return PlanItem.left(path, _BATCHING, "transformers' own, with its paged attention")
     return PlanItem(path, _BATCHING, "paged_attention", "as the keys", packed_bytes=0, reason=None)

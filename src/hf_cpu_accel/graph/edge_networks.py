@@ -16,7 +16,7 @@ from torch_geometric.nn.dense import Linear
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import FastPropagate, is_small, transposed_if
 from hf_cpu_accel.ops.messages import edge_messages, message_reduce
-from hf_cpu_accel.rewrite.core.context import is_plain
+from hf_cpu_accel.patching.hooks import is_plain
 
 
 def gine(

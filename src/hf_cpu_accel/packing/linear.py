@@ -205,12 +205,10 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
 
 def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
-    from hf_cpu_accel.ops.quantize import quantize_int4  # here, since the ops' references need this file
-
     rows, columns = rotated.shape
     if rows % PANEL_FEATURES or columns % group:
         rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
-    index, multiplier, scale = quantize_int4(rotated, group)
+    index, multiplier, scale = torch.ops.hf_cpu_accel.quantize_int4(rotated, group)
     return int4.pack(index, multiplier, group), scale[:, :rows]
 
 

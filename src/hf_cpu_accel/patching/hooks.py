@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
 # nn.Module's dictionaries of what is called around a forward.
@@ -19,7 +20,7 @@ _HOOKS = (
 _CAPTURE = "transformers.utils.output_capturing"
 _KNOWN = (
     _CAPTURE,
-    "hf_cpu_accel.patching.edits",
+    "hf_cpu_accel.rewrite.edits",
     "hf_cpu_accel.rewrite.core.autotune",
     "hf_cpu_accel.rewrite.core.first_call",
 )
@@ -96,3 +97,16 @@ def is_collecting_inside() -> bool:
         return False
     collected = module._active_collector.get()
     return bool(collected)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    if any(hooks) or parametrize.is_parametrized(module):
+        return False
+    return own_forward(module) is None and module._compiled_call_impl is None

@@ -7,8 +7,8 @@ import sys
 import torch
 from torch import nn
 
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.attention.interface import NAME
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
@@ -42,4 +42,6 @@ def _cache_dtype(model: nn.Module, context: Context) -> torch.dtype | None:
 def _reads_storage(model: nn.Module) -> bool:
     """Whether attention is ours, which reads a cache in any dtype."""
     implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return implementation == NAME or any(isinstance(module, FusedDecoderLayer) for module in model.modules())
+    return implementation == NATIVE_ATTENTION or any(
+        isinstance(module, FusedDecoderLayer) for module in model.modules()
+    )

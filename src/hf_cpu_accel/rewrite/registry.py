@@ -1,23 +1,65 @@
-"""The rules, in the order in which they look at a module."""
+"""The one table of what is done to a model, in its order: stages, and the rules that look at its modules one by one.
+
+A stage matches structure, puts what it made in place through `context.journal`, which undoes it, and gives the rows of the plan.
+One test covers them all: a failure after any stage leaves the model as it was.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hf_cpu_accel.patching.journal import freeze_parameters
+from hf_cpu_accel.patching.modes import set_eval_mode
+from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
 from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
+from hf_cpu_accel.rewrite.convolution.batch_norm import BatchNormRule
+from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
+from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
+from hf_cpu_accel.rewrite.core.autotune import autotune
+from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.first_call import check_first_calls
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
+from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.core.rule import Rule
+from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
+from hf_cpu_accel.rewrite.edits import watch_edits
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
+from hf_cpu_accel.rewrite.encoder.layer import fuse_encoder_layers
+from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
+from hf_cpu_accel.rewrite.encoder.window_layer import fuse_window_layers
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
-from hf_cpu_accel.rewrite.linear.block import LinearBlockRule
+from hf_cpu_accel.rewrite.generation import accelerate_generation
+from hf_cpu_accel.rewrite.graph.match import accelerate_message_passing
 from hf_cpu_accel.rewrite.linear.ffn import FFNRule
+from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
+from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
-from hf_cpu_accel.rewrite.norm.batch_norm import BatchNormRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a rewrite.
+
+    Attributes:
+        apply: takes the model of a `Context`, and gives rows for its plan. It changes the model through `context.journal` only.
+        trains: whether models that are being trained take it, too: then weights stay as they are.
+    """
+
+    name: str
+    apply: Callable[[Context], Iterable[PlanItem]]
+    trains: bool = False
+
 
 _CONVOLUTIONS: tuple[Rule, ...] = (GemmConvolutionRule(), ConvolutionLinearRule(), ConvolutionRule())
 
@@ -38,4 +80,82 @@ RULES: tuple[Rule, ...] = (
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
+)
+
+
+def _freeze(context: Context) -> Iterable[PlanItem]:
+    freeze_parameters(context.journal, context.root)
+    set_eval_mode(context.journal, context.root)
+    return ()
+
+
+def _apply_rules(context: Context) -> Iterable[PlanItem]:
+    """Offer each module to the rules, one after another, until one takes it."""
+    for path, module in context.modules:
+        considered = False
+        for rule in RULES:
+            if id(module) in context.handled:
+                break
+            match = attempt(path, rule.match, module, path, context)
+            if match is None or isinstance(match, Refusal):
+                continue
+            considered = True
+            outcome = rule.apply(match, context)
+            yield from outcome.items
+            context.handled.update(id(handled) for handled in outcome.handled)
+        if not considered and id(module) not in context.handled and has_weights(module):
+            yield PlanItem.left(path, type(module).__name__, obstacle(path, module, context))
+
+
+def _say_what_is_left(context: Context) -> Iterable[PlanItem]:
+    context.items.extend(refusal_items(context.refused, context.items))
+    return items_left(context.modules, context.items, context)
+
+
+def _find_padding_readers(context: Context) -> Iterable[PlanItem]:
+    context.notes = find_padding_readers(context.root)
+    return ()
+
+
+def _cast_all_or_nothing(context: Context) -> Iterable[PlanItem]:
+    cast_all_or_nothing(context)
+    return ()
+
+
+def _watch_edits(context: Context) -> Iterable[PlanItem]:
+    watch_edits(context.root, context.journal)
+    return ()
+
+
+def _check_first_calls(context: Context) -> Iterable[PlanItem]:
+    if context.config.verify == "first":
+        check_first_calls(context.root, context.journal)
+    return ()
+
+
+def _autotune(context: Context) -> Iterable[PlanItem]:
+    if context.measured:
+        autotune(context.root, context.journal)
+    return ()
+
+
+# From the inside outwards: layers are fused when their linears, norms and attention have been replaced. What watches calls comes
+# last.
+STAGES: tuple[Stage, ...] = (
+    Stage("message passing", accelerate_message_passing, trains=True),
+    Stage("freezing", _freeze),
+    Stage("rules", _apply_rules),
+    Stage("convolution blocks", fuse_convolution_blocks),
+    Stage("residual blocks", fuse_residual_blocks),
+    Stage("nested ffns", fuse_nested_ffns),
+    Stage("encoder layers", fuse_encoder_layers),
+    Stage("window layers", fuse_window_layers),
+    Stage("decoder layers", fuse_decoder_layers),
+    Stage("what is left", _say_what_is_left),
+    Stage("generation", accelerate_generation),
+    Stage("casts", _cast_all_or_nothing),
+    Stage("padding readers", _find_padding_readers),
+    Stage("edits", _watch_edits),
+    Stage("first calls", _check_first_calls),
+    Stage("autotune", _autotune),
 )

@@ -23,8 +23,8 @@ from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler.background import artifacts, description, jobs, worker
 from hf_cpu_accel.compiler.background.attach import libraries_of
 from hf_cpu_accel.compiler.background.worker import Job
+from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.plan import CompiledRegion
-from hf_cpu_accel.rewrite.apply import acceleration_of
 from tests.compiler.background.conftest import SHAPE, blocks, call_until, state, switched
 
 

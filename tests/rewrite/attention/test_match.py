@@ -16,8 +16,9 @@ from transformers.masking_utils import (
 )
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.rewrite.attention import interface
-from hf_cpu_accel.rewrite.attention.interface import NAME, attention_forward, attention_mask
+from hf_cpu_accel.rewrite.attention.interface import attention_forward, attention_mask
 from tests.rewrite.families import FAMILIES, batches
 
 B, H, L, D = 3, 4, 9, 16
@@ -217,7 +218,7 @@ def test_configs_are_copied_alike_and_come_back():
     assert len(holders) > 3
     accelerate_for_cpu(model, dtype="float32")
     assert model.config is not config
-    assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == NATIVE_ATTENTION
     assert config._attn_implementation == "sdpa"
     assert all(model.get_submodule(path).config is model.config for path in holders)
     restore(model)
@@ -252,7 +253,7 @@ def test_configs_of_parts_stay_parts_of_the_config():
         assert model.config is not config
         assert model.config.text_config is model.text_model.config
         assert model.config.vision_config is model.vision_model.config
-        assert model.config.text_config._attn_implementation == NAME
+        assert model.config.text_config._attn_implementation == NATIVE_ATTENTION
         assert config.text_config._attn_implementation == "sdpa"
         output = model(pixel_values=pixels, input_ids=ids).logits_per_image
         torch.testing.assert_close(output, before, rtol=1e-4, atol=1e-5)

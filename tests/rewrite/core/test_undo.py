@@ -8,11 +8,12 @@ import torch
 from diffusers.models.attention_processor import Attention
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.rewrite import apply as rewrite
-from hf_cpu_accel.rewrite.registry import RULES
+from hf_cpu_accel.rewrite.registry import RULES, STAGES, Stage
 from tests.rewrite.families import FAMILIES, VOCABULARY, Family, batches
 
 BATCH = batches()["right"]
@@ -50,19 +51,40 @@ class Picture(nn.Module):
         return self.attention((pixels + self.positions(pixels)[..., 1:]).transpose(1, 2))
 
 
-class PictureFamily:
-    """`Picture` in the form of a `Family`."""
+class Pictures:
+    """A model of images in the form of a `Family`."""
+
+    def __init__(self, make, height, width):
+        self.make, self.height, self.width = make, height, width
 
     def build(self):
         torch.manual_seed(0)
-        return Picture().eval()
+        return self.make().eval()
 
     def run(self, model, batch):
         with torch.no_grad():
-            return model(torch.ones(1, 3, 8, 12).cumsum(-1))
+            output = model(torch.ones(1, 3, self.height, self.width).cumsum(-1) / self.width)
+        return output if isinstance(output, torch.Tensor) else output[0]
 
 
-ALL["picture"] = PictureFamily()
+def swin():
+    return SwinModel(SwinConfig(image_size=56, embed_dim=32, depths=[2], num_heads=[2], window_size=7))
+
+
+def resnet():
+    return ResNetModel(
+        ResNetConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[2, 1], layer_type="basic")
+    )
+
+
+def convnext():
+    return ConvNextModel(ConvNextConfig(hidden_sizes=[32, 64], depths=[1, 1], num_stages=2))
+
+
+ALL["picture"] = Pictures(Picture, 8, 12)
+ALL["swin"] = Pictures(swin, 56, 56)
+ALL["resnet"] = Pictures(resnet, 32, 32)
+ALL["convnext"] = Pictures(convnext, 32, 32)
 
 
 class Injected(Exception):
@@ -85,6 +107,7 @@ class Snapshot:
             "configs": [id(vars(module).get("config")) for module in model.modules()],
             "implementation": getattr(vars(model).get("config"), "_attn_implementation", None),
             "hooks": len(model._load_state_dict_pre_hooks),
+            "forward hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
             "values": {name: value.clone() for name, value in model.state_dict().items()},
             "output": self.family.run(model, BATCH),
         }
@@ -178,13 +201,32 @@ def test_a_failure_at_any_change_undoes_everything(monkeypatch, name, dtype):
     snapshot.check()
 
 
+@pytest.mark.parametrize("name", ["picture", "bert-mlm", "swin", "resnet", "convnext", "mixtral"])
+@pytest.mark.parametrize("number", range(len(STAGES)), ids=[stage.name for stage in STAGES])
+def test_a_failure_after_any_stage_undoes_everything(monkeypatch, name, number):
+    family = ALL[name]
+    model = family.build()
+    snapshot = Snapshot(family, model)
+    stage = STAGES[number]
+
+    def failing(context):
+        list(stage.apply(context))
+        raise Injected
+
+    monkeypatch.setattr(
+        rewrite, "STAGES", (*STAGES[:number], Stage(stage.name, failing), *STAGES[number + 1 :])
+    )
+    with pytest.raises(Injected):
+        accelerate_for_cpu(model, dtype="int8")
+    snapshot.check()
+
+
 def test_an_interrupt_undoes_everything(monkeypatch):
     family = FAMILIES["bert"]
     model = family.build()
     snapshot = Snapshot(family, model)
-    monkeypatch.setattr(
-        rewrite, "fuse_encoder_layers", lambda context: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    interrupted = Stage("interrupted", lambda context: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(rewrite, "STAGES", (*STAGES, interrupted))
     with pytest.raises(KeyboardInterrupt):
         accelerate_for_cpu(model, dtype="int8")
     snapshot.check()

@@ -17,7 +17,7 @@ from hf_cpu_accel.patching.journal import add_attribute
 from hf_cpu_accel.plan import CompiledRegion, Plan
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.rewrite.apply import Acceleration
+    from hf_cpu_accel.patching.acceleration import Acceleration
 
 
 @dataclass

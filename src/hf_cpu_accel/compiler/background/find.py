@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.background.reads import structure
-from hf_cpu_accel.rewrite.core.context import is_plain
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 

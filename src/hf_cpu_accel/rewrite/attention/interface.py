@@ -1,7 +1,4 @@
-"""Our attention behind transformers' attention and mask interfaces, under the name `hf_cpu_accel`.
-
-This is the only file of the rewrites that imports transformers, and it does so when it is first used.
-"""
+"""Our attention behind transformers' attention and mask interfaces, under the name `hf_cpu_accel`."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.lazy.causal_mask import CausalMask, causal_mask, is_sliding_causal, plain_causal
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.stored_heads import readable
@@ -18,8 +16,6 @@ from hf_cpu_accel.lazy.window_mask import WindowMask, is_window
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.attention.paged import paged_attention_forward
 
-NAME = "hf_cpu_accel"
-REPLACED = "sdpa"
 # Keyword arguments that change the result and that the op does not know.
 _PADDING = "_hf_cpu_accel_padding"  # attribute of a mask: the padding that it was made from
 _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
@@ -29,8 +25,8 @@ def register() -> None:
     """Make the name known to transformers. It has no effect on models whose config does not use it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, attention_mask)
+    AttentionInterface.register(NATIVE_ATTENTION, attention_forward)
+    AttentionMaskInterface.register(NATIVE_ATTENTION, attention_mask)
 
 
 def attention_mask(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION, STOCK_ATTENTION
 from hf_cpu_accel.patching.journal import Journal, SwappedAttribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
@@ -31,9 +32,9 @@ class AlsoSdpa(str):
     __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
-        from hf_cpu_accel.rewrite.attention.interface import REPLACED
-
-        return str.__eq__(self, other) is True or (isinstance(other, str) and str.__eq__(REPLACED, other))
+        return str.__eq__(self, other) is True or (
+            isinstance(other, str) and str.__eq__(STOCK_ATTENTION, other)
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -65,10 +66,10 @@ class AttentionRule:
         return Match(module, path, _refusal(module, path, context))
 
     def apply(self, match: Match, context: Context) -> Outcome:
-        from hf_cpu_accel.rewrite.attention.interface import NAME, register
+        from hf_cpu_accel.rewrite.attention.interface import register
 
         config = vars(match.module).get("config")
-        if config is not None and getattr(config, "_attn_implementation", None) == NAME:
+        if config is not None and getattr(config, "_attn_implementation", None) == NATIVE_ATTENTION:
             return Outcome((_item(match.path),), ())
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
@@ -78,7 +79,9 @@ class AttentionRule:
         replacements = _copy_configs(context.root, config)
         for original, replacement in replacements:
             if original is config:
-                vars(replacement)[_IMPLEMENTATION] = AlsoSdpa(NAME) if _asks_for_name(context.root) else NAME
+                vars(replacement)[_IMPLEMENTATION] = (
+                    AlsoSdpa(NATIVE_ATTENTION) if _asks_for_name(context.root) else NATIVE_ATTENTION
+                )
         _swap_configs(context.root, replacements, context.journal)
         return Outcome((_item(match.path),), ())
 
@@ -103,14 +106,12 @@ def _asks_for_name(root: nn.Module) -> bool:
 
 @cache
 def _compares(cls: type) -> bool:
-    from hf_cpu_accel.rewrite.attention.interface import REPLACED
-
     methods = [inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member)]
     codes = [method.__code__ for method in methods]
     return any(
         not _FIELDS.isdisjoint(code.co_names)
         and any(
-            REPLACED in (constant if isinstance(constant, tuple) else (constant,))
+            STOCK_ATTENTION in (constant if isinstance(constant, tuple) else (constant,))
             for constant in code.co_consts
         )
         for code in codes
@@ -118,14 +119,12 @@ def _compares(cls: type) -> bool:
 
 
 def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
-    from hf_cpu_accel.rewrite.attention.interface import NAME, REPLACED
-
     config = vars(module).get("config")
     implementation = getattr(config, "_attn_implementation", None)
     if context.skipped(path):
         return "skip_modules"
-    if implementation not in (REPLACED, NAME):
-        return f"its attention implementation is {implementation!r}, only {REPLACED!r} is replaced"
+    if implementation not in (STOCK_ATTENTION, NATIVE_ATTENTION):
+        return f"its attention implementation is {implementation!r}, only {STOCK_ATTENTION!r} is replaced"
     if getattr(config, "output_attentions", False):
         return "output_attentions=True asks for attention weights"
     return None

@@ -12,18 +12,20 @@ from torch.nn import functional
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.packing.linear import QUANTISED, pack_linear
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight, WaitingConvolution
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, Fold
-from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context, is_plain
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
+from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
+from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item, release
-from hf_cpu_accel.rewrite.norm.folded import norm_item, swap_norm, waits
 from hf_cpu_accel.runtime import hardware
 
 PATCHES = "patches as linear"

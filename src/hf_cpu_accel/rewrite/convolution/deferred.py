@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, Unwritten
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, Fold
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
+from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.runtime.tracing import is_compiling
 
 # What `packing.convolution.pack_conv2d` gives, and the bias.

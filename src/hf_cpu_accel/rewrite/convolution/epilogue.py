@@ -2,65 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-# A weight times less than this is too small to tell the weight again.
-_SMALLEST = 1e-20
-
-
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """The norm behind a convolution, as what it is with fixed statistics: gain * output + shift, per channel.
-
-    Attributes:
-        gain, shift: [out_channels] float32.
-    """
-
-    gain: Tensor
-    shift: Tensor
-
-    def bias(self, bias: Tensor | None) -> Tensor:
-        """That of convolution and norm together, float32."""
-        return self.shift if bias is None else torch.addcmul(self.shift, self.gain, bias.detach().float())
-
-    def weight(self, weight: Tensor) -> Tensor:
-        """[out_channels, ...] of convolution and norm together, float32."""
-        return weight.detach().float() * self._per_row(weight)
-
-    def lost(self, weight: Tensor) -> Tensor:
-        """Copies of the rows of `weight` that `unfolded` cannot tell, since they were multiplied by (nearly) nothing."""
-        return weight.detach()[self._small]
-
-    def unfolded(self, weight: Tensor, lost: Tensor) -> Tensor:
-        """The weight of the convolution alone, up to rounding."""
-        values = weight.float() / self._per_row(weight)
-        values[self._small] = lost.float()
-        return values
-
-    def normalise(self, output: Tensor) -> Tensor:
-        """The norm of [N, C, H, W], in its dtype."""
-        shape = (-1, 1, 1)
-        return torch.addcmul(self.shift.view(shape), output.float(), self.gain.view(shape)).to(output.dtype)
-
-    @property
-    def _small(self) -> Tensor:
-        return self.gain.abs() < _SMALLEST
-
-    def _per_row(self, weight: Tensor) -> Tensor:
-        return self.gain.view(-1, *(1,) * (weight.dim() - 1))
-
-
-@dataclass(frozen=True)
-class NormAfter:
-    """A norm that is folded into the convolution before it; `path` is its own."""
-
-    norm: nn.Module
-    path: str
-    fold: Fold
+from torch import Tensor
 
 
 class Epilogue(NamedTuple):

@@ -17,9 +17,10 @@ from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_co
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, own_is_faster, sample_of
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
-from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue, Fold
+from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
+from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 

@@ -13,13 +13,14 @@ from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Fold
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN
+from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.match import release
-from hf_cpu_accel.rewrite.norm.folded import norm_item, swap_norm, waits
 
 STRUCTURE = "convolution"
 

@@ -18,9 +18,10 @@ from hf_cpu_accel.providers.convolution import (
     prepack,
     works,
 )
-from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue, Fold
+from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 
 

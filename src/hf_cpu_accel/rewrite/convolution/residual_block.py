@@ -21,6 +21,7 @@ from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.trace import (
     DTYPES,
     Chain,
@@ -35,7 +36,6 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.norm.folded import FoldedNorm
 
 STRUCTURE = "residual blocks"
 # Worst pixel of an image, after up to twenty convolutions with the same packed weights, by the coarsest of these. Nothing is

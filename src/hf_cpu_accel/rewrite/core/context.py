@@ -10,16 +10,16 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore
+from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
-from hf_cpu_accel.rewrite.convolution.epilogue import Fold, NormAfter
+from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 
@@ -47,7 +47,9 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
-        refused: the parts that somebody would have expected to be fused, and that are not.
+        refused: the parts that one would have expected to be fused, and that are not.
+        modules: (path, module) of the tree as it was.
+        items, notes: those of the plan, so far.
     """
 
     root: nn.Module
@@ -66,6 +68,9 @@ class Context:
     measured: bool = False
     name: str = ""
     refused: list[RefusedPart] = field(default_factory=list)
+    modules: list[tuple[str, nn.Module]] = field(default_factory=list)
+    items: list[PlanItem] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -101,6 +106,7 @@ class Context:
             kept_for_adapters=kept_for_adapters(root, name),
             measured=measured,
             name=name,
+            modules=list(root.named_modules()),
         )
 
     def fold_after(self, convolution: nn.Module) -> Fold | None:
@@ -162,19 +168,6 @@ def weight_owners(root: nn.Module) -> dict[int, list[str]]:
 
 def _address(parameter: Tensor) -> int:
     return parameter.data_ptr() if parameter.numel() else id(parameter)
-
-
-def is_plain(module: nn.Module) -> bool:
-    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    if any(hooks) or parametrize.is_parametrized(module):
-        return False
-    return own_forward(module) is None and module._compiled_call_impl is None
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:

@@ -24,9 +24,9 @@ from hf_cpu_accel.patching.fused_module import Mixed, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.verify import TOLERANCES, row_errors, tolerance
-from hf_cpu_accel.rewrite.linear.group import members_apart
 from hf_cpu_accel.runtime.fork import new_lock
 
 _REASON = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
@@ -182,7 +182,7 @@ def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
 def _as_reference() -> Iterator[None]:
     try:
         _call.is_reference = True
-        with members_apart():
+        with disable_grouping():
             yield
     finally:
         _call.is_reference = False

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.core.foreign import call_foreign, ours
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
-from hf_cpu_accel.rewrite.linear.group import members_apart
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -69,7 +69,7 @@ class Shadow:
         Raises:
             OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
         """
-        with members_apart(), _ReadOnly(self._shared()):
+        with disable_grouping(), _ReadOnly(self._shared()):
             yield
 
     def _shared(self) -> set[int]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
-CACHES = frozenset({"past_key_values", "layer_past", "past_key_value"})  # names of arguments
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
 # Few enough rows that nobody measures who multiplies them fastest.
 _PROMPT, PADDING = 4, 2

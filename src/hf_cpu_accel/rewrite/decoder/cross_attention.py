@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.rewrite.attention.interface import as_key_padding
-
-if TYPE_CHECKING:
-    from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def padding_of(mask: Tensor, batch: int) -> Tensor | None:
     return padding if padding.dim() == 2 else None
 
 
-def cross_arguments(layers: Sequence[FusedDecoderLayer], memory: EncoderMemory) -> CrossArguments:
+def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> CrossArguments:
     """Keys and values for the layers: from the cache, into which they go where it has none yet."""
     cache, texts = memory.cache, None
     keys, values, rows = [], [], []

@@ -16,10 +16,10 @@ from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
+from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.cache import CPUCache
-    from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
 _NO_CROSS = CrossArguments([], [], None, None)
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
@@ -36,7 +36,7 @@ class Call:
         memory: what it looks at in an encoder's output.
     """
 
-    layer: FusedDecoderLayer
+    layer: BoundLayer
     cache: CPUCache | None
     mask: CausalMask | Tensor | None
     rotary: Any
@@ -117,30 +117,25 @@ class PendingHiddenStates(LazyTensor):
         del self._input, self._calls, self._before
 
 
-class Runs:
-    """The bound arguments of the runs of layers that end with one layer, by their length."""
-
-    def __init__(self) -> None:
-        self._runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = {}
-
-    def of(self, calls: Sequence[Call]) -> BoundLayers:
-        """Those of the layers of `calls`, bound at first use and whenever weights were exchanged."""
-        weights = [call.layer.weights for call in calls]
-        parts = [*weights, *(call.relative for call in calls)]
-        known = self._runs.get(len(calls))
-        if known is not None and all(map(operator.is_, known[0], parts)):
-            return known[1]
-        found = [call.rotary_group for call in calls]
-        groups = list(dict.fromkeys(group for group in found if group is not None))
-        tables = [0 if group is None else groups.index(group) for group in found]
-        bound = bind(
-            [
-                _with_tables(layer, table, call.relative)
-                for layer, table, call in zip(weights, tables, calls, strict=True)
-            ]
-        )
-        self._runs[len(calls)] = (parts, bound)
-        return bound
+def _bound_run(calls: Sequence[Call]) -> BoundLayers:
+    """The arguments of the layers of `calls`, bound at first use and whenever weights were exchanged."""
+    runs = calls[-1].layer.bound_runs
+    weights = [call.layer.weights for call in calls]
+    parts = [*weights, *(call.relative for call in calls)]
+    known = runs.get(len(calls))
+    if known is not None and all(map(operator.is_, known[0], parts)):
+        return known[1]
+    found = [call.rotary_group for call in calls]
+    groups = list(dict.fromkeys(group for group in found if group is not None))
+    tables = [0 if group is None else groups.index(group) for group in found]
+    bound = bind(
+        [
+            _with_tables(layer, table, call.relative)
+            for layer, table, call in zip(weights, tables, calls, strict=True)
+        ]
+    )
+    runs[len(calls)] = (parts, bound)
+    return bound
 
 
 def run(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
@@ -172,7 +167,7 @@ def _together(calls: Sequence[Call]) -> int:
 
 def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     layers = [call.layer for call in calls]
-    bound = layers[-1].runs.of(calls)
+    bound = _bound_run(calls)
     batch, q_len, _ = hidden_states.shape
     cache = calls[0].cache
     keys, values, past = [], [], []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
-from hf_cpu_accel.lazy.position_bias import PositionBias, RelativeBias, read_relative_bias
+from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -20,12 +20,14 @@ from hf_cpu_accel.rewrite.core.foreign import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
-from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, Role, fuse
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, fuse
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
 from hf_cpu_accel.rewrite.decoder.match import read
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.probe import trace
 from hf_cpu_accel.rewrite.decoder.randomized_copy import twin_of
+from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias, read_relative_bias
+from hf_cpu_accel.rewrite.decoder.role import Role
 from hf_cpu_accel.rewrite.decoder.rotary import RotaryGroups, Rotation, rotations
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace

@@ -6,8 +6,6 @@ that are `PendingHiddenStates`; the norm after the last layer, or whoever reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,68 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
-from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.position_bias import PositionBias
-from hf_cpu_accel.ops.decoder.layers import DecoderLayer
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.fused_module import Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
-from hf_cpu_accel.rewrite.decoder.deferred import Call, PendingHiddenStates, Runs
+from hf_cpu_accel.rewrite.decoder.deferred import Call, PendingHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
-from hf_cpu_accel.rewrite.decoder.masks import MaskForm, has_padded_queries, tokens_of, understood
-from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
-from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
-from hf_cpu_accel.rewrite.decoder.scores import Slopes
+from hf_cpu_accel.rewrite.decoder.masks import has_padded_queries, tokens_of, understood
+from hf_cpu_accel.rewrite.decoder.role import BoundLayer, Role
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.cache import CPUCache
 
 
-@dataclass(frozen=True)
-class Role:
-    """What a layer is in its model.
-
-    Attributes:
-        parts: what it is made of.
-        names: of its forward's parameters after hidden_states, in their order.
-        cache, mask: the names of these arguments.
-        mask_form: in which form its host passes the mask.
-        causal: whether it attends to no later token where it gets no mask.
-        rotary: where it has its tables from, or None if it turns nothing.
-        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
-        bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
-        slopes: the argument that ALiBi's slopes come from, or None.
-        ignored: names of arguments that its host passes and that change nothing.
-        cache_index: of its layer in the cache.
-        rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
-            tuple.
-        is_returned: whether its output leaves the model as it is.
-        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
-    """
-
-    parts: DecoderParts
-    names: tuple[str, ...]
-    cache: str
-    mask: str
-    mask_form: MaskForm
-    causal: bool
-    rotary: RotarySource | None
-    encoder: str | None
-    encoder_mask: str | None
-    bias: str | None
-    cross_bias: str | None
-    slopes: Slopes | None
-    ignored: frozenset[str]
-    cache_index: int
-    rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
-    is_returned: bool
-    skips_padding: bool = True
-
-
-class FusedDecoderLayer(Mixed):
+class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own) takes the
@@ -84,11 +37,7 @@ class FusedDecoderLayer(Mixed):
     tokens that other providers make the linears faster than fusing them does.
     """
 
-    role: Role
-    _hooks_inside: tuple[dict[int, Any], ...]
     _hooks_of_next: dict[int, Any]
-    _weights: DecoderLayer | None
-    _runs: Runs
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, C] and what the original takes -> as the original."""
@@ -134,19 +83,6 @@ class FusedDecoderLayer(Mixed):
         given = dict(zip(("hidden_states", *self.role.names), args, strict=False)) | kwargs
         return given.pop("hidden_states", None), given
 
-    @property
-    def weights(self) -> DecoderLayer:
-        """The layer as the op takes it, with its present weights."""
-        weights = self._weights  # once: another thread may forget them meanwhile
-        if weights is None:
-            weights = self._weights = self.role.parts.of(self)
-        return weights
-
-    @property
-    def runs(self) -> Runs:
-        """The runs that end with this layer, as far as there were any."""
-        return self._runs
-
     def _understand(
         self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Call | None:
@@ -154,40 +90,22 @@ class FusedDecoderLayer(Mixed):
         role = self.role
         if hidden_states.dim() != 3 or torch.compiler.is_compiling():
             return None
-        arguments = kwargs if not args else dict(zip(role.names, args, strict=False)) | kwargs
-        cache = mask = rotary = encoder = encoder_mask = bias = cross_bias = slopes = None
-        for name, value in arguments.items():
-            if value is None or value is False or name in role.ignored:
-                continue
-            value = settled(value)
-            if name == role.cache:
-                cache = value
-            elif name == role.mask:
-                mask = value
-            elif role.rotary is not None and name == role.rotary.argument:
-                rotary = value
-            elif name == role.encoder:
-                encoder = value
-            elif name == role.encoder_mask:
-                encoder_mask = value
-            elif name == role.bias:
-                bias = value
-            elif name == role.cross_bias:
-                cross_bias = value
-            elif role.slopes is not None and name == role.slopes.name:
-                slopes = value
-            else:
-                return None
+        given = role.arguments(args, kwargs)
+        if given is None:
+            return None
+        cache, mask = given.cache, given.mask
         q_len = hidden_states.shape[1]
-        if role.rotary is not None and not role.rotary.fits(rotary, q_len):
+        if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):
             return None
         if mask is None and q_len > 1 and not role.causal:
             return None
-        if (bias is None) != (role.bias is None) or (cross_bias is None) != (role.cross_bias is None):
+        if (given.bias is None) != (role.bias is None) or (given.cross_bias is None) != (
+            role.cross_bias is None
+        ):
             return None
         memory = None
         if role.encoder is not None:
-            memory = self._read_memory(encoder, encoder_mask, cache, hidden_states)
+            memory = self._read_memory(given.encoder, given.encoder_mask, cache, hidden_states)
             if memory is None:
                 return None
             cache = None if cache is None else cache.self_attention_cache
@@ -205,10 +123,10 @@ class FusedDecoderLayer(Mixed):
         if rows >= FEWEST_ROWS and not own_everywhere(role.parts.linears(self), rows):
             return None
         past = 0 if cache is None else cache.get_seq_length(role.cache_index)
-        if bias is not None and not _says(bias, q_len, past + q_len, zeros=False):
+        if given.bias is not None and not _says(given.bias, q_len, past + q_len, zeros=False):
             return None
-        if cross_bias is not None and (
-            memory is None or not _says(cross_bias, q_len, memory.states.shape[1], zeros=True)
+        if given.cross_bias is not None and (
+            memory is None or not _says(given.cross_bias, q_len, memory.states.shape[1], zeros=True)
         ):
             return None
         if role.slopes is not None:
@@ -216,10 +134,10 @@ class FusedDecoderLayer(Mixed):
             tokens = mask.padding if isinstance(mask, CausalMask) else None
             if mask is None and cache is not None and cache.start is not None:
                 tokens = tokens_of(cache, kv_len, batch)
-            if not role.slopes.says(slopes, tokens, batch, kv_len):
+            if not role.slopes.says(given.slopes, tokens, batch, kv_len):
                 return None
-        relative = self.weights.attention.relative if bias is None else bias.table
-        return Call(self, cache, mask, rotary, relative, memory)
+        relative = self.weights.attention.relative if given.bias is None else given.bias.table
+        return Call(self, cache, mask, given.rotary, relative, memory)
 
     def _read_memory(self, states: Any, mask: Any, cache: Any, hidden_states: Tensor) -> EncoderMemory | None:
         """What the layer looks at in an encoder's output; None if the op cannot."""
@@ -283,18 +201,6 @@ class FusedDecoderLayer(Mixed):
             return True
         return bool(hooks) and (has_foreign_hook(hooks) or is_collecting("hidden_states"))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedDecoderLayer:
-        super()._apply(fn, recurse)
-        self.forget()
-        return self
-
-    def forget(self) -> None:
-        """To be called when weights were cast or exchanged."""
-        self._weights, self._runs = None, Runs()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None, "_runs": Runs()}  # views of what the modules hold
-
 
 def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:
     """`layer` with the fused forward; the original is not changed.
@@ -304,7 +210,7 @@ def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> Fu
     """
     of_next = {} if following is None else following._forward_pre_hooks
     fused: FusedDecoderLayer = fused_layer(
-        FusedDecoderLayer, layer, role=role, _hooks_of_next=of_next, _weights=None, _runs=Runs()
+        FusedDecoderLayer, layer, role=role, _hooks_of_next=of_next, _weights=None, bound_runs={}
     )
     return fused
 

@@ -14,7 +14,6 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.position_bias import RelativeBias
 from hf_cpu_accel.ops.decoder.layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -23,6 +22,7 @@ from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, Mixture
 from hf_cpu_accel.rewrite.decoder.head_norms import find_head_norms
 from hf_cpu_accel.rewrite.decoder.heads import Found, find_heads, repeats_of
 from hf_cpu_accel.rewrite.decoder.parts import CrossParts, DecoderParts
+from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
 from hf_cpu_accel.rewrite.decoder.trace import (

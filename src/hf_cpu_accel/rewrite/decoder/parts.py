@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.position_bias import RelativeBias
 from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Heads, Norm, SelfAttention
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts
+from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.run import LinearRun
 from hf_cpu_accel.rewrite.norm.match import NormSpec

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.core.verify import row_errors
 from hf_cpu_accel.rewrite.decoder.calls import PADDING, LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
-from hf_cpu_accel.rewrite.decoder.layer import Role, fuse
+from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
-from hf_cpu_accel.rewrite.linear.group import members_apart
+from hf_cpu_accel.rewrite.decoder.role import Role
 
 # By the dtype of the activations; what is left between two that are the same is rounding, and what quantised inputs make of it.
 _TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 3e-2}
@@ -101,7 +102,7 @@ class Proof:
         if masked:
             steps.append((slice(prompt, None), slice(-1, None)))
         outputs = []
-        with torch.no_grad(), members_apart():
+        with torch.no_grad(), disable_grouping():
             for part, positions in steps:
                 states, shown = self.hidden_states[:, part], self.tokens[:, : part.stop]
                 arguments = {

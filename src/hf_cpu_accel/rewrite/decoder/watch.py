@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, required
 from hf_cpu_accel.rewrite.decoder.randomized_copy import attention_configs
 from hf_cpu_accel.rewrite.decoder.trace import (
@@ -25,7 +26,6 @@ from hf_cpu_accel.rewrite.decoder.trace import (
     Stored,
 )
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
-from hf_cpu_accel.rewrite.linear.group import members_apart
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
@@ -40,7 +40,7 @@ _IMPLEMENTATION = "_attn_implementation_internal"
 @contextmanager
 def watched(layer: nn.Module, seen: DecoderTrace) -> Iterator[None]:
     """What `layer`, a twin, calls inside is noted in `seen`."""
-    with members_apart(), _dispatched_attention(layer, seen), _FunctionCalls(seen), _OpCalls(layer, seen):
+    with disable_grouping(), _dispatched_attention(layer, seen), _FunctionCalls(seen), _OpCalls(layer, seen):
         yield
 
 

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.core.verify import probe, row_error
-from hf_cpu_accel.rewrite.decoder.calls import CACHES
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     MASK,

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.trace import PRODUCTS
-from hf_cpu_accel.rewrite.linear.group import members_apart
 
 _ATTENTION = torch.ops.hf_cpu_accel.attention.default
 
@@ -57,7 +57,7 @@ def seen(
             inputs.append(args[0])
 
     with ExitStack() as watching:
-        watching.enter_context(members_apart())
+        watching.enter_context(disable_grouping())
         hook = parts.projections[0].register_forward_pre_hook(note)
         watching.callback(hook.remove)
         watching.enter_context(attended)

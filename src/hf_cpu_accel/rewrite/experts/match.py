@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, is_plain
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, holds_experts, read_experts

@@ -9,7 +9,7 @@ from torch import nn
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.providers.describe import describe, summary
 from hf_cpu_accel.providers.route import Route
-from hf_cpu_accel.rewrite.core.fused_container import FusedContainer
+from hf_cpu_accel.rewrite.linear.container import FusedContainer
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 

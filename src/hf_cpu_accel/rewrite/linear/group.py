@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,26 +13,13 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.remember import Stamp
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.providers.route import Route, deciding_nothing
+from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.core.grouping import GROUPING_DISABLED
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part, RunWork
 
 # Of calls on whose path something else was joined than what had been proved. After that, members that a host calls in changing
 # ways are computed one by one.
 _MOST_RECORDINGS = 8
-
-
-_separately: ContextVar[bool] = ContextVar("separately", default=False)
-
-
-@contextmanager
-def members_apart() -> Iterator[None]:
-    """Compute every member on its own, by our kernels, and learn nothing: for looking at what a model does."""
-    token = _separately.set(True)
-    try:
-        with deciding_nothing():
-            yield
-    finally:
-        _separately.reset(token)
 
 
 class ProjectionGroup:
@@ -79,7 +64,7 @@ class ProjectionGroup:
         if (
             len(self.ranges) == 1
             or torch.compiler.is_compiling()
-            or _separately.get()
+            or GROUPING_DISABLED.get()
             or input.is_inference()
             or any(self.hooks)
         ):

@@ -12,10 +12,11 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.journal import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
-from hf_cpu_accel.rewrite.linear.group import ProjectionGroup, members_apart
+from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.runtime.memory import trim_heap
 
@@ -85,7 +86,7 @@ def put_in_place(
     if context.config.verify:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
-            with torch.no_grad(), members_apart():  # which says nothing of how the host calls them
+            with torch.no_grad(), disable_grouping():  # which says nothing of how the host calls them
                 reason = disagreement(replacement(input), linear(input), dtype, linear.weight.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, structure, reason),), (linear,))

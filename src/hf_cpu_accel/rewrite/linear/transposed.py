@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, is_plain, refusal
-from hf_cpu_accel.rewrite.core.parts import plain_linear
+from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
+from hf_cpu_accel.rewrite.linear.parts import plain_linear
 
 STRUCTURE = "transposed linear"
 

@@ -13,10 +13,10 @@ from hf_cpu_accel.patching.fused_module import Mixed, fused_layer
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import PendingConvolution
-from hf_cpu_accel.rewrite.convolution.epilogue import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.runtime.tracing import is_compiling
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.core.context import Context, is_plain, refusal
+from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
 

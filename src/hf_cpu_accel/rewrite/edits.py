@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.patching.fused_module import Mixed
 from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -26,7 +27,6 @@ from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.norm.folded import FoldedNorm
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
 from hf_cpu_accel.runtime.fork import new_lock
 

@@ -12,14 +12,14 @@ from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.fused_container import FusedContainer
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.parts import Parts, computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.container import FusedContainer
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
+from hf_cpu_accel.rewrite.linear.parts import Parts, computes, plain_linear, probes, take_apart
 from hf_cpu_accel.rewrite.norm.match import NormSpec
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.norm.batch_norm import followers
-from hf_cpu_accel.rewrite.norm.folded import FoldedNorm, fold_of
+from hf_cpu_accel.rewrite.convolution.batch_norm import followers
+from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm, fold_of
 from tests.rewrite.convolution.convolution_blocks import Bottleneck, Fork, FrozenNorm, Layer, with_statistics
 
 # {name: (host of 32 channels, how many norms it has)}

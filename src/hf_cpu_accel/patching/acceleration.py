@@ -1,0 +1,72 @@
+"""What an accelerated model carries: its plan, and the journal by which everything is undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.patching.hooks import forget_children
+from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.plan import Plan
+
+# A plain attribute of the model, so that its deep copies and pickles have it too.
+ATTRIBUTE = "_hf_cpu_accel"
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """The state of an accelerated model.
+
+    Attributes:
+        name: what the target called it, if it had several.
+        is_whole: False while it is being made, and if that was interrupted and could not be undone: `undo` then goes on.
+    """
+
+    plan: Plan
+    journal: Journal
+    name: str = ""
+    is_whole: bool = True
+
+    @property
+    def config(self) -> CPUAccelConfig:
+        assert self.plan.config is not None
+        return self.plan.config
+
+
+class AddedState:
+    """The attribute, and the hook that refuses to load a state dict, are there."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.hook: Any = None
+
+    def undo(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+        vars(self.root).pop(ATTRIBUTE, None)
+
+
+def acceleration_of(root: nn.Module) -> Acceleration | None:
+    """The state of `root`, or None if it is not accelerated itself (a part of it, or a model around it, may be)."""
+    return vars(root).get(ATTRIBUTE)
+
+
+def accelerated_parts(root: nn.Module) -> list[nn.Module]:
+    """The modules at and below `root` that were accelerated on their own."""
+    return [module for module in root.modules() if acceleration_of(module) is not None]
+
+
+def undo(root: nn.Module) -> None:
+    """Give `root` its original modules, weights and configs back.
+
+    Raises:
+        RuntimeError: the original weights were dropped (`originals="drop"`); the model stays accelerated.
+    """
+    acceleration = acceleration_of(root)
+    if acceleration is not None:
+        acceleration.journal.check()
+        acceleration.journal.undo()
+        forget_children(root)  # hooks on modules of ours went to the originals

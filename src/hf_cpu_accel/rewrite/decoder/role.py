@@ -1,0 +1,134 @@
+"""What a decoder layer is in its model: its parts, and by which names its host passes what it attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+
+from hf_cpu_accel.lazy.lazy_tensor import settled
+from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer
+from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.rewrite.decoder.masks import MaskForm
+from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
+from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
+from hf_cpu_accel.rewrite.decoder.scores import Slopes
+
+
+@dataclass
+class LayerArguments:
+    """What one call of a layer passes besides hidden states; None for what it does not pass."""
+
+    cache: Any = None
+    mask: Any = None
+    rotary: Any = None
+    encoder: Any = None
+    encoder_mask: Any = None
+    bias: Any = None
+    cross_bias: Any = None
+    slopes: Any = None
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a layer is in its model.
+
+    Attributes:
+        parts: what it is made of.
+        names: of its forward's parameters after hidden_states, in their order.
+        cache, mask: the names of these arguments.
+        mask_form: in which form its host passes the mask.
+        causal: whether it attends to no later token where it gets no mask.
+        rotary: where it has its tables from, or None if it turns nothing.
+        encoder, encoder_mask: names of the arguments for an encoder's output and its mask, or None if it looks at none.
+        bias, cross_bias: names of the position biases that it is handed, the latter being zeros; None if it is handed none.
+        slopes: the argument that ALiBi's slopes come from, or None.
+        ignored: names of arguments that its host passes and that change nothing.
+        cache_index: of its layer in the cache.
+        rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
+            tuple.
+        is_returned: whether its output leaves the model as it is.
+        skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
+    """
+
+    parts: DecoderParts
+    names: tuple[str, ...]
+    cache: str
+    mask: str
+    mask_form: MaskForm
+    causal: bool
+    rotary: RotarySource | None
+    encoder: str | None
+    encoder_mask: str | None
+    bias: str | None
+    cross_bias: str | None
+    slopes: Slopes | None
+    ignored: frozenset[str]
+    cache_index: int
+    rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
+    is_returned: bool
+    skips_padding: bool = True
+
+    @cached_property
+    def fields(self) -> dict[str, str]:
+        """{name of an argument: field of `LayerArguments`}."""
+        names = {
+            "cache": self.cache,
+            "mask": self.mask,
+            "rotary": None if self.rotary is None else self.rotary.argument,
+            "encoder": self.encoder,
+            "encoder_mask": self.encoder_mask,
+            "bias": self.bias,
+            "cross_bias": self.cross_bias,
+            "slopes": None if self.slopes is None else self.slopes.name,
+        }
+        return {name: field for field, name in names.items() if name is not None}
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerArguments | None:
+        """The arguments after hidden_states by what they are; None if there is one that is not known."""
+        given = LayerArguments()
+        named = kwargs if not args else dict(zip(self.names, args, strict=False)) | kwargs
+        for name, value in named.items():
+            if value is None or value is False or name in self.ignored:
+                continue
+            field = self.fields.get(name)
+            if field is None:
+                return None
+            setattr(given, field, settled(value))
+        return given
+
+
+class BoundLayer(Mixed):
+    """A layer with its weights as the op takes them, and the runs of layers that end with it.
+
+    Attributes:
+        role: what it is in its model.
+        bound_runs: {length of a run: (what was bound, the bound arguments)}; see `deferred`.
+    """
+
+    role: Role
+    bound_runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]]
+    _weights: DecoderLayer | None
+
+    @property
+    def weights(self) -> DecoderLayer:
+        """The layer as the op takes it, with its present weights."""
+        weights = self._weights  # once: another thread may forget them meanwhile
+        if weights is None:
+            weights = self._weights = self.role.parts.of(self)
+        return weights
+
+    def forget(self) -> None:
+        """To be called when weights were cast or exchanged."""
+        self._weights, self.bound_runs = None, {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BoundLayer:
+        super()._apply(fn, recurse)
+        self.forget()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of what the modules hold
