@@ -11,24 +11,34 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
+from hf_cpu_accel.graph.accepted import takes
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, _watch
 from hf_cpu_accel.ops.sparse import spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 from hf_cpu_accel.runtime.fork import new_lock
 
-if TYPE_CHECKING:
-    from hf_cpu_accel.graph.propagate import FastPropagate
-
 MOST_MATRICES = 16
 _HOOKS = ("_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks")
 _LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
+
+
+class Propagate(Protocol):
+    """What stands in front of a layer's `propagate`, as this file needs it: see `propagate.FastPropagate`."""
+
+    conv: MessagePassing
+    message: Message | None
+    reduce: str | None
+
+    def __call__(self, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any: ...
+
+    def update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -175,14 +185,12 @@ def with_plain_edges(
 _FROM_ENTRIES = ("edge_weight", "edge_attr", "edge_type", "adj_t", "edge_index", "ptr")
 
 
-def propagate_matrix(propagate: FastPropagate, matrix: Any, kwargs: dict[str, Any]) -> Any:
+def propagate_matrix(propagate: Propagate, matrix: Any, kwargs: dict[str, Any]) -> Any:
     """What `propagate` gives for a graph that is a matrix; None if it is none, or one that the layer has to see to itself."""
     conv = propagate.conv
     edges = _edges_for(conv, matrix)
     if edges is None:
         return None
-    from hf_cpu_accel.graph.propagate import takes  # which imports this module
-
     message, reduce = propagate.message, propagate.reduce
     if not takes(conv, edges.edge_index):
         return None
@@ -199,7 +207,7 @@ def propagate_matrix(propagate: FastPropagate, matrix: Any, kwargs: dict[str, An
 
 
 def _multiply(
-    propagate: FastPropagate, reduce: str, edges: MatrixEdges, x: Tensor, kwargs: dict[str, Any]
+    propagate: Propagate, reduce: str, edges: MatrixEdges, x: Tensor, kwargs: dict[str, Any]
 ) -> Any:
     try:
         adjacency = adjacencies.get(edges.edge_index, "source_to_target", edges.targets, edges.sources)
@@ -209,7 +217,7 @@ def _multiply(
     needs = torch.is_grad_enabled() and x.requires_grad
     transposed = adjacency.transposed() if needs else None
     output = spmm_reduce(adjacency.rowptr, adjacency.col, value, x, reduce, transposed=transposed)
-    return propagate._update(output, kwargs)
+    return propagate.update(output, kwargs)
 
 
 _products: weakref.WeakKeyDictionary[MessagePassing, bool] = weakref.WeakKeyDictionary()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
+from hf_cpu_accel.graph.accepted import takes
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix
@@ -23,34 +24,6 @@ from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 FEWEST_VALUES = 1 << 16
 """Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""
-
-INDEX_DTYPES = (torch.int64, torch.int32)
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_edge_update_forward_pre_hooks",
-    "_edge_update_forward_hooks",
-)
-
-
-def takes(conv: MessagePassing, edge_index: object) -> bool:
-    """Whether this call of a layer is one that we serve: plain edges on the CPU, and nobody who looks on."""
-    return (
-        isinstance(edge_index, Tensor)
-        and edge_index.layout is torch.strided
-        and edge_index.dtype in INDEX_DTYPES
-        and edge_index.dim() == 2
-        and edge_index.shape[0] == 2
-        and edge_index.device.type == "cpu"
-        and not conv.explain
-        and conv.decomposed_layers == 1
-        and not torch.jit.is_tracing()
-        and not any(getattr(conv, hooks) for hooks in _HOOKS)
-    )
 
 
 def is_small(edge_index: Any, features: int) -> bool:
@@ -204,10 +177,10 @@ class FastPropagate:
             if weight is not None:
                 return None
             turned = transposed_if(adjacency, x)
-            return self._update(self._reduce(adjacency, adjacency.col, x, turned), kwargs)
+            return self.update(self._reduce(adjacency, adjacency.col, x, turned), kwargs)
         self.count()
         value = None if weight is None else adjacency.sort(weight)
-        return self._update(aggregate(adjacency, x, self.reduce, value), kwargs)
+        return self.update(aggregate(adjacency, x, self.reduce, value), kwargs)
 
     def _reduce(self, adjacency: Adjacency, rows: Tensor, x: Tensor, transposed: Transposed | None) -> Tensor:
         """All reductions of those rows of x that the entries of the graph refer to."""
@@ -236,6 +209,7 @@ class FastPropagate:
             output = self._reduce(adjacency, adjacency.order, messages, transposed)
         return conv.update(output, **conv.inspector.collect_param_data("update", collected))
 
-    def _update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    def update(self, output: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """What the layer makes of the reduced messages [N, ...]: its own `update` with those of `kwargs` that it takes."""
         names = self.conv.inspector.get_param_names("update")
         return self.conv.update(output, **{name: kwargs[name] for name in names})

@@ -1,0 +1,35 @@
+"""Which calls of a layer our paths take; all others go to the layer's own `propagate`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_edge_update_forward_pre_hooks",
+    "_edge_update_forward_hooks",
+)
+
+
+def takes(conv: MessagePassing, edge_index: object) -> bool:
+    """Whether this call of a layer is one that our paths take: plain edges on the CPU, no hooks and no explanation asked for."""
+    return (
+        isinstance(edge_index, Tensor)
+        and edge_index.layout is torch.strided
+        and edge_index.dtype in INDEX_DTYPES
+        and edge_index.dim() == 2
+        and edge_index.shape[0] == 2
+        and edge_index.device.type == "cpu"
+        and not conv.explain
+        and conv.decomposed_layers == 1
+        and not torch.jit.is_tracing()
+        and not any(getattr(conv, hooks) for hooks in _HOOKS)
+    )
