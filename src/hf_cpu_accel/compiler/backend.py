@@ -63,8 +63,8 @@ def _compile(
         if not _has_compiler():
             return graph_module.forward
         return torch_private.compile_with_inductor(graph_module, example_inputs, dict(options.inductor))
-    rewriter = Rewriter(captured, options)
-    entry.rewrites = run_passes(rewriter)
+    rewriter = Rewriter(captured, options.dtype)
+    entry.rewrites = run_passes(rewriter, options.skip_passes)
     kept, requests = rewriter.finish()
     aten = captured.graph_module
     aten.recompile()

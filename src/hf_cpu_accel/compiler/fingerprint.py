@@ -6,7 +6,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-import hf_cpu_accel
+from hf_cpu_accel.runtime.files import PACKAGE
 
 # The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights.
 _SOURCES = ("compiler", "ops", "packing")
@@ -15,7 +15,7 @@ _SOURCES = ("compiler", "ops", "packing")
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
     """Another one after any file of the passes, lowerings, ops or packing has changed."""
-    return fingerprint_of(Path(hf_cpu_accel.__file__).parent)
+    return fingerprint_of(PACKAGE)
 
 
 def fingerprint_of(package: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_cpu_accel.compiler import torch_private
+from hf_cpu_accel.compiler.passes import PASSES
 from hf_cpu_accel.packing.linear import DTYPES
 
 # torch's names for how much a user is ready to wait. What they set in Inductor:
@@ -39,8 +40,6 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from hf_cpu_accel.compiler.passes import PASSES
-
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(f"options: dtype={self.dtype!r}: accepted are None, {_listed(DTYPES)}")
         if isinstance(self.skip_passes, str) or not isinstance(self.skip_passes, list | tuple):

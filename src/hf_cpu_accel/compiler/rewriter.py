@@ -13,7 +13,6 @@ from torch.fx import Graph, Node
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.bind import Request
 from hf_cpu_accel.compiler.capture import Captured
-from hf_cpu_accel.compiler.options import Options
 from hf_cpu_accel.compiler.weight_transforms import Composed, Part, Recipe
 
 aten = torch.ops.aten
@@ -34,12 +33,12 @@ class Rewriter:
 
     Attributes:
         graph: the graph. Every node has its fake tensor (or symbolic number) in `meta["val"]`.
-        options: of the compilation.
+        dtype: of packed weights, one of `packing.DTYPES`, or None for that of each weight.
     """
 
-    def __init__(self, captured: Captured, options: Options) -> None:
+    def __init__(self, captured: Captured, dtype: str | None = None) -> None:
         self.graph: Graph = captured.graph_module.graph
-        self.options = options
+        self.dtype = dtype
         self._mode = torch_private.fake_mode()
         self._inputs = list(self.graph.find_nodes(op="placeholder"))
         self._positions = {node: position for position, node in enumerate(self._inputs)}

@@ -1,8 +1,11 @@
-"""Reading the small text files by which the kernel tells of itself."""
+"""Where this package lies, and reading the small text files by which the kernel tells of itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+"""The folder of this package."""
 
 
 def read_text(path: Path) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from torch import nn
 
 from hf_cpu_accel.compiler import report
 from hf_cpu_accel.compiler.background import artifacts, jobs
@@ -14,9 +16,6 @@ from hf_cpu_accel.compiler.background.calls import Key
 from hf_cpu_accel.compiler.background.verdict import Verdict
 from hf_cpu_accel.compiler.background.worker import Job
 from hf_cpu_accel.runtime.fork import new_lock
-
-if TYPE_CHECKING:
-    from hf_cpu_accel.compiler.background.forward import BlockForward
 
 logger = logging.getLogger("hf_cpu_accel.compiler")
 
@@ -54,6 +53,14 @@ class Form:
         return self.verdicts.setdefault(size.bit_length(), Verdict())
 
 
+class Block(Protocol):
+    """What stands in front of a block of the model, see `forward.BlockForward`."""
+
+    block: nn.Module
+
+    def offer(self, key: Key, form: Form, bound: BoundBlock) -> None: ...
+
+
 class Region:
     """Attributes:
     name: the path of its blocks, `*` for the number.
@@ -68,13 +75,13 @@ class Region:
 
     def __init__(self, name: str, mode: str, dtype: str, bundle: Path | None = None) -> None:
         self.name, self.mode, self.dtype, self.bundle = name, mode, dtype, bundle
-        self.blocks: list[BlockForward] = []
+        self.blocks: list[Block] = []
         self.forms: dict[Key, Form] = {}
         self.other_calls: str | None = None
         self.closed = False
         self._lock = new_lock()
 
-    def request(self, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def request(self, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have calls with that key compiled; in the background unless the mode is "now"."""
         with self._lock:
             if key in self.forms:
@@ -98,7 +105,7 @@ class Region:
         return any(verdict.faster for form in self.forms.values() for verdict in list(form.verdicts.values()))
 
     def _make(
-        self, form: Form, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, form: Form, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         try:
             self._compile(form, block, key, args, kwargs)
@@ -107,7 +114,7 @@ class Region:
             form.leave(f"{type(error).__name__}: {error}")
 
     def _compile(
-        self, form: Form, first: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, form: Form, first: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         waiting = [first, *(block for block in self.blocks if block is not first)]
         while waiting and len(form.libraries) < MAX_LIBRARIES and not self.closed:
@@ -131,7 +138,7 @@ class Region:
         form.state = "compiled"
 
     def _made(
-        self, form: Form, block: BlockForward, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, form: Form, block: Block, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Library | None:
         problem = _problem(block, self.mode)
         if problem is not None:
@@ -150,7 +157,7 @@ class Region:
         return library
 
 
-def _problem(block: BlockForward, mode: str) -> str | None:
+def _problem(block: Block, mode: str) -> str | None:
     """Why nothing can be compiled, as far as it shows without trying."""
     from hf_cpu_accel.compiler.background.toolchain import compiler
 

@@ -13,16 +13,10 @@ from typing import Any
 
 import torch
 
-import hf_cpu_accel
+from hf_cpu_accel.runtime.files import PACKAGE
 
 # What the version numbers and the fingerprint in an artefact's key say already.
-_KNOWN = tuple(
-    str(Path(folder).resolve()) + "/"
-    for folder in (
-        *torch.__path__,
-        *hf_cpu_accel.__path__,
-    )
-)
+_KNOWN = tuple(f"{Path(folder).resolve()}/" for folder in (*torch.__path__, str(PACKAGE)))
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve()) + "/"
 
 

@@ -24,7 +24,6 @@ from hf_cpu_accel.compiler.background.reads import Read, digest, recorded
 from hf_cpu_accel.compiler.background.sources import executed, stamps
 from hf_cpu_accel.compiler.bind import Request
 from hf_cpu_accel.compiler.capture import Captured
-from hf_cpu_accel.compiler.options import Options
 from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
@@ -257,7 +256,7 @@ def _rewrite(
     state = frozenset(index for index, place in enumerate(places) if place.kind == "state")
     captured = Captured(graph, [node.meta.get("val") for node in nodes], state, {})
     with torch_private.as_if_traced(captured.inputs):
-        rewriter = Rewriter(captured, Options())
+        rewriter = Rewriter(captured)
         entry.rewrites = run_passes(rewriter)
         kept, requests = rewriter.finish()
     graph.recompile()

@@ -6,8 +6,7 @@ of `meta["val"]`, one user where a value disappears, nothing that is written in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.passes import (
@@ -32,9 +31,7 @@ from hf_cpu_accel.compiler.passes import (
     rotary,
     simplify,
 )
-
-if TYPE_CHECKING:
-    from hf_cpu_accel.compiler.rewriter import Rewriter
+from hf_cpu_accel.compiler.rewriter import Rewriter
 
 PASSES: dict[str, Callable[[Rewriter], int]] = {
     "simplify": simplify.apply,
@@ -61,12 +58,12 @@ PASSES: dict[str, Callable[[Rewriter], int]] = {
 }
 
 
-def run_passes(rewriter: Rewriter) -> dict[str, int]:
-    """Run all that `options.skip_passes` does not name, and count: {pass: matches}, also in Dynamo's counters."""
+def run_passes(rewriter: Rewriter, skip: Collection[str] = ()) -> dict[str, int]:
+    """Run all that `skip` does not name, and count: {pass: matches}, also in Dynamo's counters."""
     rewrites = {}
     counters = torch_private.counters("hf_cpu_accel")
     for name, apply in PASSES.items():
-        if name in rewriter.options.skip_passes:
+        if name in skip:
             continue
         rewrites[name] = apply(rewriter)
         counters[name] += rewrites[name]

@@ -91,7 +91,7 @@ def _dtype(
     what `joined` stands for.
     """
     own = str(kernel.dtype).removeprefix("torch.")
-    dtype = rewriter.options.dtype or node.meta.get(PACKED_AS, own)
+    dtype = rewriter.dtype or node.meta.get(PACKED_AS, own)
     if dtype in ("int8", "int4"):
         return "int8" if kernel[0].numel() <= MAX_INTEGER_FEATURES else None
     dtype = dtype if dtype in ("float32", "bfloat16") else own

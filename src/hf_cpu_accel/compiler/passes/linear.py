@@ -66,7 +66,7 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     if out_features < MIN_OUT_FEATURES:
         return False
     own = str(value(weight).dtype).removeprefix("torch.")
-    dtype = rewriter.options.dtype or node.meta.get(PACKED_AS, own)
+    dtype = rewriter.dtype or node.meta.get(PACKED_AS, own)
     data, *scale = rewriter.derived(PackedLinears(dtype, transposed), [weight])
     input = _unflattened(input)
     arguments = (input, data, scale[0] if scale else None, bias, None, out_features, "none")
