@@ -35,10 +35,10 @@ ALLOWED = {
     ("src/hf_cpu_accel/compiler/background/worker.py", "main", "torch.load without weights_only=True"): (
         "the job of a child process, whose parent hands it a file that has no name"
     ),
-    ("src/hf_cpu_accel/compiler/torch_private/__init__.py", "load_library", "machine code"): (
+    ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_library", "machine code"): (
         "a compiled block, which artifacts.load has found to be this user's own, or trusted"
     ),
-    ("src/hf_cpu_accel/compiler/torch_private/__init__.py", "load_package", "machine code"): (
+    ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_package", "machine code"): (
         "a file that the user gives to load_aot"
     ),
     ("src/hf_cpu_accel/extension.py", "status", "machine code"): "the kernels of the package itself",

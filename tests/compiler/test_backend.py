@@ -17,6 +17,7 @@ from torch._inductor import config as inductor_config
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from hf_cpu_accel.compiler.options import Options
+from hf_cpu_accel.compiler.torch_private import versions
 from tests.compiler.conftest import only_graph
 
 
@@ -161,7 +162,7 @@ def test_an_unknown_torch_gets_plain_inductor(
 ) -> None:
     report.say.cache_clear()
     torch_private.problem.cache_clear()
-    monkeypatch.setattr(torch_private, "CHECKED", {"2.1": "long ago"})
+    monkeypatch.setattr(versions, "CHECKED", {"2.1": "long ago"})
     model = mlp()
     try:
         with caplog.at_level(logging.WARNING):

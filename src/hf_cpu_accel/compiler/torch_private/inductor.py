@@ -1,0 +1,94 @@
+"""Inductor: compiling a graph, its settings and its folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+
+def compile_with_inductor(
+    graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
+) -> Callable[..., Any]:
+    """Inductor's answer to `graph`, with `patches` to its config for this graph alone.
+
+    It takes ownership of the graph.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    for node in graph.graph.find_nodes(op="placeholder"):
+        # With `cpp_wrapper` Inductor would take these for the inputs, and nothing for the symbolic sizes among them.
+        node.meta.pop("val", None)
+    compiled: Any = compile_fx(graph, list(inputs), config_patches=patches)
+    return compiled
+
+
+def plain_inductor(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Inductor as torch documents it for graphs of one's own."""
+    from torch import _inductor
+
+    compiled: Any = _inductor.compile(graph, list(inputs))
+    return compiled
+
+
+def has_compiler() -> bool:
+    """Whether Inductor finds a C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
+
+
+def inductor_default(name: str) -> Any:
+    """The setting of Inductor's config that holds now.
+
+    Raises:
+        AttributeError: there is none of that name.
+    """
+    from torch._inductor import config
+
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
+    """A patch that makes `uuid` part of the keys of Inductor's caches, behind the passes that the user may have set."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+
+    class Marker(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return uuid()
+
+    return {
+        "post_grad_custom_pre_pass": [*get_custom_graph_passes(config.post_grad_custom_pre_pass), Marker()]
+    }
+
+
+def inductor_folder() -> Path:
+    """Where Inductor keeps what it has compiled, some of it as pickles."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+
+
+def inductor_in(folder: Path) -> AbstractContextManager[Any]:
+    """Inside, Inductor keeps it in `folder`."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    manager: AbstractContextManager[Any] = temporary_cache_dir(str(folder))
+    return manager
