@@ -2,72 +2,23 @@
 
 `import hf_cpu_accel` must not import transformers, yet transformers has to know the keyword `cpu_optimize=`
 afterwards. So `install()` patches the host modules that are loaded already, and leaves a finder on
-`sys.meta_path` that patches the others when somebody imports them. What is patched is a table (module name ->
+`sys.meta_path` that patches the others when they are imported. What is patched is a table (module name ->
 function); the default one is `frontends.keyword.PATCHES`.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-
-class Journal:
-    """The replacements that one installation made, in order, so that `undo` can put the originals back.
-
-    `active` turns False at `undo`. A wrapper that another library captured in between (by wrapping it once
-    more, or by copying it) cannot be taken out of there; it reads this flag and then only passes calls on.
-    """
-
-    def __init__(self) -> None:
-        self.active = True
-        self._entries: list[tuple[Any, str, Any, Any]] = []
-        self._cached: list[tuple[str, str, Any, Any]] = []
-
-    def replace(self, owner: Any, name: str, replacement: Any) -> None:
-        """Put `replacement` in place of the attribute `name` that `owner` (class or module) itself
-        defines."""
-        original = vars(owner)[name]
-        self._entries.append((owner, name, original, replacement))
-        setattr(owner, name, replacement)
-
-    def replace_cached(self, package: str, name: str, original: Any, replacement: Any) -> None:
-        """Treat like `original` the copies of the reference that lazy package objects keep, now or later.
-
-        A lazy package stores what it looked up as its own attribute. And transformers executes its `__init__`
-        a second time while its modules load, so the package object that the user holds is not the one in
-        `sys.modules`: the namespaces are found from the object they refer to.
-        """
-        self._cached.append((package, name, original, replacement))
-        _swap_cached(package, name, original, replacement)
-
-    def undo(self) -> None:
-        """Put the original objects back wherever the replacement still stands."""
-        self.active = False
-        for owner, name, original, replacement in reversed(self._entries):
-            if vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
-        for package, name, original, replacement in self._cached:
-            _swap_cached(package, name, replacement, original)
-        self._entries.clear()
-        self._cached.clear()
-
-
-def _swap_cached(package: str, name: str, old: Any, new: Any) -> None:
-    for namespace in gc.get_referrers(old):
-        if isinstance(namespace, dict) and (namespace.get("__name__"), namespace.get(name)) == (package, old):
-            namespace[name] = new
-
-
-Patch = Callable[[ModuleType, Journal], None]
+from hf_cpu_accel.frontends.patches import HostPatches, Patch
 
 
 class _PatchingLoader(Loader):
@@ -97,11 +48,11 @@ class _PatchingLoader(Loader):
 
 
 class _ImportHook(MetaPathFinder):
-    """One installation: the table of patches, which of them ran, and the journal of what they replaced."""
+    """One installation: the table of patches, which of them ran, and what they replaced."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
         self.patches = dict(patches)
-        self.journal = Journal()
+        self.replaced = HostPatches()
         self._patched: set[str] = set()
         self._lock = threading.Lock()
         self._searching = threading.local()
@@ -134,11 +85,11 @@ class _ImportHook(MetaPathFinder):
         A patch that does not fit only warns: the host's import must go on.
         """
         with self._lock:
-            if not self.journal.active or (name in self._patched and not fresh):
+            if not self.replaced.active or (name in self._patched and not fresh):
                 return
             self._patched.add(name)
             try:
-                self.patches[name](module, self.journal)
+                self.patches[name](module, self.replaced)
             except Exception as error:  # a future release of the host may differ in any way
                 warnings.warn(
                     f"hf_cpu_accel could not add the keyword cpu_optimize= to {name} "
@@ -158,7 +109,7 @@ class _ImportHook(MetaPathFinder):
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         with self._lock:
-            self.journal.undo()
+            self.replaced.undo()
 
 
 _install_lock = threading.Lock()
@@ -169,7 +120,7 @@ def install(patches: Mapping[str, Patch] | None = None) -> None:
     """Patch the modules of `patches` now (if loaded) or as soon as they are imported. Again: nothing happens.
 
     Args:
-        patches: module name -> function(module, journal) that makes its replacements through the journal; by
+        patches: module name -> function(module, patches) that makes its replacements through the `HostPatches`; by
             default the `cpu_optimize=` keyword of `frontends.keyword`.
     """
     global _installed

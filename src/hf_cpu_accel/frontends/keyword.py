@@ -23,7 +23,7 @@ from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.frontends.import_hook import Journal, Patch
+    from hf_cpu_accel.frontends.patches import HostPatches, Patch
 
 KEYWORD = "cpu_optimize"
 
@@ -104,14 +104,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _with_keyword(
-    function: Callable[..., Any], journal: Journal, call: AcceleratedCall
+    function: Callable[..., Any], patches: HostPatches, call: AcceleratedCall
 ) -> Callable[..., Any]:
     """`function` with the keyword: without it the plain function runs, with it `call(config, args,
     kwargs)`."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, cpu_optimize: Any = None, **kwargs: Any) -> Any:
-        if not journal.active:
+        if not patches.active:
             # Uninstalled, but somebody kept this wrapper: like the original, which does not know the keyword.
             given = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
             return function(*args, **given, **kwargs)
@@ -122,7 +122,7 @@ def _with_keyword(
     return wrapper
 
 
-def _patch_from_pretrained(owner: type, journal: Journal) -> None:
+def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
     """Give the classmethod `owner.from_pretrained` the keyword.
 
     The outermost call takes the keyword and the calls inside do not see it, so nothing is accelerated twice.
@@ -138,35 +138,35 @@ def _patch_from_pretrained(owner: type, journal: Journal) -> None:
             return (api.accelerate_for_cpu(loaded[0], config), *loaded[1:])
         return api.accelerate_for_cpu(loaded, config)
 
-    journal.replace(owner, "from_pretrained", classmethod(_with_keyword(function, journal, call)))
+    patches.replace(owner, "from_pretrained", classmethod(_with_keyword(function, patches, call)))
 
 
-def patch_models(module: ModuleType, journal: Journal) -> None:
+def patch_models(module: ModuleType, patches: HostPatches) -> None:
     """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, which all model classes share."""
-    _patch_from_pretrained(module.PreTrainedModel, journal)
+    _patch_from_pretrained(module.PreTrainedModel, patches)
 
 
-def patch_diffusers_models(module: ModuleType, journal: Journal) -> None:
+def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
     """diffusers.models.modeling_utils: `ModelMixin.from_pretrained`, which all model classes share."""
-    _patch_from_pretrained(module.ModelMixin, journal)
+    _patch_from_pretrained(module.ModelMixin, patches)
 
 
-def patch_diffusers_pipelines(module: ModuleType, journal: Journal) -> None:
+def patch_diffusers_pipelines(module: ModuleType, patches: HostPatches) -> None:
     """diffusers.pipelines.pipeline_utils: `DiffusionPipeline.from_pretrained`; the `AutoPipelineFor...` hand the keyword on."""
-    _patch_from_pretrained(module.DiffusionPipeline, journal)
+    _patch_from_pretrained(module.DiffusionPipeline, patches)
 
 
-def patch_auto_classes(module: ModuleType, journal: Journal) -> None:
+def patch_auto_classes(module: ModuleType, patches: HostPatches) -> None:
     """transformers.models.auto.modeling_auto: every auto class, as each has a copy of `from_pretrained` of
     its own."""
     classes = [module._BaseAutoModelClass]
     for owner in classes:  # grows while it runs: subclasses of subclasses
         classes.extend(cls for cls in owner.__subclasses__() if cls not in classes)
         if "from_pretrained" in vars(owner):
-            _patch_from_pretrained(owner, journal)
+            _patch_from_pretrained(owner, patches)
 
 
-def patch_pipeline_function(module: ModuleType, journal: Journal) -> None:
+def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
     """transformers.pipelines: the function `pipeline`, also where `transformers.pipeline` has it cached."""
     function = module.pipeline
     signature = inspect.signature(function)
@@ -180,12 +180,12 @@ def patch_pipeline_function(module: ModuleType, journal: Journal) -> None:
             given["device"] = "cpu"  # the default would be the first accelerator of the machine
         return api.accelerate_for_cpu(function(*bound.args, **bound.kwargs), config)
 
-    wrapper = _with_keyword(function, journal, call)
-    journal.replace(module, "pipeline", wrapper)
-    journal.replace_cached("transformers", "pipeline", function, wrapper)
+    wrapper = _with_keyword(function, patches, call)
+    patches.replace(module, "pipeline", wrapper)
+    patches.replace_cached("transformers", "pipeline", function, wrapper)
 
 
-def patch_pipeline_classes(module: ModuleType, journal: Journal) -> None:
+def patch_pipeline_classes(module: ModuleType, patches: HostPatches) -> None:
     """transformers.pipelines.base: `Pipeline.__init__`.
 
     Serves the classes called directly, and a `from transformers import pipeline` that ran before
@@ -203,7 +203,7 @@ def patch_pipeline_classes(module: ModuleType, journal: Journal) -> None:
         function(*bound.args, **bound.kwargs)
         api.accelerate_for_cpu(args[0], config)
 
-    journal.replace(module.Pipeline, "__init__", _with_keyword(function, journal, call))
+    patches.replace(module.Pipeline, "__init__", _with_keyword(function, patches, call))
 
 
 def _placed_by_map(model: object, device_map: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
@@ -12,17 +12,32 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.route import Route
 
-if TYPE_CHECKING:
-    from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+class GroupedLinear(Protocol):
+    """A packed linear, as far as it matters here.
+
+    Attributes:
+        group: the packed weight that it shares with its siblings, whose routes are `group.route(first, last)`.
+        index: which member of the group it is.
+    """
+
+    group: Any
+    index: int
+
+    @property
+    def weight_dtype(self) -> torch.dtype: ...
+
 
 # The linears together must be this much faster by their best providers before a layer gives up its fusion: unfused, it pays for the
 # calls of a dozen modules, and for tensors between them that a fused layer does not have.
 _FUSION_GAIN = 0.10
 
-_memo: weakref.WeakKeyDictionary[PackedLinear, dict[tuple[int, int, int], bool]] = weakref.WeakKeyDictionary()
+_memo: weakref.WeakKeyDictionary[GroupedLinear, dict[tuple[int, int, int], bool]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def own_everywhere(linears: Sequence[PackedLinear], rows: int) -> bool:
+def own_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
     """Whether a layer of these linears is best served by our kernels alone.
 
     Measures at first use, as every choice does; until all is measured the answer is yes.
@@ -51,7 +66,7 @@ def own_everywhere(linears: Sequence[PackedLinear], rows: int) -> bool:
     return answer
 
 
-def _routes(linears: Sequence[PackedLinear]) -> Iterator[Route]:
+def _routes(linears: Sequence[GroupedLinear]) -> Iterator[Route]:
     start = 0
     while start < len(linears):
         group, stop = linears[start].group, start + 1

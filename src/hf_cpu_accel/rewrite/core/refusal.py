@@ -1,4 +1,4 @@
-"""How a matcher says no: it returns a `Refusal`, whose reason `explain()` prints where somebody would have expected a fusion."""
+"""How a matcher says no: it returns a `Refusal`, whose reason `explain()` prints where one would expect a fusion."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import TypeVar
 from torch import nn
 
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 T = TypeVar("T")
 
-# Linears of attention alone (query, key, value, output): what holds as many, in a list, is a transformer layer of some kind.
-_ATTENTION = 4
 _FFN = "nested ffn"  # a part of a layer
 # The structures of rows that stand for all modules below them.
 LAYERS = frozenset(
@@ -88,24 +85,10 @@ def refusal_items(refused: Sequence[RefusedPart], items: Sequence[PlanItem]) -> 
         yield PlanItem.left(path, part.structure, part.refusal.reason)
 
 
-def is_layer(root: nn.Module, path: str) -> bool:
-    """Whether that is a transformer layer in a list of such, by its linears, and holds no such list itself."""
-    if not is_listed(root, path):
-        return False
-    layer = root.get_submodule(path)
-    inside = (part for below, part in layer.named_modules() if below.rpartition(".")[2].isdigit())
-    return _attends(layer) and not any(map(_attends, inside))
-
-
 def is_listed(root: nn.Module, path: str) -> bool:
     """Whether that is a member of a list of modules."""
     above, _, name = path.rpartition(".")
     return name.isdigit() and isinstance(root.get_submodule(above), nn.ModuleList | nn.Sequential)
-
-
-def _attends(module: nn.Module) -> bool:
-    linears = (part for part in module.modules() if isinstance(part, PackedLinear))
-    return sum(not hasattr(linear, "kernel_size") for linear in linears) >= _ATTENTION
 
 
 def _is_within(path: str, other: str) -> bool:

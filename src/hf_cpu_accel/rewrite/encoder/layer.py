@@ -26,7 +26,8 @@ from hf_cpu_accel.rewrite.attention.interface import padding_of
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign import attempt
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.refusal import Refusal, is_layer
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.expected import is_layer
 from hf_cpu_accel.rewrite.encoder.match import Reading, parameter_names, read
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,

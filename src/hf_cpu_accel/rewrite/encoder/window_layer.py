@@ -26,9 +26,10 @@ from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, is_layer, required
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.core.verify import computes_alike
+from hf_cpu_accel.rewrite.encoder.expected import is_layer
 from hf_cpu_accel.rewrite.encoder.match import (
     TOLERANCES,
     gains_of,

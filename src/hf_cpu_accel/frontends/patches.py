@@ -1,0 +1,58 @@
+"""Attributes of host libraries that are replaced, and put back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+class HostPatches:
+    """The replacements that one installation made, in order, so that `undo` can put the originals back.
+
+    `active` turns False at `undo`. A wrapper that another library captured in between (by wrapping it once
+    more, or by copying it) cannot be taken out of there; it reads this flag and then only passes calls on.
+    """
+
+    def __init__(self) -> None:
+        self.active = True
+        self._entries: list[tuple[Any, str, Any, Any]] = []
+        self._cached: list[tuple[str, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        """Put `replacement` in place of the attribute `name` that `owner` (class or module) itself
+        defines."""
+        original = vars(owner)[name]
+        self._entries.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def replace_cached(self, package: str, name: str, original: Any, replacement: Any) -> None:
+        """Treat like `original` the copies of the reference that lazy package objects keep, now or later.
+
+        A lazy package stores what it looked up as its own attribute. And transformers executes its `__init__`
+        a second time while its modules load, so the package object that the user holds is not the one in
+        `sys.modules`: the namespaces are found from the object they refer to.
+        """
+        self._cached.append((package, name, original, replacement))
+        _swap_cached(package, name, original, replacement)
+
+    def undo(self) -> None:
+        """Put the original objects back wherever the replacement still stands."""
+        self.active = False
+        for owner, name, original, replacement in reversed(self._entries):
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+        for package, name, original, replacement in self._cached:
+            _swap_cached(package, name, replacement, original)
+        self._entries.clear()
+        self._cached.clear()
+
+
+def _swap_cached(package: str, name: str, old: Any, new: Any) -> None:
+    for namespace in gc.get_referrers(old):
+        if isinstance(namespace, dict) and (namespace.get("__name__"), namespace.get(name)) == (package, old):
+            namespace[name] = new
+
+
+Patch = Callable[[ModuleType, HostPatches], None]

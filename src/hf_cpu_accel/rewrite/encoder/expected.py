@@ -1,0 +1,25 @@
+"""Where a fused layer would be expected: told by the linears that a module holds."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hf_cpu_accel.rewrite.core.refusal import is_listed
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+# Linears of attention alone (query, key, value, output): what holds as many, in a list, is a transformer layer of some kind.
+_ATTENTION = 4
+
+
+def is_layer(root: nn.Module, path: str) -> bool:
+    """Whether that is a transformer layer in a list of such, by its linears, and holds no such list itself."""
+    if not is_listed(root, path):
+        return False
+    layer = root.get_submodule(path)
+    inside = (part for below, part in layer.named_modules() if below.rpartition(".")[2].isdigit())
+    return _attends(layer) and not any(map(_attends, inside))
+
+
+def _attends(module: nn.Module) -> bool:
+    linears = (part for part in module.modules() if isinstance(part, PackedLinear))
+    return sum(not hasattr(linear, "kernel_size") for linear in linears) >= _ATTENTION
