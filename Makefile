@@ -106,6 +106,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Known vulnerabilities of what is installed, which needs the network, and high ones in our own sources. The tools stay out of .venv.
 audit: $(VENV)/.ready
