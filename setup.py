@@ -18,7 +18,6 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/hf_cpu_accel/csrc")
-TILES = Path("src/hf_cpu_accel/compiler/lowerings/tiles.h")
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [
     *AVX2,
@@ -128,14 +127,12 @@ class BuildKernels(build_ext):
         python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
         torch = [*STABLE_ABI, f"-isystem{root / 'include'}"]
         for source in [
-            "buffers.cpp",
-            "dispatch.cpp",
-            "module.cpp",
-            *sorted(p.name for p in CSRC.glob("ops_*.cpp")),
+            *(CSRC / name for name in ("buffers.cpp", "dispatch.cpp", "module.cpp")),
+            *sorted((CSRC / "ops").glob("*.cpp")),
         ]:
-            target = build / f"{Path(source).stem}.o"
-            jobs.append(([*common, *python, *torch, "-c", str(CSRC / source), "-o", str(target)], target))
-        sources = (*CSRC.rglob("*.*"), TILES, Path("setup.py"), root / "version.py")
+            target = build / f"{'_'.join(source.relative_to(CSRC).with_suffix('').parts)}.o"
+            jobs.append(([*common, *python, *torch, "-c", str(source), "-o", str(target)], target))
+        sources = (*CSRC.rglob("*.*"), Path("setup.py"), root / "version.py")
         newest = max(p.stat().st_mtime for p in sources)
         stale = [
             (command, target)

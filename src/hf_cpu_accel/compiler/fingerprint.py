@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hf_cpu_accel.runtime.files import PACKAGE
 
-# The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights.
-_SOURCES = ("compiler", "ops", "packing")
+# The passes and what they ask for; the ops' shapes, strides and arguments; the layout of packed weights; what generated code calls.
+_SOURCES = ("compiler/**/*.py", "ops/**/*.py", "packing/**/*.py", "csrc/ops/tiles.h")
 
 
 @lru_cache(maxsize=1)
@@ -22,8 +22,7 @@ def fingerprint_of(package: Path) -> str:
     """The same of the package in that folder."""
     digest = hashlib.sha256()
     for source in _SOURCES:
-        path = package / source
-        for file in sorted((*path.rglob("*.py"), *path.rglob("*.h"))):
+        for file in sorted(package.glob(source)):
             digest.update(f"{file.relative_to(package)}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,8 +1,8 @@
 // The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
 #pragma once
 #include "attention/attention.h"
-#include "convolution/bytes.h"
-#include "convolution/pixels.h"
+#include "convolution/quantize.h"
+#include "convolution/gather.h"
 #include "convolution/winograd.h"
 #include "decoder/heads.h"
 #include "embedding/embedding.h"

@@ -2,8 +2,8 @@
 #include "kernels.h"
 
 #include "attention/flash.h"
-#include "convolution/image_bytes.h"
-#include "convolution/image_pixels.h"
+#include "convolution/quantize_rows.h"
+#include "convolution/gather_rows.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
 #include "encoder/token_row_steps.h"

@@ -21,7 +21,7 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.packing.linear import PackedWeight
 
-# The numbers of one step in `layout`, in this order (csrc/ops_convolution.cpp reads it): places in `parts`, -1 for none; which
+# The numbers of one step in `layout`, in this order (csrc/ops/convolution.cpp reads it): places in `parts`, -1 for none; which
 # image it reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these
 # names. A step without a weight is a max pooling.
 LAYOUT = (

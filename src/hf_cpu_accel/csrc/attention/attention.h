@@ -55,7 +55,7 @@ struct Attention {
   const float* sinks = nullptr;              // [query head], a score that counts in the sum and has no value
   const int32_t* rows = nullptr;             // the "batch" in which each of the first row_keys keys lies; the others lie in their own
   int64_t row_keys = 0;
-  bool quantised = false;                    // may be computed in integers, where the CPU has the instructions: integers.h
+  bool quantised = false;                    // may be computed in integers, where the CPU has the instructions: arithmetic_int8.h
 
   int64_t batch_of_key(int64_t key, int64_t own) const { return key < row_keys ? rows[key] : own; }
   int64_t first_visible(int64_t position) const {

@@ -2,7 +2,7 @@
 // This is the case of decoding and pooling. Each key and value is loaded once for up to row_group rows, and the time is that of
 // reading them from memory.
 #pragma once
-#include "floats.h"
+#include "arithmetic_f32.h"
 
 namespace HFCA_TIER {
 

@@ -4,9 +4,9 @@
 // from memory and packed (once per task: rows amortise it), R (head_dim + value_dim) read and written. A key block (256 keys x 64
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
-#include "bfloats.h"
+#include "arithmetic_bf16.h"
 #include "few_rows.h"
-#include "integers.h"
+#include "arithmetic_int8.h"
 
 namespace HFCA_TIER {
 

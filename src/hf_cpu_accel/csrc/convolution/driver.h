@@ -5,7 +5,7 @@
 
 #include "../gemm/driver.h"
 #include "../gemm/row_blocks.h"
-#include "byte_images.h"
+#include "quantized_images.h"
 #include "padded_images.h"
 #include "patches.h"
 

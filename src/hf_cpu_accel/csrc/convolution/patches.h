@@ -7,7 +7,7 @@
 #pragma once
 #include <cstdint>
 
-#include "pixels.h"
+#include "gather.h"
 
 namespace hfca {
 

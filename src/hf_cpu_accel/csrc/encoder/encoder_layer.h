@@ -13,7 +13,7 @@
 //
 // The sums that residuals are added to are float32 for every input type. What only feeds the next product or attention may be
 // bfloat16 (`narrow`): for bfloat16 and int8 weights it is rounded as coarsely there anyway, and half the bytes are half the time.
-// For the same reason attention may then multiply in integers between int8 weights (attention/integers.h).
+// For the same reason attention may then multiply in integers between int8 weights (attention/arithmetic_int8.h).
 #pragma once
 #include <vector>
 

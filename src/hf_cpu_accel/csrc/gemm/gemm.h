@@ -21,7 +21,7 @@ namespace hfca {
 constexpr int panel_columns = 32;
 
 // int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
-// (convolution/bytes.h), in runs.
+// (convolution/quantize.h), in runs.
 enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5 };
 constexpr int weight_kinds = 6;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };

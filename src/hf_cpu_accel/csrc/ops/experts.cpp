@@ -1,8 +1,8 @@
 // experts_ffn: schema, checks, call.
 #include <cstring>
 
-#include "experts/arguments.h"
-#include "tensors.h"
+#include "../experts/arguments.h"
+#include "../tensors.h"
 
 namespace hfca {
 namespace {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <tuple>
 
-#include "sparse/arguments.h"
-#include "sparse/coo_to_csr.h"
-#include "sparse/units.h"
+#include "../sparse/arguments.h"
+#include "../sparse/coo_to_csr.h"
+#include "../sparse/units.h"
 
 namespace hfca {
 namespace {

@@ -1,9 +1,9 @@
-// The functions that generated code calls (compiler/lowerings/tiles.h), and the op that tells where they are.
+// The functions that generated code calls (tiles.h), and the op that tells where they are.
 #include <torch/csrc/stable/library.h>
 
-#include "../compiler/lowerings/tiles.h"
-#include "gemm/alone.h"
-#include "sparse/units.h"
+#include "../gemm/gemm_op.h"
+#include "../sparse/units.h"
+#include "tiles.h"
 
 namespace hfca {
 namespace {

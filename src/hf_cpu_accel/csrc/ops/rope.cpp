@@ -1,6 +1,6 @@
 // rotary_embedding: schema, checks, call.
-#include "dispatch.h"
-#include "tensors.h"
+#include "../dispatch.h"
+#include "../tensors.h"
 
 namespace hfca {
 namespace {

@@ -5,7 +5,7 @@
 
 #if defined(HFCA_SIMD_AVX512) && defined(__AVX512BF16__)
 #define HFCA_BFLOATS 1
-#include "rough_softmax.h"
+#include "softmax_approx.h"
 
 namespace HFCA_TIER {
 

@@ -1,8 +1,8 @@
 // The ops on messages of several parts: schema, checks, call. See ops/messages.py for what they compute.
 #include <tuple>
 
-#include "sparse/arguments.h"
-#include "sparse/units.h"
+#include "../sparse/arguments.h"
+#include "../sparse/units.h"
 
 namespace hfca {
 namespace {

@@ -1,9 +1,9 @@
 // group_norm, with SiLU on its heels: schema, checks, layout, call.
 #include <string>
 
-#include "dispatch.h"
-#include "tensors.h"
-#include "workspace.h"
+#include "../dispatch.h"
+#include "../tensors.h"
+#include "../workspace.h"
 
 namespace hfca {
 namespace {

@@ -1,8 +1,8 @@
 // decoder_layers: schema, checks, cutting out the padding, call.
 #include <cstring>
 
-#include "attention/arguments.h"
-#include "decoder/arguments.h"
+#include "../attention/arguments.h"
+#include "../decoder/arguments.h"
 
 namespace hfca {
 namespace {

@@ -10,7 +10,7 @@
 #include "scratch.h"
 
 #if HFCA_VNNI
-#include "rough_softmax.h"
+#include "softmax_approx.h"
 
 namespace HFCA_TIER {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "buffers.h"
-#include "dispatch.h"
-#include "team.h"
-#include "text.h"
+#include "../buffers.h"
+#include "../dispatch.h"
+#include "../team.h"
+#include "../text.h"
 
 namespace hfca {
 namespace {

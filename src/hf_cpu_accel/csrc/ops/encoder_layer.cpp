@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "attention/arguments.h"
-#include "encoder/encoder_layer.h"
-#include "gemm/arguments.h"
+#include "../attention/arguments.h"
+#include "../encoder/encoder_layer.h"
+#include "../gemm/arguments.h"
 
 namespace hfca {
 namespace {

@@ -1,9 +1,9 @@
 // layer_norm, rms_norm and their forms with a residual: schema, checks, call.
 #include <tuple>
 
-#include "dispatch.h"
-#include "tensors.h"
-#include "workspace.h"
+#include "../dispatch.h"
+#include "../tensors.h"
+#include "../workspace.h"
 
 namespace hfca {
 namespace {

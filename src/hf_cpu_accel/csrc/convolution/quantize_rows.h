@@ -1,7 +1,7 @@
-// The kernels of bytes.h.
+// The kernels of quantize.h.
 #pragma once
 #include "../gemm/dot.h"
-#include "bytes.h"
+#include "quantize.h"
 
 namespace HFCA_TIER {
 

@@ -1,7 +1,7 @@
-// The kernels of pixels.h.
+// The kernels of gather.h.
 #pragma once
 #include "../gemm/pack.h"
-#include "pixels.h"
+#include "gather.h"
 
 namespace HFCA_TIER {
 

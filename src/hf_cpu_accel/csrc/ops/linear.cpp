@@ -1,9 +1,9 @@
 // linear, linear_split, ffn and gated_ffn: schema, checks, call.
 #include <vector>
 
-#include "gemm/alone.h"
-#include "gemm/arguments.h"
-#include "tensors.h"
+#include "../gemm/gemm_op.h"
+#include "../gemm/arguments.h"
+#include "../tensors.h"
 
 namespace hfca {
 namespace {

@@ -1,8 +1,8 @@
 // attention: schema, checks, call.
 #include <cmath>
 
-#include "attention/arguments.h"
-#include "attention/driver.h"
+#include "../attention/arguments.h"
+#include "../attention/driver.h"
 
 namespace hfca {
 namespace {

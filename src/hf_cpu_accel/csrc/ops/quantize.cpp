@@ -1,8 +1,8 @@
 // quantize_int4: schema, checks, call.
 #include <tuple>
 
-#include "dispatch.h"
-#include "tensors.h"
+#include "../dispatch.h"
+#include "../tensors.h"
 
 namespace hfca {
 namespace {

@@ -2,9 +2,9 @@
 #include <limits>
 #include <vector>
 
-#include "convolution/arguments.h"
-#include "convolution/chain.h"
-#include "tensors.h"
+#include "../convolution/arguments.h"
+#include "../convolution/chain.h"
+#include "../tensors.h"
 
 namespace hfca {
 namespace {

@@ -1,9 +1,9 @@
 // embedding_norm: schema, checks, the rows that every token asks for, call.
 #include <stdexcept>
 
-#include "dispatch.h"
-#include "tensors.h"
-#include "workspace.h"
+#include "../dispatch.h"
+#include "../tensors.h"
+#include "../workspace.h"
 
 namespace hfca {
 namespace {

@@ -1,6 +1,6 @@
 // paged_attention: schema, checks, call.
-#include "attention/arguments.h"
-#include "attention/driver.h"
+#include "../attention/arguments.h"
+#include "../attention/driver.h"
 
 namespace hfca {
 namespace {
