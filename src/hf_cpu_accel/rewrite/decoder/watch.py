@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_cpu_accel.rewrite.core.foreign import ours
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, required
+from hf_cpu_accel.rewrite.core.trace import BADDBMM, BMM, MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.decoder.randomized_copy import attention_configs
 from hf_cpu_accel.rewrite.decoder.trace import (
     AttentionCall,
@@ -29,18 +27,15 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
-_LINEAR, _FFN, _EXPERTS = _OPS.linear.default, _OPS.ffn.default, _OPS.experts_ffn.default
 _CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
-_PRODUCTS_AND_SUMS = (torch.baddbmm, Tensor.baddbmm)
-_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
 _IMPLEMENTATION = "_attn_implementation_internal"
 
 
 @contextmanager
 def watched(layer: nn.Module, seen: DecoderTrace) -> Iterator[None]:
     """What `layer`, a twin, calls inside is noted in `seen`."""
-    with disable_grouping(), _dispatched_attention(layer, seen), _FunctionCalls(seen), _OpCalls(layer, seen):
+    functions, ops = _WrittenAttention(seen).listeners, _PackedCalls(layer, seen).listeners
+    with disable_grouping(), _dispatched_attention(layer, seen), traced(ops=ops, functions=functions):
         yield
 
 
@@ -107,34 +102,31 @@ def _dispatched_attention(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]
             config[_IMPLEMENTATION] = implementation
 
 
-class _FunctionCalls(TorchFunctionMode):
-    """Notes attention that calls torch itself."""
+class _WrittenAttention:
+    """Notes attention that calls torch itself: a product of a query and the key that went into the cache, and its softmax."""
 
     def __init__(self, seen: DecoderTrace) -> None:
-        super().__init__()
         self.seen = seen
         self.open = False  # a product waits for its softmax
+        self.listeners: dict[Any, Listener] = {
+            torch.nn.functional.scaled_dot_product_attention: self._dispatched,
+            **dict.fromkeys((*MATMUL, *BMM), self._product),
+            **dict.fromkeys(BADDBMM, self._product_and_sum),
+            **dict.fromkeys(SOFTMAX, self._softmax),
+        }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with ours():
-            self._note(func, args, kwargs)
-        return func(*args, **kwargs)
+    def _dispatched(self, args: Any, kwargs: Any, output: Any) -> None:
+        query = args[0] if args else kwargs["query"]
+        self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
 
-    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            query = args[0] if args else kwargs["query"]
-            self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
-        elif func in _PRODUCTS:
-            self._product(*args[:2])
-        elif func in _PRODUCTS_AND_SUMS:
-            factors = [*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
-            self._product(*factors)
-        elif func in _SOFTMAX:
-            self._softmax(args[0])
+    def _product(self, args: Any, kwargs: Any, output: Any) -> None:
+        self._note_product(*args[:2])
 
-    def _product(self, query: Tensor, key: Tensor) -> None:
-        """Notes query times the key that went into the cache, the heads side by side with the batch or not."""
+    def _product_and_sum(self, args: Any, kwargs: Any, output: Any) -> None:
+        self._note_product(*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs))
+
+    def _note_product(self, query: Tensor, key: Tensor) -> None:
+        """The heads may lie side by side with the batch."""
         if not self.seen.stored or self.seen.attention or query.dim() not in (3, 4):
             return
         stored = self.seen.stored[0].key
@@ -145,45 +137,45 @@ class _FunctionCalls(TorchFunctionMode):
             self.seen.attention.append(AttentionCall(query, None))
             self.open = True
 
-    def _softmax(self, scores: Tensor) -> None:
+    def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
         """What the product became."""
         if not self.open:
             return
         self.open = False
         call, stored = self.seen.attention[-1], self.seen.stored[0]
         shape = (*call.query.shape[:3], stored.key.shape[2])
-        self.seen.attention[-1] = dataclasses.replace(call, scores=scores.detach().reshape(shape))
+        self.seen.attention[-1] = dataclasses.replace(call, scores=args[0].detach().reshape(shape))
 
 
-class _OpCalls(TorchDispatchMode):
+class _PackedCalls:
     """Notes the calls of packed linears and experts."""
 
     def __init__(self, layer: nn.Module, seen: DecoderTrace) -> None:
-        super().__init__()
         self.seen = seen
         self.packed = {m.packed.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedLinear)}
         self.experts = {
             m.weights.up.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedExperts)
         }
+        self.listeners: dict[Any, Listener] = {
+            _OPS.linear.default: self._linear_called,
+            _OPS.ffn.default: self._ffn_called,
+            _OPS.experts_ffn.default: self._experts_called,
+            **dict.fromkeys(_CLIPS, self._clipped),
+        }
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        with ours():
-            self._note_call(func, args, output)
-        return output
+    def _linear_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        self._note(LinearCall(self._linear(args[1]), self._rows(args[0]), self._rows(output), args[6]))
 
-    def _note_call(self, func: Any, args: Any, output: Tensor) -> None:
-        if func is _LINEAR:
-            linear = self._linear(args[1])
-            self._note(LinearCall(linear, self._rows(args[0]), self._rows(output), args[6]))
-        elif func is _FFN:
-            up, down = (self._linear(args[place]) for place in (1, 4))
-            self._note(FFNCall(up, down, args[10], self._rows(args[0]), self._rows(output)))
-        elif func in _CLIPS:
-            self.seen.clips |= not self.seen.stored
-        elif func is _EXPERTS:
-            rows = [self._rows(part) for part in (*args[:3], output)]
-            self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
+    def _ffn_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        up, down = self._linear(args[1]), self._linear(args[4])
+        self._note(FFNCall(up, down, args[10], self._rows(args[0]), self._rows(output)))
+
+    def _experts_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        rows = [self._rows(part) for part in (*args[:3], output)]
+        self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
+
+    def _clipped(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        self.seen.clips |= not self.seen.stored
 
     def _linear(self, weight: Tensor) -> PackedLinear:
         """

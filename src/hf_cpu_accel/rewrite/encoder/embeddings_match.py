@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.embedding import counted_positions
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.trace import traced
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 IDS, TYPES, POSITIONS = "input_ids", "token_type_ids", "position_ids"
@@ -71,15 +71,20 @@ def read(module: nn.Module) -> Reading | None:
         return None
     padding_ids = _padding_ids(module)
     ids = _ids_with(padding_ids)
-    trace = _LookupTrace()
-    with torch.no_grad(), trace:
+    looked_up: list[tuple[int, Tensor]] = []  # (address of a table, the rows that were asked for)
+
+    def look_up(table: Tensor, rows: Tensor, *args: Any) -> Tensor:
+        looked_up.append((table.data_ptr(), rows))
+        return table.new_zeros((*rows.shape, table.shape[1]))  # the ids need not be in range
+
+    with torch.no_grad(), traced(answers={_LOOKUP: look_up}):
         if isinstance(call_foreign(module.forward, **{IDS: ids}), Refusal):
             return None
     by_weight = {table.weight.data_ptr(): table for table in tables_of(module)}
-    if sorted(address for address, _ in trace.rows) != sorted(by_weight):
+    if sorted(address for address, _ in looked_up) != sorted(by_weight):
         return None  # a table that is not used, or twice, or shared
     found: dict[str, tuple[nn.Embedding, _Role]] = {}
-    for address, rows in trace.rows:
+    for address, rows in looked_up:
         role = _role(rows, ids, padding_ids)
         if role is None or role.input in found or role.input not in inputs:
             return None
@@ -108,26 +113,6 @@ def _role(rows: Tensor, ids: Tensor, padding_ids: list[int]) -> _Role | None:
         if torch.equal(rows, counted_positions(ids, first, padding_id).expand(ids.shape)):
             return _Role(POSITIONS, first, padding_id)
     return None
-
-
-@dataclass(eq=False)
-class _LookupTrace(TorchDispatchMode):
-    """Records which rows of which table a forward asks for: (address of the table, ids). Nothing is looked up, so the ids need
-    not be in range."""
-
-    rows: list[tuple[int, Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not _LOOKUP:
-            return func(*args, **(kwargs or {}))
-        table, ids = args[:2]
-        self.rows.append((table.data_ptr(), ids))
-        return table.new_zeros((*ids.shape, table.shape[1]))
 
 
 def _padding_ids(module: nn.Module) -> list[int]:

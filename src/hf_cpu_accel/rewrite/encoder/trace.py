@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.core.trace import MATMUL, Listener, traced
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
 
 _OPS = torch.ops.hf_cpu_accel
-_LINEAR, _FFN, _ATTENTION = _OPS.linear.default, _OPS.ffn.default, _OPS.attention.default
 _NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
-PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 # What some layers do to scores besides scaling and masking them: hardly seen in small numbers, and not what the op computes.
 _BENDS = frozenset(
     {
@@ -85,7 +82,7 @@ class LayerTrace:
     norms: list[nn.Module] = field(default_factory=list)
     attention: list[AttentionCall | None] = field(default_factory=list)
     _outputs: list[tuple[PackedLinear, Tensor]] = field(default_factory=list)
-    _modes: tuple[Any, ...] = ()
+    _tracing: AbstractContextManager[None] | None = None
 
     @property
     def activations(self) -> list[str]:
@@ -102,15 +99,14 @@ class LayerTrace:
         return [name for name in ACTIVATIONS if name in names] or list(ACTIVATIONS)
 
     def __enter__(self) -> LayerTrace:
-        self._modes = (_Products(self), _OpCalls(self))
-        for mode in self._modes:
-            mode.__enter__()
+        self._tracing = traced(ops=_PackedCalls(self).listeners, functions=_WrittenAttention(self).listeners)
+        self._tracing.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
-        self._modes = ()
+    def __exit__(self, *error: Any) -> None:
+        assert self._tracing is not None
+        self._tracing.__exit__(*error)
+        self._tracing = None
 
     def linear_called(self, linear: PackedLinear, output: Tensor | None) -> None:
         self.linears.append(linear)
@@ -150,43 +146,39 @@ class LayerTrace:
         return None
 
 
-class _OpCalls(TorchDispatchMode):
+class _PackedCalls:
     """Notes the ops of ours that a layer is made of."""
 
     def __init__(self, trace: LayerTrace) -> None:
-        super().__init__()
         self.trace = trace
         modules = list(trace.layer.modules())
         self.packed = {m.packed.data.data_ptr(): m for m in modules if isinstance(m, PackedLinear)}
         self.norms = {_scale_of(m).data_ptr(): m for m in modules if identify_norm(m) is not None}
+        self.listeners: dict[Any, Listener] = {
+            _OPS.linear.default: lambda args, kwargs, output: self._linear(args[1], output),
+            _OPS.ffn.default: self._ffn_called,
+            _OPS.attention.default: self._attended,
+            **dict.fromkeys(_NORMS, self._normalised),
+        }
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        with ours():
-            self._note(func, args, output)
-        return output
+    def _ffn_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        self._linear(args[1], None)
+        self._linear(args[4], output)
 
-    def _note(self, func: Any, args: tuple[Any, ...], output: Any) -> None:
-        if func is _LINEAR:
-            self._linear(args[1], output)
-        elif func is _FFN:
-            self._linear(args[1], None)
-            self._linear(args[4], output)
-        elif func is _ATTENTION:
-            query, key, value, mask, causal, scale = args
-            scale = query.shape[3] ** -0.5 if scale is None else scale
-            is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4)
-            if causal or not is_bias:
-                self.trace.attention.append(None)
-            else:
-                self.trace.attended(query, key, value, mask, scale)
-        elif func in _NORMS:
-            weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
-            norm = self.norms.get(weights[0].data_ptr()) if weights else None
-            if norm is not None:
-                self.trace.norms.append(norm)
+    def _attended(self, args: Any, kwargs: Any, output: Tensor) -> None:
+        query, key, value, mask, causal, scale = args
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4)
+        if causal or not is_bias:
+            self.trace.attention.append(None)
+        else:
+            self.trace.attended(query, key, value, mask, scale)
+
+    def _normalised(self, args: Any, kwargs: Any, output: Any) -> None:
+        weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+        norm = self.norms.get(weights[0].data_ptr()) if weights else None
+        if norm is not None:
+            self.trace.norms.append(norm)
 
     def _linear(self, weight: Tensor, output: Tensor | None) -> None:
         packed = self.packed.get(weight.data_ptr())
@@ -194,31 +186,32 @@ class _OpCalls(TorchDispatchMode):
             self.trace.linear_called(packed, None if output is None else output.detach().clone())
 
 
-class _Products(TorchFunctionMode):
+class _WrittenAttention:
     """Notes attention that is written out: a product of queries and keys, and one of what was made of it and values."""
 
     def __init__(self, trace: LayerTrace) -> None:
-        super().__init__()
         self.trace = trace
         self.scores: tuple[Tensor, Tensor] | None = None
         self.bent = False  # what comes between the two products
+        self.listeners: dict[Any, Listener] = {
+            **dict.fromkeys(MATMUL, self._product),
+            **dict.fromkeys(_BENDS, self._bend),
+        }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
-            with ours():
-                self._note(*args)
-        elif func in _BENDS and self.scores is not None and not self.trace.attention:
-            with ours():
-                self.bent |= args[0].shape[-2:] == (self.scores[0].shape[2], self.scores[1].shape[2])
-        return func(*args, **(kwargs or {}))
-
-    def _note(self, first: Tensor, second: Tensor) -> None:
+    def _product(self, args: Any, kwargs: Any, output: Any) -> None:
+        if len(args) != 2 or any(tensor.dim() != 4 for tensor in args):
+            return
+        first, second = args
         if self.scores is None:
             self.scores = first, second.mT
         elif self.bent:
             self.trace.attention.append(None)
         else:
             self.trace.attended(*self.scores, second, None, None)
+
+    def _bend(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.scores is not None and not self.trace.attention:
+            self.bent |= output.shape[-2:] == (self.scores[0].shape[2], self.scores[1].shape[2])
 
 
 def _ratio(values: Tensor, reference: Tensor) -> float | None:

@@ -10,18 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_cpu_accel.rewrite.core.foreign import ours
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
+from hf_cpu_accel.rewrite.core.trace import MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
-from hf_cpu_accel.rewrite.encoder.trace import PRODUCTS
 
 _ATTENTION = torch.ops.hf_cpu_accel.attention.default
 
-_SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
 # By how much biases may differ between windows that have the same: they are found by a subtraction.
 _ROUNDING = 1e-4
 
@@ -50,7 +46,7 @@ def seen(
 ) -> tuple[Tensor, Windows | None]:
     """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
     inputs: list[Tensor] = []
-    attended, written_out, thread = _Attended(), _WrittenOut(parts.scale), get_ident()
+    scores, thread = _Scores(parts.scale), get_ident()
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         if get_ident() == thread:  # and not of another call of the model
@@ -60,22 +56,20 @@ def seen(
         watching.enter_context(disable_grouping())
         hook = parts.projections[0].register_forward_pre_hook(note)
         watching.callback(hook.remove)
-        watching.enter_context(attended)
-        watching.enter_context(written_out)
+        watching.enter_context(traced(ops=scores.ops, functions=scores.functions))
         output = run(image)
     expected = hidden_states_of(output)
     if isinstance(output, tuple) and any(value is not None for value in output[1:]):
         return expected, None
     norm = None if parts.attention_norm is None else parts.attention_norm[0]
     normed = (image if norm is None or not parts.pre_norm else norm(image)).flatten(0, 1)
-    biases = [*attended.biases, *written_out.biases]
-    if len(inputs) != 1 or len(biases) != 1 or inputs[0].dim() != 3:
+    if len(inputs) != 1 or len(scores.biases) != 1 or inputs[0].dim() != 3:
         return expected, None
     cut = inputs[0]
     if cut.shape[0] * cut.shape[1] != len(normed):
         return expected, None
     rows = _places(cut.flatten(0, 1), normed)
-    (bias,) = biases
+    (bias,) = scores.biases
     if rows is None or (bias is not None and (bias.dim() != 4 or len(cut) % len(bias) != 0)):
         return expected, None
     rows = rows.view(cut.shape[:2]).int()
@@ -91,41 +85,29 @@ def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
     return places if torch.equal(rows[places], cut) else None
 
 
-class _WrittenOut(TorchFunctionMode):
-    """Notes what is added to the scores of attention that is written out: all by which what softmax is given differs from the
-    product of queries and keys."""
+class _Scores:
+    """Notes what is added to the scores of attention, by our op or written out: there, all by which what softmax is given differs
+    from the product of queries and keys."""
 
     def __init__(self, scale: float) -> None:
-        super().__init__()
         self.biases: list[Tensor | None] = []
         self._scale = scale
         self._product: Tensor | None = None
+        self.ops: dict[Any, Listener] = {_ATTENTION: self._attended}
+        self.functions: dict[Any, Listener] = {
+            **dict.fromkeys(MATMUL, self._multiplied),
+            **dict.fromkeys(SOFTMAX, self._softmax),
+        }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        with ours():
-            self._note(func, args, output)
-        return output
+    def _attended(self, args: Any, kwargs: Any, output: Any) -> None:
+        self.biases.append(args[3] if len(args) > 3 else None)
 
-    def _note(self, func: Any, args: Any, output: Any) -> None:
-        if func in PRODUCTS and len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
+    def _multiplied(self, args: Any, kwargs: Any, output: Any) -> None:
+        if len(args) == 2 and all(tensor.dim() == 4 for tensor in args):
             self._product = output if self._product is None else None
-        elif func in _SOFTMAX and args and self._product is not None and args[0].shape == self._product.shape:
+
+    def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
+        if args and self._product is not None and args[0].shape == self._product.shape:
             bias = args[0] - self._scale * self._product
             alike = torch.allclose(bias, bias[:1].expand_as(bias), rtol=0.0, atol=_ROUNDING)
             self.biases.append(bias[:1] if alike else bias)
-
-
-class _Attended(TorchDispatchMode):
-    """Notes what is added to the scores of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.biases: list[Tensor | None] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is _ATTENTION:
-            self.biases.append(args[3] if len(args) > 3 else None)
-        return func(*args, **(kwargs or {}))

@@ -1,0 +1,79 @@
+"""What foreign code asks torch for while it runs: the one tracer, told by tables of what to listen to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.rewrite.core.foreign import ours
+
+# What is told of a call that has been made: its arguments, those by keyword, and its output.
+Listener = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+
+# The ways to write what layers compute themselves.
+MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+BMM = (torch.bmm, Tensor.bmm)
+BADDBMM = (torch.baddbmm, Tensor.baddbmm)
+SOFTMAX = (torch.softmax, torch.nn.functional.softmax, Tensor.softmax)
+
+
+@contextmanager
+def traced(
+    *,
+    ops: Mapping[Any, Listener] | None = None,
+    functions: Mapping[Any, Listener] | None = None,
+    answers: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Iterator[None]:
+    """Inside, the calls that this thread makes are told to listeners, in their order.
+
+    Args:
+        ops: {op below autograd, such as `torch.ops.aten.embedding.default`: listener}.
+        functions: {function of torch as Python calls it, such as `torch.softmax`: listener}. What such a function calls in turn is
+            not told.
+        answers: {op: function that is called in its place, with its arguments}.
+
+    Raises:
+        OwnError: what a listener or an answer raises, for `attempt`.
+    """
+    with _Functions(functions or {}), _Ops(ops or {}, answers or {}):
+        yield
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, listeners: Mapping[Any, Listener]) -> None:
+        super().__init__()
+        self._listeners = listeners
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        listener = self._listeners.get(func)
+        if listener is not None:
+            with ours():
+                listener(args, kwargs, output)
+        return output
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self, listeners: Mapping[Any, Listener], answers: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._listeners, self._answers = listeners, answers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        answer = self._answers.get(func)
+        if answer is not None:
+            with ours():
+                return answer(*args, **kwargs)
+        output = func(*args, **kwargs)
+        listener = self._listeners.get(func)
+        if listener is not None:
+            with ours():
+                listener(args, kwargs, output)
+        return output
