@@ -116,12 +116,12 @@ audit: $(VENV)/.ready
 	$(BIN)/python tests/audit.py build/audit/bin/pip-audit build/audit
 
 bench: kernels
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.run --record benchmarks/results
 
 # Against OpenVINO, ONNX Runtime, zentorch, torchao and torch.compile; a rival that cannot be installed is a row that says so.
 bench-peers: kernels
 	-$(BIN)/python -m benchmarks.peers.setup --torch-options "$(TORCH_INDEX)"
-	$(BIN)/python -m benchmarks.peers.run --markdown benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.peers.run --record benchmarks/results
 
 bench-linear: kernels
 	$(BIN)/python -m benchmarks.linear --grid

@@ -14,7 +14,7 @@ import typer
 from benchmarks import generation_harness, generation_report
 from benchmarks.generation_systems import BASE, DEFAULT, SYSTEMS
 from benchmarks.peers.registry import GENERATORS
-from benchmarks.session import GenerationSettings, Markdown, Out, Priority, Session, Threads, chosen_systems
+from benchmarks.session import GenerationSettings, Keep, Out, Priority, Session, Threads, chosen_systems
 from hf_cpu_accel.cli import random_models
 
 _ALL = (*SYSTEMS, *GENERATORS)
@@ -38,7 +38,7 @@ def main(
     threads: Threads = None,
     priority: Priority = True,
     out: Out = None,
-    markdown: Markdown = None,
+    record: Keep = None,
 ) -> None:
     """Measure prefill and decode of eager, this package and its rivals, side by side on this machine, batch 1."""
     wanted = chosen_systems(chosen, _ALL)
@@ -51,8 +51,8 @@ def main(
         "benchmarks.generation",
         GenerationSettings(prompt, new, rounds, threads, priority),
         out,
-        markdown,
-        "generation",
+        record,
+        "Text generation",
         run=generation_harness.run,
         show=generation_report,
     )

@@ -1,4 +1,4 @@
-"""How measured writing is shown: a table per model, for the terminal and as markdown."""
+"""How measured writing is shown: a table per model, for the terminal and for the results that are kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.generation_harness import Record
-from benchmarks.report import markdown_table, probe_text
+from benchmarks.report import note
 from hf_cpu_accel.cli.generation_report import rate, share
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text, results_table
 
+__all__ = ["HEADINGS", "cells", "note", "table"]
+
 _ERROR_WIDTH = 120  # the whole of it is in the JSON lines and in the log
-_HEADINGS = (
+HEADINGS = (
     "system",
     "prefill\ntok/s",
     "of\npeak",
@@ -32,7 +34,7 @@ def cells(record: Record) -> tuple[str, ...]:
     """One row: the numbers in the order of the headings, or the error."""
     if not record.runs:
         error = textwrap.shorten(str(record.error), _ERROR_WIDTH, placeholder=" ...")
-        return (record.system, f"failed: {error}", *[""] * (len(_HEADINGS) - 2))
+        return (record.system, f"failed: {error}", *[""] * (len(HEADINGS) - 2))
     read = record.read_share
     around = [run.bandwidth for run in record.runs if run.bandwidth]
     return (
@@ -52,16 +54,8 @@ def table(title: str, records: Sequence[Record]) -> Table:
     """For the terminal; what failed is told below the numbers."""
     failed = [record for record in records if not record.runs]
     told = "\n".join(f"{record.system} {escape(cells(record)[1])}" for record in failed)
-    out = results_table(_HEADINGS, title, told or None)
+    out = results_table(HEADINGS, title, told or None)
     for record in records:
         if record not in failed:
             out.add_row(*(escape(cell) for cell in cells(record)))
     return out
-
-
-def markdown(title: str, records: Sequence[Record]) -> str:
-    """The same table as a markdown section, with the probes that bracketed it."""
-    text = f"### {title}\n\n{markdown_table(_HEADINGS, [cells(record) for record in records])}\n"
-    if records[0].probes:
-        text += f"\nProbe before and after: {'; '.join(probe_text(probe) for probe in records[0].probes)}.\n"
-    return text

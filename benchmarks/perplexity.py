@@ -23,7 +23,8 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.lm_text import corpus
-from benchmarks.session import Markdown, Out, Threads, check_markdown
+from benchmarks.results.store import Table as ResultTable
+from benchmarks.session import Keep, Out, Threads, check_folder, keep
 from benchmarks.train_lm import default_folder, windows
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu
 from hf_cpu_accel.cli.tables import results_table, wide_console
@@ -41,7 +42,6 @@ BARS = {"float32": 1e-4, "bfloat16": 0.003, "int8": 0.01, "int8-weight": 0.01, "
 # The same for what a narrow cache costs beside float32 weights.
 CACHE_BARS = {"bfloat16": 0.001, "int8": 0.003}
 EAGER = "eager-fp32"
-_SECTION = "perplexity"
 _HEADINGS = ("system", "reading", "to fp32", "writing", "to fp32", "bar", "greedy\ntokens", "met")
 
 
@@ -203,7 +203,7 @@ def main(
     ),
     threads: Threads = None,
     out: Out = None,
-    markdown: Markdown = None,
+    record: Keep = None,
 ) -> None:
     """Measure every dtype on text that the model was not trained on."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -213,7 +213,7 @@ def main(
         raise typer.BadParameter(
             f"no model in {where}; run `python -m benchmarks.train_lm`, or pass --folder"
         )
-    check_markdown(markdown, _SECTION)
+    check_folder(record)
     choice = apply_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
     plan = Plan()
@@ -232,13 +232,17 @@ def main(
             lines.write(
                 json.dumps({**facts, "workload": "perplexity", **asdict(result), "met": result.met}) + "\n"
             )
-    if markdown is not None:
-        text = report.heading(facts, "python -m benchmarks.perplexity", choice.count)
-        report.write_markdown(
-            markdown,
-            text + "\n" + report.markdown_table(_HEADINGS, [cells(r) for r in results]),
-            _SECTION,
-        )
+    kept = ResultTable(
+        "Perplexity",
+        "held-out text under a small trained model",
+        str(facts["date"]),
+        "python -m benchmarks.perplexity",
+        report.setup(facts, choice.count),
+        report.versions(facts),
+        tuple(heading.replace("\n", " ") for heading in _HEADINGS),
+        tuple(cells(result) for result in results),
+    )
+    keep(record, [kept])
     if any(result.met is False for result in results):
         raise typer.Exit(1)
 

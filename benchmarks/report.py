@@ -1,10 +1,10 @@
-"""How a run of the harness is shown: a table per workload, and markdown for RESULTS.md."""
+"""How a run of the harness is shown: a table per workload, for the terminal and for the results that are kept."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,7 +14,7 @@ from hf_cpu_accel.cli.tables import interval, milliseconds, ratio_text, results_
 from hf_cpu_accel.measure import speedup
 
 _ERROR_WIDTH = 120  # the whole of it is in the JSON lines and in the log
-_HEADINGS = (
+HEADINGS = (
     "system",
     "median\nms",
     "95 %\ninterval",
@@ -30,7 +30,7 @@ def cells(record: Record) -> tuple[str, ...]:
     """One row: the numbers in the order of the headings, or the error."""
     if record.timing is None or record.base is None or record.agreement is None:
         error = textwrap.shorten(str(record.error), _ERROR_WIDTH, placeholder=" ...")
-        return (record.system, f"failed: {error}", *[""] * (len(_HEADINGS) - 2))
+        return (record.system, f"failed: {error}", *[""] * (len(HEADINGS) - 2))
     seconds = record.timing.seconds
     peak = record.ready.get("added_peak_bytes")
     return (
@@ -49,7 +49,7 @@ def table(title: str, records: Sequence[Record]) -> Table:
     """For the terminal; what failed is told below the numbers, where it does not widen their columns."""
     failed = [record for record in records if record.timing is None]
     out = results_table(
-        _HEADINGS,
+        HEADINGS,
         title,
         "\n".join(f"{cells(record)[0]} {escape(cells(record)[1])}" for record in failed) or None,
     )
@@ -59,13 +59,10 @@ def table(title: str, records: Sequence[Record]) -> Table:
     return out
 
 
-def markdown(title: str, records: Sequence[Record]) -> str:
-    """The same table as a markdown section, with the probes that bracketed it."""
-    text = f"### {title}\n\n{markdown_table(_HEADINGS, [cells(record) for record in records])}\n"
+def note(records: Sequence[Any]) -> str:
+    """The probes that bracketed the records of a run; empty if none were made."""
     probes = next((record.probes for record in records if record.probes), ())
-    if probes:
-        text += f"\nProbe before and after: {'; '.join(probe_text(probe) for probe in probes)}.\n"
-    return text
+    return f"Probe before and after: {'; '.join(probe_text(probe) for probe in probes)}." if probes else ""
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -82,35 +79,19 @@ def probe_text(probe: dict[str, float]) -> str:
     )
 
 
-def heading(facts: dict[str, object], command: str, threads: int) -> str:
-    """Date, machine, versions and command, as the opening of a run's section."""
-    versions = facts["versions"]
-    assert isinstance(versions, dict)
+def setup(facts: Mapping[str, object], threads: int) -> str:
+    """The machine in one phrase, from `environment()`."""
     kernels = f"{facts['kernels']} kernels" + (f", tier {facts['tier']}" if facts["tier"] else "")
-    return (
-        f"## {facts['date']}\n\n"
-        f"- CPU: {facts['cpu']}, {facts['cores']} cores, {threads} threads, {kernels}\n"
-        f"- Versions: Python {facts['python']}, " + ", ".join(f"{k} {v}" for k, v in versions.items()) + "\n"
-        f"- Command: `{command}`\n"
+    return f"{facts['cpu']}, {facts['cores']} cores, {threads} threads, {kernels}"
+
+
+def versions(facts: Mapping[str, object]) -> str:
+    """Python and packages in one phrase, from `environment()`."""
+    packages = facts["versions"]
+    assert isinstance(packages, dict)
+    return ", ".join(
+        [f"Python {facts['python']}", *(f"{name} {version}" for name, version in packages.items())]
     )
-
-
-def around_section(path: Path, section: str) -> tuple[str, str]:
-    """What stands before and after a section of the file, its marker lines included.
-
-    Raises OSError if the file cannot be read, ValueError if it has no such lines.
-    """
-    begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
-    old = path.read_text(encoding="utf-8")
-    if begin not in old or end not in old:
-        raise ValueError(f"{path} has no lines {begin!r} and {end!r}; add them where the tables should go")
-    return old.split(begin, 1)[0] + begin, end + old.split(end, 1)[1]
-
-
-def write_markdown(path: Path, text: str, section: str) -> None:
-    """Replace what stands between the two marker lines of a section of the file; raises as `around_section`."""
-    before, after = around_section(path, section)
-    path.write_text(f"{before}\n\n{text.rstrip()}\n\n{after}", encoding="utf-8")
 
 
 def _line(values: Sequence[str]) -> str:

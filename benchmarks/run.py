@@ -2,7 +2,7 @@
 
 python -m benchmarks.run bert-base-uncased:1x128 --systems ours-fp32,ours-int8,compile-fp32,openvino-int8
 python -m benchmarks.run vit-base:1 sd15-unet:2 --systems eager-bf16,ours-bf16 --rounds 3
-python -m benchmarks.run --markdown benchmarks/RESULTS.md
+python -m benchmarks.run --record benchmarks/results
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks import systems, workloads
 from benchmarks.peers.registry import PEERS
 from benchmarks.session import (
     Calls,
-    Markdown,
+    Keep,
     Out,
     Priority,
     Rounds,
@@ -47,13 +47,13 @@ def main(
     threads: Threads = None,
     priority: Priority = True,
     out: Out = None,
-    markdown: Markdown = None,
+    record: Keep = None,
 ) -> None:
     """Measure eager, torch's own alternatives and this package, side by side on this machine."""
     wanted = chosen_systems(chosen, _ALL)
     planned = checked(names or workloads.DEFAULT)
     session = Session(
-        "benchmarks.run", Settings(rounds, seconds, calls, threads, priority), out, markdown, "measured"
+        "benchmarks.run", Settings(rounds, seconds, calls, threads, priority), out, record, "Beside torch"
     )
     for name in planned:
         session.measure(name, wanted)

@@ -1,4 +1,4 @@
-"""One run of the harness over several workloads: shown as it goes, and kept as JSON lines and markdown."""
+"""One run of the harness over several workloads: shown as it goes, and kept as JSON lines and in the results of the machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from benchmarks import harness, report
 from benchmarks.driver import WorkerError
+from benchmarks.results import pages, store
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure.environment import environment
 from hf_cpu_accel.runtime.home import home_folder
@@ -31,8 +32,12 @@ Calls = Annotated[
 Threads = Annotated[int | None, typer.Option(min=1, help="For every system.")]
 Priority = Annotated[bool, typer.Option(help="Put other sessions behind, where permitted.")]
 Out = Annotated[Path | None, typer.Option(help="JSON lines are appended here.")]
-Markdown = Annotated[
-    Path | None, typer.Option(help="Write the tables between the marker lines of this file.")
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        help="A folder of results (benchmarks/results): the tables replace those of this machine, and its page is written anew.",
+    ),
 ]
 
 
@@ -45,13 +50,17 @@ def chosen_systems(names: str, known: Sequence[str]) -> list[str]:
     return wanted
 
 
-def check_markdown(markdown: Path | None, section: str) -> None:
-    """Refuse a file without a place for the section: minutes of measuring must not end there."""
-    if markdown is not None:
-        try:
-            report.around_section(markdown, section)
-        except (OSError, ValueError) as error:
-            raise typer.BadParameter(f"--markdown: {error}") from error
+def check_folder(folder: Path | None) -> None:
+    """Refuse what is no folder: minutes of measuring must not end there."""
+    if folder is not None and not folder.is_dir():
+        raise typer.BadParameter(f"--record: {folder} is no folder")
+
+
+def keep(folder: Path | None, tables: Sequence[store.Table]) -> None:
+    """Put tables into the data file of this machine, and write the pages that show it."""
+    if folder is not None:
+        store.record(folder, tables)
+        pages.write(folder)
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,10 @@ class GenerationSettings:
 
 
 class Session:
-    """Runs workloads under the same settings. `module` is the command's, `section` its part of the markdown file.
+    """Runs workloads under the same settings. `module` is the command's, `group` the heading of its tables.
 
-    run(workload, systems, say=..., and the settings' fields) measures; of its records, which have `to_dict()`, show.table and
-    show.markdown make what is seen.
+    run(workload, systems, say=..., and the settings' fields) measures; its records have `to_dict()`, and `show` has the
+    HEADINGS, cells(record), note(records) and table(title, records) that make what is seen of them.
     """
 
     def __init__(
@@ -88,8 +97,8 @@ class Session:
         module: str,
         settings: Settings | GenerationSettings,
         out: Path | None,
-        markdown: Path | None,
-        section: str,
+        folder: Path | None,
+        group: str,
         run: Callable[..., Sequence[Any]] = harness.run,
         show: ModuleType = report,
     ) -> None:
@@ -100,10 +109,9 @@ class Session:
         self._command = " ".join(["python -m", module, *sys.argv[1:]])
         self._out = out or home_folder() / "bench" / "results.jsonl"
         make_folder(self._out.parent)
-        self._markdown, self._section = markdown, section
-        check_markdown(markdown, section)
-        threads = apply_threads(settings.threads).count
-        self._parts = [report.heading(self._facts, self._command, threads)]
+        self._folder, self._group = folder, group
+        check_folder(folder)
+        self._threads = apply_threads(settings.threads).count
 
     def measure(self, workload: str, systems: Sequence[str], title: str | None = None) -> Sequence[Any]:
         """Measure, print and keep one table. Ends the command if the base of the ratios cannot be measured."""
@@ -119,16 +127,21 @@ class Session:
             for record in records:
                 row = {**self._facts, "command": self._command, **record.to_dict()}
                 lines.write(json.dumps(row) + "\n")
-        self._parts.append(self._show.markdown(title, records))
-        self.write()
+        rows = [self._show.cells(record) for record in records]
+        self.keep(title, self._show.HEADINGS, rows, self._show.note(records))
         return records
 
-    def write(self, summary: str = "") -> None:
-        """The markdown so far, `summary` first: done after each table, so that an interrupted run keeps what it has."""
-        if self._markdown is not None:
-            heading, *tables = self._parts
-            parts = [heading, *([summary] if summary else []), *tables]
-            report.write_markdown(self._markdown, "\n".join(parts), self._section)
+    def keep(
+        self, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""
+    ) -> None:
+        """A table in the results of this machine: done after each, so that an interrupted run keeps what it has."""
+        columns = tuple(heading.replace("\n", " ") for heading in headings)
+        setup, versions = report.setup(self._facts, self._threads), report.versions(self._facts)
+        date = str(self._facts["date"])
+        table = store.Table(
+            self._group, title, date, self._command, setup, versions, columns, tuple(rows), note
+        )
+        keep(self._folder, [table])
 
     def close(self) -> None:
         """Tell where the numbers are."""

@@ -15,7 +15,7 @@ from benchmarks import workloads
 from benchmarks.peers import summary
 from benchmarks.peers.registry import CONTESTS
 from benchmarks.run import checked
-from benchmarks.session import Calls, Markdown, Out, Priority, Rounds, Seconds, Session, Settings, Threads
+from benchmarks.session import Calls, Keep, Out, Priority, Rounds, Seconds, Session, Settings, Threads
 
 
 def main(
@@ -37,7 +37,7 @@ def main(
     threads: Threads = None,
     priority: Priority = True,
     out: Out = None,
-    markdown: Markdown = None,
+    record: Keep = None,
 ) -> None:
     """One table per workload and precision, as many systems as fit in memory together, and a summary of all."""
     wanted = [precision.strip() for precision in precisions.split(",")]
@@ -47,7 +47,7 @@ def main(
     prefixes = tuple(prefix.strip() for prefix in rivals.split(",")) if rivals else ("",)
     planned = checked(names or workloads.AGAINST_RIVALS)
     settings = Settings(rounds, seconds, calls, threads, priority)
-    session = Session("benchmarks.peers.run", settings, out, markdown, "rivals")
+    session = Session("benchmarks.peers.run", settings, out, record, "Beside rivals")
     outcomes: list[summary.Outcome] = []
     for name in planned:
         for precision in wanted:
@@ -55,7 +55,7 @@ def main(
             met = [rival for rival in others if rival.startswith(prefixes)]
             records = session.measure(name, [ours, *met], f"{name}, {precision}")
             outcomes.append(summary.Outcome(precision, ours, records))
-            session.write(summary.markdown(outcomes))
+            session.keep("summary", summary.HEADINGS, summary.rows(outcomes))
     session.console.print(summary.table(outcomes))
     session.close()
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from benchmarks.harness import Record
-from benchmarks.report import markdown_table
 from benchmarks.systems import BASE
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text, results_table
 from hf_cpu_accel.measure import speedup
 
-_HEADINGS = (
+HEADINGS = (
     "workload",
     "precision",
     "ours\nms",
@@ -91,15 +90,10 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """For the terminal."""
-    out = results_table(_HEADINGS, title="Summary")
+    out = results_table(HEADINGS, title="Summary")
     for row in rows(outcomes):
         out.add_row(*row)
     return out
-
-
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The same as a markdown section."""
-    return "### Summary\n\n" + markdown_table(_HEADINGS, rows(outcomes)) + "\n"
 
 
 def _median(record: Record) -> float:

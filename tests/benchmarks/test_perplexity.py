@@ -99,14 +99,14 @@ def test_a_missed_bar_ends_with_code_1(
     monkeypatch.setattr(perplexity, "corpus", lambda: text)
     monkeypatch.setattr(perplexity, "Plan", lambda: _PLAN)
     monkeypatch.setitem(perplexity.BARS, "bfloat16", 0.0)
-    markdown = tmp_path / "RESULTS.md"
-    markdown.write_text("<!-- perplexity: begin -->\n<!-- perplexity: end -->\n")
+    folder = tmp_path / "results"
+    folder.mkdir()
     out = tmp_path / "out.jsonl"
     result = CliRunner().invoke(
         _app(),
         [
             *("--folder", str(tmp_path / "lm"), "--dtypes", "float32,bfloat16", "--threads", "1"),
-            *("--out", str(out), "--markdown", str(markdown)),
+            *("--out", str(out), "--record", str(folder)),
         ],
     )
     assert result.exit_code == 1, result.output
@@ -118,7 +118,8 @@ def test_a_missed_bar_ends_with_code_1(
         ("ours-bfloat16", False),
         *((f"ours-float32-{kv_cache}-cache", True) for kv_cache in perplexity.CACHE_BARS),
     ]
-    assert "| ours-bfloat16 |" in markdown.read_text()
+    (page,) = folder.glob("*.md")
+    assert "| ours-bfloat16 |" in page.read_text()
 
 
 def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -1,0 +1,15 @@
+"""Write what follows from the data of this folder anew: its pages, benchmarks/RESULTS.md, the README's table, the charts."""
+
+from __future__ import annotations
+
+from benchmarks.results import pages
+
+
+def main() -> None:
+    """Print what has changed."""
+    for path in pages.write():
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

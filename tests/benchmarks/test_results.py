@@ -1,0 +1,66 @@
+"""The results that are kept: data and pages say the same, and a run replaces the one before."""
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks.results import headline, pages, store
+from benchmarks.results.store import Machine, Table
+from benchmarks.session import check_folder, keep
+
+
+def table(title: str, date: str = "2026-11-23 14:00 UTC", group: str = "Beside torch") -> Table:
+    rows = (("eager-fp32", "10.0"), ("ours-fp32", "5.00"))
+    return Table(
+        group, title, date, "python -m benchmarks.run", "a CPU", "torch", ("system", "median ms"), rows
+    )
+
+
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.name)
+def test_pages_and_readme_are_what_the_data_says(path: Path) -> None:
+    """If this fails: `python -m benchmarks.results`."""
+    assert path.read_text(encoding="utf-8") == pages.pages()[path]
+
+
+def test_the_readme_shows_no_number_that_was_not_measured() -> None:
+    known = store.machines()
+    for row in headline.rows(known):
+        assert row.gains, row.label
+        assert all(gain.value and gain.ratio > 0 for gain in row.gains.values())
+    text = pages.README.read_text(encoding="utf-8")
+    assert text.count(pages.BEGIN) == text.count(pages.END) == 1
+    assert pages.numbers(known) in text
+
+
+def test_a_run_replaces_the_one_before_and_others_stay(tmp_path: Path) -> None:
+    keep(tmp_path, [table("a"), table("b", group="Beside rivals")])
+    keep(tmp_path, [table("a", "2026-12-01 10:00 UTC"), table("c")])
+    (machine,) = store.machines(tmp_path)
+    assert [(t.title, t.date[:10]) for t in machine.tables] == [
+        ("a", "2026-12-01"),
+        ("c", "2026-11-23"),
+        ("b", "2026-11-23"),
+    ]
+    assert store.load(tmp_path / f"{machine.key}.json") == machine
+    page = (tmp_path / f"{machine.key}.md").read_text(encoding="utf-8")
+    assert "| ours-fp32 | 5.00 |" in page
+    assert "`python -m benchmarks.run`" in page
+
+
+def test_what_is_not_in_the_data_is_refused(tmp_path: Path) -> None:
+    machine = Machine("m", "M", "", (table("a"),))
+    assert machine.table("a").cell("ours-fp32", "median ms") == "5.00"
+    with pytest.raises(KeyError, match="no table"):
+        machine.table("b")
+    with pytest.raises(KeyError, match="no cell"):
+        machine.table("a").cell("ours-int8", "median ms")
+    with pytest.raises(ValueError, match="2 columns"):
+        Table("g", "t", "", "", "", "", ("a", "b"), (("1",),))
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    check_folder(None)
+    check_folder(tmp_path)
+    with pytest.raises(typer.BadParameter, match="no folder"):
+        check_folder(tmp_path / "nowhere")
