@@ -22,7 +22,7 @@ from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.decoder.deferred import Call, PendingHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
-from hf_cpu_accel.rewrite.decoder.masks import has_padded_queries, tokens_of, understood
+from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, Role
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ class FusedDecoderLayer(BoundLayer):
         call = None if hidden_states is None else self._understand(hidden_states, (), arguments)
         if call is None or (call.cache is not None and call.cache.get_seq_length(self.role.cache_index)):
             return None
-        tokens = call.mask.padding if isinstance(call.mask, CausalMask) else None
         return Reference(
             (hidden_states,),
             {**arguments, **({self.role.cache: None} if self.role.cache in arguments else {})},
-            tokens=None if tokens is None else tokens[:, -hidden_states.shape[1] :],
+            tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
             dtype=None if call.cache is None else self._kept_as(call.cache),
         )

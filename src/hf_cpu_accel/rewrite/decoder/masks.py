@@ -70,6 +70,19 @@ def has_padded_queries(mask: CausalMask | Tensor) -> bool:
     return not mask.padding[:, -mask.shape[2] :].all()
 
 
+def attending(mask: CausalMask | Tensor | None, q_len: int) -> Tensor | None:
+    """bool [B, q_len], the queries that attend to some key, so that their rows say something; None if all do.
+
+    Args:
+        mask: as `understood` gives it.
+    """
+    if mask is None:
+        return None
+    if isinstance(mask, CausalMask):
+        return None if mask.padding is None else mask.padding[:, -q_len:]
+    return (mask > torch.finfo(mask.dtype).min / 2).any(3).any(1)
+
+
 def mask_like(other: Any, mask: CausalMask, form: MaskForm) -> Tensor:
     """`mask` as a host passes it that passed `other` in this form; what is added may be any numbers."""
     if not isinstance(other, Tensor) or isinstance(other, CausalMask):
