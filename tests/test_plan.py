@@ -4,9 +4,10 @@ import json
 import pytest
 from torch import nn
 
-from hf_cpu_accel import CPUAccelConfig, extension, hardware
+from hf_cpu_accel import CPUAccelConfig, extension
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.runtime import hardware
 
 
 def _plan() -> Plan:

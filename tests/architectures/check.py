@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.core.verify import TOLERANCES, row_errors
+from hf_cpu_accel.rewrite.core.tolerance import PACKED
+from hf_cpu_accel.rewrite.core.verify import row_errors
 from tests.architectures.inputs import Maker, nested, padded
 from tests.architectures.models import build, classes_of
 from tests.architectures.small import CHOSEN, exceptions, small_configs
@@ -224,7 +225,7 @@ def _compare_all(
             continue
         name, error = max(errors.items(), key=lambda pair: pair[1])
         worst = max(worst, error)
-        allowed = TOLERANCES[dtype]
+        allowed = PACKED.of(dtype)
         if error > allowed:
             told["sensitive"] = True
             noisy = _noisy(model, dtype, batch, theirs, tokens)
@@ -264,7 +265,7 @@ def _few_rows(model: nn.Module, dtype: str, ours: Outputs, theirs: Outputs, toke
     if any(one.shape != other.shape or one.dim() < 2 for one, other in pairs):
         return False
     errors = torch.cat([row_errors(one, other).flatten() for one, other in pairs])
-    return bool((errors.nan_to_num(nan=float("inf")) <= TOLERANCES[dtype]).double().mean() >= _MOST_ROWS)
+    return bool((errors.nan_to_num(nan=float("inf")) <= PACKED.of(dtype)).double().mean() >= _MOST_ROWS)
 
 
 def _chooses(config: PretrainedConfig) -> bool:

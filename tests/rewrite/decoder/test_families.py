@@ -75,7 +75,9 @@ def test_same_logits_in_float32(family: Decoder) -> None:
 
 
 @fused_or_not
-@pytest.mark.filterwarnings("error:.*fused by hf_cpu_accel:RuntimeWarning")  # no layer goes back to its own forward
+@pytest.mark.filterwarnings(
+    "error:.*fused by hf_cpu_accel:RuntimeWarning"
+)  # no layer goes back to its own forward
 @torch.no_grad()
 def test_same_greedy_tokens(family: Decoder) -> None:
     model = family.build(seed=1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-import hf_cpu_accel
+from hf_cpu_accel import extension
 
 aten = torch.ops.aten
 _VIEWS = (
@@ -19,7 +19,7 @@ _VIEWS = (
     aten.unsqueeze.default,
     aten.squeeze.dim,
 )
-_TILES = (Path(hf_cpu_accel.__file__).parent / "csrc/ops/tiles.h").read_text().replace("#pragma once\n", "")
+_TILES = (Path(extension.__file__).parent / "csrc/ops/tiles.h").read_text().replace("#pragma once\n", "")
 # The address of a table of functions, asked for by name as everything of the library is: nothing has to be linked.
 _LOOKUP = r"""
 static const hf_cpu_accel_tiles::Library& hf_cpu_accel_library() {

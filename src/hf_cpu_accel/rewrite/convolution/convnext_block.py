@@ -29,13 +29,12 @@ from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.tolerance import CONVOLUTION_BLOCK
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, Part
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 STRUCTURE = "convolution block"
-# Of what the block adds to its input, worst pixel: the same packed weights in other calls.
-_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,10 @@ def _disagreement(fused: nn.Module, shadow: Shadow, block: BlockParts) -> Refusa
         if isinstance(theirs, Refusal):
             return theirs
         ours = functional_call(fused, values, (image,))
-    error, allowed = row_error(_added(ours, image), _added(theirs, image)), _TOLERANCES[down.weight_dtype]
+    error, allowed = (
+        row_error(_added(ours, image), _added(theirs, image)),
+        CONVOLUTION_BLOCK.of(down.weight_dtype),
+    )
     return None if error <= allowed else Refusal("it computes something else than its parts suggest")
 
 

@@ -18,11 +18,10 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import AFFINE
 from hf_cpu_accel.runtime.tracing import is_compiling
 
 STRUCTURE = "batch norm"
-# In float64, of numbers around 1.
-_TOLERANCE = 1e-9
 _JOINING = ("relu", "silu", "gelu", "gelu_tanh")
 
 
@@ -78,7 +77,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
         return None
     gain = moved - shift
     affine = image * gain + shift
-    if output.shape != affine.shape or not torch.allclose(output, affine, rtol=_TOLERANCE, atol=_TOLERANCE):
+    if output.shape != affine.shape or not AFFINE.holds(output, affine):
         return None
     return Fold(gain.flatten().float(), shift.flatten().float())
 

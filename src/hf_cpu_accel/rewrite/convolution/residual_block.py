@@ -34,13 +34,11 @@ from hf_cpu_accel.rewrite.core.foreign import attempt
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.tolerance import RESIDUAL_BLOCKS
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 STRUCTURE = "residual blocks"
-# Worst pixel of an image, after up to twenty convolutions with the same packed weights, by the coarsest of these. Nothing is
-# narrowed for the proof; but one step of a quantised input beside another changes what comes after.
-_TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "int8": 3e-2}
 # [batch, height, width]: for reading, and for the proof.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
@@ -160,7 +158,7 @@ def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
             ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
             if ours is None or theirs is None:
                 return False
-            if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > _TOLERANCES[dtype]:
+            if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > RESIDUAL_BLOCKS.of(dtype):
                 return False
         for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
             ours, theirs = (run_alone(module, _image(first, *_IMAGE).to(other)) for module in (fused, layer))

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION
 
 # Dense where activations differ from one another, and far enough out to tell the clipped ones.
 GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 50.0, 1e3])))
-_RELATIVE, _ABSOLUTE = 1e-5, 2e-6
 
 
 def identify(function: Callable[[Tensor], Tensor]) -> str | None:
@@ -28,7 +28,7 @@ def identify(function: Callable[[Tensor], Tensor]) -> str | None:
         if not isinstance(values, Tensor) or values.shape != GRID.shape:
             return None
         for name, reference in ACTIVATIONS.items():
-            if torch.allclose(values, reference(GRID), rtol=_RELATIVE, atol=_ABSOLUTE):
+            if ACTIVATION.holds(values, reference(GRID)):
                 return name
     return None
 

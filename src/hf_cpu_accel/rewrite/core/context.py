@@ -21,6 +21,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
+from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
@@ -225,5 +226,4 @@ def _overrides_alike(linear: nn.Linear) -> bool:
     input = probe(linear.in_features, linear.weight.dtype)
     with torch.no_grad():
         expected = nn.Linear.forward(linear, input)
-    tolerance = 1e-5 if linear.weight.dtype is torch.float32 else 0.02
-    return row_error(run_alone(linear, input), expected) <= tolerance
+    return row_error(run_alone(linear, input), expected) <= FORMULA.of(linear.weight.dtype)

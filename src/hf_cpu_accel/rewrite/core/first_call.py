@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import DTYPES, QUANTISED
 from hf_cpu_accel.patching.fused_module import Mixed, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.core.verify import TOLERANCES, row_errors, tolerance
+from hf_cpu_accel.rewrite.core.verify import row_errors, tolerance
 from hf_cpu_accel.runtime.fork import new_lock
 
 _REASON = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
@@ -190,7 +190,7 @@ def _as_reference() -> Iterator[None]:
 
 def _coarsest(module: nn.Module) -> str:
     held = {part.packed_dtype for part in module.modules() if isinstance(part, PackedModule)}
-    return next((dtype for dtype in reversed(TOLERANCES) if dtype in held), "float32")
+    return next((dtype for dtype in reversed(DTYPES) if dtype in held), "float32")
 
 
 def first_output(output: Any) -> Tensor | None:

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.tolerance import PACKED
 
-# Largest relative error of an output row, ||candidate - reference|| / ||reference||, by dtype of the packed weight. Random
-# inputs and weights give about 1e-6, 3e-3, 1.5e-2, 1e-2 and 0.1; a wrong epilogue or a dropped bias gives far more.
-TOLERANCES = {"float32": 1e-4, "bfloat16": 0.02, "int8": 0.1, "int8-weight": 0.1, "int4": 0.3}
 # Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.
 _SMALL_ROW = 1e-2
 
@@ -74,8 +72,8 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
 
 def tolerance(dtype: str, compute: torch.dtype) -> float:
     """What `row_error` may reach for a weight packed as `dtype` in a model that computes in `compute`."""
-    rounding = TOLERANCES["bfloat16"] if compute is torch.bfloat16 else 0.0
-    return max(TOLERANCES[dtype], rounding)
+    rounding = PACKED.bfloat16 if compute is torch.bfloat16 else 0.0
+    return max(PACKED.of(dtype), rounding)
 
 
 def disagreement(candidate: object, reference: object, dtype: str, compute: torch.dtype) -> str | None:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.experts_parts import RouterParts
 from hf_cpu_accel.rewrite.decoder.trace import ExpertsCall
 
-_TOLERANCE = 1e-4
 _SCORINGS: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
 
 
@@ -56,6 +56,6 @@ def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
     for renormalise in (False, True):
         made = scores / scores.sum(dim=-1, keepdim=True) if renormalise else scores
         scale = ((weights * made).sum() / made.square().sum()).item()
-        scale = 1.0 if abs(scale - 1) < _TOLERANCE else scale
-        if row_error(made * scale, weights) <= _TOLERANCE:
+        scale = 1.0 if abs(scale - 1) < TRACED.float32 else scale
+        if row_error(made * scale, weights) <= TRACED.float32:
             yield renormalise, scale

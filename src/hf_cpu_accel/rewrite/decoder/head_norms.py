@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.ops.decoder.layers import Norm
+from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm, small_floats
 
@@ -73,7 +74,7 @@ def _identify(module: nn.Module) -> NormSpec | None:
         return None
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(2, 3, *weight.shape, generator=generator) + 0.5
-    tolerance = 0.02 if weight.dtype is torch.bfloat16 else 1e-5
+    tolerance = FORMULA.of(weight.dtype)
     for eps, kind, offset in itertools.product(small_floats(module), ("rms_norm", "layer_norm"), (0.0, 1.0)):
         spec = NormSpec(kind, eps, offset)
         errors = [

@@ -8,13 +8,10 @@ from itertools import product
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.parts import NormPart
 from hf_cpu_accel.rewrite.norm.match import identify_norm
-
-_TOLERANCE = 1e-4
-# A factor this near to 1 is 1, seen through rounding.
-_UNITY = 1e-4
 
 
 @dataclass(frozen=True)
@@ -112,15 +109,15 @@ class Norms:
 
 def differ(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of a trace cannot be the same."""
-    return row_error(one, other) > _TOLERANCE
+    return row_error(one, other) > TRACED.float32
 
 
 def _factor(target: Tensor, branch: Tensor) -> float | None:
     """The number that `branch` must be multiplied by to be `target`, or None if there is none."""
     factor = ((target * branch).sum() / branch.square().sum().clamp_min(1e-30)).item()
-    if abs(factor - 1) < _UNITY:
+    if abs(factor - 1) < TRACED.float32:
         factor = 1.0
-    return factor if abs(factor) > _UNITY and not differ(factor * branch, target) else None
+    return factor if abs(factor) > TRACED.float32 and not differ(factor * branch, target) else None
 
 
 def _part(choice: tuple[NormPart, nn.Module] | None) -> NormPart | None:

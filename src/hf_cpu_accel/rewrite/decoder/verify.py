@@ -13,6 +13,7 @@ from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
+from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import row_errors
 from hf_cpu_accel.rewrite.decoder.calls import PADDING, LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
@@ -21,8 +22,6 @@ from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
 from hf_cpu_accel.rewrite.decoder.role import Role
 
-# By the dtype of the activations; what is left between two that are the same is rounding, and what quantised inputs make of it.
-_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 3e-2}
 # Where the scores of two experts are nearly the same, rounding sends a token to the other one. So many tokens must not.
 _ROUTED_ALIKE = 0.75
 
@@ -62,7 +61,7 @@ class Proof:
     @property
     def tolerance(self) -> float:
         """How far a layer that is read rightly may be off."""
-        return _TOLERANCES[self.dtype]
+        return DECODER_LAYER.of(self.dtype)
 
     def error(self, role: Role, *, masked: bool = True) -> float:
         """How far the layer is off if it is fused as `role` says, relative to what it adds to the hidden states, worst row; with

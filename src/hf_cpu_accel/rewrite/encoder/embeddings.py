@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.tolerance import EMBEDDINGS
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder.embeddings_match import IDS, POSITIONS, TYPES, Reading, read, tables_of
 from hf_cpu_accel.rewrite.norm.match import identify_norm
@@ -29,8 +30,6 @@ STRUCTURE = "embeddings"
 
 _EMBEDDING_NORM = torch.ops.hf_cpu_accel.embedding_norm.default
 
-# How far the op may be from the module, by dtype of the tables: torch rounds every sum of bfloat16 rows, the op only the result.
-_TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 _BATCH, _LENGTH = 2, 7
 
 
@@ -155,7 +154,7 @@ def _may_be_embeddings(module: nn.Module) -> bool:
 
 def _is_proved(module: nn.Module, reading: Reading) -> bool:
     """Whether the op gives what `module` gives, in all the ways in which it will be called."""
-    tolerance = _TOLERANCES[reading.words.weight.dtype]
+    tolerance = EMBEDDINGS.of(reading.words.weight.dtype)
     with torch.no_grad():
         for inputs in _calls(reading):
             expected = call_foreign(module.forward, **inputs)

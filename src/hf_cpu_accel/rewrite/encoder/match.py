@@ -17,6 +17,7 @@ from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
 from hf_cpu_accel.rewrite.core.verify import probe, row_error
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
@@ -31,9 +32,6 @@ from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
-# How far a fused layer may be from the layer, by dtype of the activations. Both use the same packed weights, so what is left is the
-# rounding of what passes between the ops; a wrong reading (no activation, say) may hide below the bounds of quantisation.
-TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
 _POSITIONS = "position_ids"  # tables say all about them
 # Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
@@ -128,7 +126,7 @@ class _Reader:
         """The guess that computes what the layer computes."""
         calls = list(self._calls(signature))
         expected = [self._states(**call) for call in calls]
-        best, best_error = None, TOLERANCES[self.hidden_states.dtype]
+        best, best_error = None, ENCODER_LAYER.of(self.hidden_states.dtype)
         for parts in candidates:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
@@ -233,7 +231,7 @@ class _Reader:
         expected = self._states(**given)
         output = hidden_states_of(output)
         alike = isinstance(output, Tensor) and output.shape == expected.shape
-        return alike and torch.allclose(output, expected, rtol=1e-4, atol=1e-4)
+        return alike and torch.allclose(output, expected, rtol=TRACED.float32, atol=TRACED.float32)
 
     def _relative(self, seen: LayerTrace) -> Tensor | None:
         """The table of the bias that the layer makes by itself.

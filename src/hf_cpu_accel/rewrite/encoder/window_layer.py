@@ -28,10 +28,10 @@ from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.encoder.expected import is_layer
 from hf_cpu_accel.rewrite.encoder.match import (
-    TOLERANCES,
     gains_of,
     guesses,
     hidden_states_of,
@@ -186,7 +186,7 @@ def _compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) ->
 def _alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """dtype: of the activations."""
     quantises = any(linear.packed.dtype in QUANTISED for linear in parts.linears)
-    return computes_alike(output, expected, TOLERANCES[dtype], quantises=quantises)
+    return computes_alike(output, expected, ENCODER_LAYER.of(dtype), quantises=quantises)
 
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:

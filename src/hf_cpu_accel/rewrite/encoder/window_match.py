@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
+from hf_cpu_accel.rewrite.core.tolerance import WINDOW_BIAS
 from hf_cpu_accel.rewrite.core.trace import MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 
 _ATTENTION = torch.ops.hf_cpu_accel.attention.default
 
-# By how much biases may differ between windows that have the same: they are found by a subtraction.
-_ROUNDING = 1e-4
 
 Run = Callable[[Tensor], Any]  # the layer's own forward: [1, height * width, C] -> what it returns
 
@@ -109,5 +108,5 @@ class _Scores:
     def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
         if args and self._product is not None and args[0].shape == self._product.shape:
             bias = args[0] - self._scale * self._product
-            alike = torch.allclose(bias, bias[:1].expand_as(bias), rtol=0.0, atol=_ROUNDING)
+            alike = WINDOW_BIAS.holds(bias, bias[:1].expand_as(bias))
             self.biases.append(bias[:1] if alike else bias)

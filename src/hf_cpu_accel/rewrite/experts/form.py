@@ -15,10 +15,11 @@ from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PackedWeight, pack_stack, unpack_linear
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 _LARGE = 40.0  # a probe that reaches limits
 
 
@@ -112,7 +113,7 @@ def read_experts(module: nn.Module) -> ExpertsForm | None:
     if len(stacks) != 2 or len(inputs) != 3 or any(True for _ in module.buffers()):
         return None
     count, dtype = len(next(iter(stacks.values()))), next(iter(stacks.values())).dtype
-    if dtype not in _TOLERANCES or any(len(p) != count or p.dtype != dtype for p in parameters.values()):
+    if dtype not in WEIGHT_DTYPES or any(len(p) != count or p.dtype != dtype for p in parameters.values()):
         return None
     for form in _layouts(parameters, stacks, inputs):
         proved = _prove(module, parameters, form)
@@ -192,7 +193,7 @@ def _prove(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) 
             hidden = _activated(raw, activation, form.gated, limit)
             made = product_of(form.down, form.down_bias, hidden)
             expected = (made * weights[..., None].float()).sum(dim=1)
-            if row_error(output, expected) <= _TOLERANCES[dtype]:
+            if row_error(output, expected) <= TRACED.of(dtype):
                 return ExpertsForm(
                     form.up,
                     form.down,

@@ -28,13 +28,12 @@ from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION, FFN
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 STRUCTURE = "nested ffn"
-# The same packed weights in other calls: only what is between the linears is rounded otherwise.
-_TOLERANCES = {torch.float32: 2e-2, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
         if isinstance(expected, Refusal):
             return expected
         given = run(_fused(shadow.module, ffn), input)
-    error, allowed = row_error(given, expected), _TOLERANCES[up.weight_dtype]
+    error, allowed = row_error(given, expected), FFN.of(up.weight_dtype)
     return (
         _fused(layer, ffn)
         if error <= allowed
@@ -198,7 +197,7 @@ def _gate(between: Callable[[Tensor], Tensor], gate_last: bool) -> str | None:
         return None
     value = GRID.flip(0).sin()
     expected = ACTIVATIONS[activation](GRID) * value
-    return activation if torch.allclose(gated(GRID, value), expected, rtol=1e-5, atol=2e-6) else None
+    return activation if ACTIVATION.holds(gated(GRID, value), expected) else None
 
 
 def _packed(*linears: nn.Module) -> tuple[PackedLinear, ...]:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
 
@@ -67,8 +68,7 @@ def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | N
     if expected is None:
         return False
     output = run_alone(module, *inputs)
-    tolerance = 1e-5 if expected.element_size() == 4 else 0.02
-    return output is not None and row_error(output, expected) <= tolerance
+    return output is not None and row_error(output, expected) <= FORMULA.of(expected.dtype)
 
 
 def plain_linear(linear: nn.Linear, input: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.parts import plain_linear
@@ -68,7 +69,7 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
     linear.register_parameter("bias", bias)
     input = probe(in_features, weight.dtype)
     output = run_alone(module, input)
-    tolerance = 1e-5 if weight.dtype is torch.float32 else 0.02
+    tolerance = FORMULA.of(weight.dtype)
     return (
         linear if output is not None and row_error(output, plain_linear(linear, input)) <= tolerance else None
     )

@@ -19,6 +19,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
 
 
@@ -91,8 +92,7 @@ def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> 
     output = run_alone(module, input)
     if output is None:
         return False
-    tolerance = 0.02 if weight.dtype is torch.bfloat16 else 1e-5
-    return row_error(output, spec.reference(module, input)) <= tolerance
+    return row_error(output, spec.reference(module, input)) <= FORMULA.of(weight.dtype)
 
 
 class FusedNorm(nn.Module):

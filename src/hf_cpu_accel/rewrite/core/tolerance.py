@@ -1,0 +1,68 @@
+"""How far a replacement may be from what it replaces: every bound of the rewrites, and why it is that number.
+
+Unless it says otherwise a bound is one of `verify.row_error`: the distance of the worst row, relative to its length. What is wrong
+(an activation, a bias, a mask) moves rows by 0.1 to 1, rounding by what stands here; where quantisation stands between, a bound is
+as large as one step of it makes rows move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Bounds by the dtype of the numbers that are compared, or of the packed weights that made them."""
+
+    float32: float
+    bfloat16: float
+    int8: float | None = None
+    int4: float | None = None
+
+    def of(self, dtype: torch.dtype | str) -> float:
+        """Of a dtype of torch, by its width, or of packed weights, by their name."""
+        if isinstance(dtype, torch.dtype):
+            return self.float32 if dtype.itemsize >= 4 else self.bfloat16
+        bound: float | None = getattr(self, dtype.removesuffix("-weight"))
+        assert bound is not None
+        return bound
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """Bounds of values one by one."""
+
+    relative: float
+    absolute: float
+
+    def holds(self, values: Tensor, reference: Tensor) -> bool:
+        return torch.allclose(values, reference, rtol=self.relative, atol=self.absolute)
+
+
+# A module or formula against another formula of the same weights: sums in another order; outputs rounded to 8 bits.
+FORMULA = Tolerance(1e-5, 2e-2)
+# Sums of three rows that were looked up, and their norm. Torch rounds every sum of bfloat16 rows, the op only the result.
+EMBEDDINGS = Tolerance(2e-6, 2e-2)
+# What a trace saw, made again from what it saw before: a few sums of products of numbers around 1.
+TRACED = Tolerance(1e-4, 2e-2)
+# Packed weights against the original ones. Random inputs and weights give about 1e-6, 3e-3, 1.5e-2 and 0.1.
+PACKED = Tolerance(1e-4, 2e-2, int8=0.1, int4=0.3)
+# A fused layer against its own forward over the same packed weights: what is left is rounding between the ops. A wrong match (no
+# activation, say) may hide below the bounds of quantisation, which is why those of PACKED are not used.
+ENCODER_LAYER = Tolerance(2e-3, 2e-2)
+# The same, where quantised inputs may fall on the other side of a step: one moves what comes after by so much.
+DECODER_LAYER = Tolerance(2e-2, 3e-2)
+FFN = Tolerance(2e-2, 4e-2)
+CONVOLUTION_BLOCK = Tolerance(2e-2, 4e-2)  # of what the block adds to its input
+# The worst pixel after up to twenty convolutions over the same packed weights, by the coarsest of these.
+RESIDUAL_BLOCKS = Tolerance(1e-3, 2e-2, int8=3e-2)
+
+# Activations on a grid from -1000 to 1000. GELU and its tanh form differ by 5e-4.
+ACTIVATION = Closeness(1e-5, 2e-6)
+# In float64, of numbers around 1: whether a norm is affine in its input.
+AFFINE = Closeness(1e-9, 1e-9)
+# Whether windows have the same bias, which is found by a subtraction of scores.
+WINDOW_BIAS = Closeness(0.0, 1e-4)
