@@ -21,8 +21,8 @@ from torch import nn
 from tqdm import tqdm
 
 from benchmarks import workloads
-from benchmarks.media import Media
-from benchmarks.writing import Writing
+from benchmarks.workloads.media import Media
+from benchmarks.workloads.writing import Writing
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure import interleaved, speedup

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import generation_cases
 from benchmarks.driver import Worker, WorkerError
+from benchmarks.generation import cases as generation_cases
 from benchmarks.peers import cases, setup
 from benchmarks.peers.registry import GENERATORS, PEERS
 from hf_cpu_accel.runtime.home import home_folder
@@ -29,11 +29,11 @@ def start(workload: str, system: str, threads: int | None) -> Worker:
 
 
 def start_writer(model: str, system: str, prompt: int, new: int, threads: int | None) -> Worker:
-    """The same for a system that generates `new` tokens after `prompt` tokens; `model` as generation_cases takes it."""
+    """The same for a system that generates `new` tokens after `prompt` tokens; `model` as generation/cases.py takes it."""
     lengths = [str(prompt), str(new)]
     if system not in GENERATORS:
         case = str(generation_cases.folder(model))
-        arguments = ["benchmarks.generation_worker", system, case, *lengths, str(threads or "")]
+        arguments = ["benchmarks.generation.worker", system, case, *lengths, str(threads or "")]
         return _own(system, case, arguments)
     environment, module = GENERATORS[system]
     count = _usable(system, environment, threads)

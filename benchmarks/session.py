@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How every model of a run is measured; see `generation_harness.run`."""
+    """How every model of a run is measured; see `generation/harness.py`."""
 
     prompt: int
     new: int

@@ -10,9 +10,11 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
-from benchmarks import generation, generation_cases, generation_report, generation_systems, harness
+from benchmarks import harness
 from benchmarks.driver import WorkerError
-from benchmarks.generation_harness import Record, Run, run
+from benchmarks.generation import __main__ as generation
+from benchmarks.generation import cases, report, systems
+from benchmarks.generation.harness import Record, Run, run
 from benchmarks.peers import build_llamacpp, llamacpp
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.generation import Generated
@@ -118,30 +120,30 @@ def test_the_report_shows_rates_and_errors() -> None:
     ]
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(generation_report.table("a title", rows))
+        console.print(report.table("a title", rows))
     shown = capture.get()
     assert "openvino-int4 failed: no such file" in shown
-    markdown = generation_report.markdown("a title", rows)
+    markdown = report.markdown("a title", rows)
     assert "| ours-int8 | 133 | 8% | 5.00x | 13.3 | 38% | 2.00x | 60.0 | 40 |" in markdown
     assert "800 GOP/s int8" in markdown
 
 
 def test_every_dtype_has_a_system() -> None:
-    dtypes = {dtype for name, (dtype, _) in generation_systems.SYSTEMS.items() if name.startswith("ours-")}
+    dtypes = {dtype for name, (dtype, _) in systems.SYSTEMS.items() if name.startswith("ours-")}
     assert dtypes == set(DTYPES) - {"auto"}
-    assert generation_systems.DEFAULT[0] == generation_systems.BASE
+    assert systems.DEFAULT[0] == systems.BASE
 
 
 def test_a_case_is_the_checkpoint_itself(checkpoint: Path, own_home: Path) -> None:
-    case = generation_cases.folder(str(checkpoint))
+    case = cases.folder(str(checkpoint))
     assert case.parent == own_home / "bench" / "generation"
     assert (case / "model" / "config.json").read_text() == (checkpoint / "config.json").read_text()
-    assert generation_cases.folder(str(checkpoint)) == case
+    assert cases.folder(str(checkpoint)) == case
     (checkpoint / "config.json").write_text("{}")  # another checkpoint in the same place
-    assert generation_cases.folder(str(checkpoint)) != case
-    assert generation_cases.title(str(checkpoint)) == "tiny-llama"
+    assert cases.folder(str(checkpoint)) != case
+    assert cases.title(str(checkpoint)) == "tiny-llama"
     with pytest.raises(ValueError, match="SmolLM2-135M"):
-        generation_cases.folder("gpt-huge")
+        cases.folder("gpt-huge")
 
 
 _LLAMA_BENCH = """#!{python}

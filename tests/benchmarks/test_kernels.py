@@ -6,9 +6,11 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import attention, kernels, linear, linear_decode
+from benchmarks import attention, kernels
 from benchmarks.kernels import OURS, PARTIAL, Cell
-from benchmarks.linear_providers import PROVIDERS
+from benchmarks.linear import __main__ as linear
+from benchmarks.linear import decode
+from benchmarks.linear.providers import PROVIDERS
 from hf_cpu_accel.measure import Agreement, Timing
 from hf_cpu_accel.packing.linear import pack_linear
 
@@ -90,11 +92,9 @@ def test_both_attentions_agree(dtype: str) -> None:
 
 @pytest.mark.parametrize("weight", ["bfloat16", "int4 g64"])
 def test_decoding_goes_round_over_weights(weight: str) -> None:
-    layers = linear_decode.copies(
-        weight, 64, 128, footprint=5 * pack_linear(torch.ones(64, 128), "int8").nbytes
-    )
+    layers = decode.copies(weight, 64, 128, footprint=5 * pack_linear(torch.ones(64, 128), "int8").nbytes)
     assert len({layer.data.data_ptr() for layer in layers}) == len(layers) >= 2
-    found = linear_decode.measure("64x128", weight, [1, 3], footprint=1 << 16, rounds=1)
+    found = decode.measure("64x128", weight, [1, 3], footprint=1 << 16, rounds=1)
     assert [m for m, _, _ in found] == [1, 3]
     assert all(rate > 0 and share > 0 for _, rate, share in found)
 
@@ -102,7 +102,7 @@ def test_decoding_goes_round_over_weights(weight: str) -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        (linear_decode.main, ["--weights", "int4"], "int4 g32"),
+        (decode.main, ["--weights", "int4"], "int4 g32"),
         (linear.main, ["8x8"], "MxKxN"),
         (linear.main, ["0x8x8"], "MxKxN"),
         (linear.main, ["8x8x8", "--grid"], "--grid"),

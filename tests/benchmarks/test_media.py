@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import media, worker, workloads
+from benchmarks import worker, workloads
 from benchmarks.peers import cases, conversion
 from benchmarks.peers.model import SavedModel
+from benchmarks.workloads import media
 
 # Millions of parameters, and the shape of the answer for a batch of two.
 _SIZES = {

@@ -13,8 +13,8 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.gnn_cases import Systems, aggregation_cases, gradient_cases, model_cases
-from benchmarks.gnn_graphs import SIZES, rmat
+from benchmarks.gnn.cases import Systems, aggregation_cases, gradient_cases, model_cases
+from benchmarks.gnn.graphs import SIZES, rmat
 from hf_cpu_accel.measure import PeakMemory, interleaved
 from hf_cpu_accel.runtime.memory import release_buffers
 

@@ -1,6 +1,6 @@
 """How near a linear layer with few rows comes to reading its weight as fast as memory gives it.
 
-python -m benchmarks.linear_decode 8192x2048 --rows 1,8
+python -m benchmarks.linear.decode 8192x2048 --rows 1,8
 
 A decoder reads all its weights for every token. So the calls go round over as many copies of the weight as fill `--footprint`,
 more than any cache holds, and the rate of bytes is held against that of plain reads before and after.

@@ -1,4 +1,4 @@
-"""What is measured: well-known shapes with random weights, at batch sizes and lengths that servers see.
+"""Workloads, by name: well-known shapes with random weights, at batch sizes and lengths that servers see.
 
 Text encoders are here, what writes is in writing.py, what sees, hears and paints in media.py.
 """
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.media import NAMES as MEDIA
-from benchmarks.media import Media, media
-from benchmarks.writing import Writing, writing
+from benchmarks.workloads import media, writing
+from benchmarks.workloads.media import Media
+from benchmarks.workloads.writing import Writing
 from hf_cpu_accel.cli import bench_workload
 
 # The first two are the ones that the project's speed goals name.
@@ -109,21 +109,21 @@ def parse(name: str) -> Workload | Writing | Media:
     The lengths of the second form are spread evenly over the range, both ends included, in an order that is mixed
     but always the same.
     """
-    found = media(name)
+    found = media.media(name)
     if found is not None:
         return found
     match = re.fullmatch(
         r"(?P<model>[^:]+):(?P<batch>\d+)x(?P<first>\d+)(-(?P<last>\d+)|\+(?P<new>\d+))?", name
     )
-    if match is None or match["model"] in MEDIA:  # images and sound have a size of their own
+    if match is None or match["model"] in media.NAMES:  # images and sound have a size of their own
         raise ValueError(
             f"workload {name!r} is not of the form MODEL:BATCHxTOKENS, e.g. {DEFAULT[0]}, "
             f"MODEL:BATCHxSHORTEST-LONGEST, e.g. {AGAINST_RIVALS[-1]}, MODEL:BATCHxTOKENS+NEW, e.g. {WRITING[0]}, "
-            f"or MODEL:BATCH with one of {', '.join(MEDIA)}"
+            f"or MODEL:BATCH with one of {', '.join(media.NAMES)}"
         )
     batch, first = int(match["batch"]), int(match["first"])
     if match["new"] is not None:
-        return writing(match["model"], batch, first, int(match["new"]))
+        return writing.writing(match["model"], batch, first, int(match["new"]))
     last = int(match["last"] or first)
     if not 1 <= first <= last or batch < 1 or (last > first and batch < 2):
         raise ValueError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.generation_harness import Record
+from benchmarks.generation.harness import Record
 from benchmarks.report import note
 from hf_cpu_accel.cli.generation_report import rate, share
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text, results_table

@@ -18,7 +18,7 @@ import typer
 
 from benchmarks import kernels
 from benchmarks.kernels import PARTIAL, Cell
-from benchmarks.linear_providers import PROVIDERS, usable
+from benchmarks.linear.providers import PROVIDERS, usable
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure import Agreement, compare
 from hf_cpu_accel.runtime import hardware

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import generation_harness, generation_report
-from benchmarks.generation_systems import BASE, DEFAULT, SYSTEMS
+from benchmarks.generation import harness, report
+from benchmarks.generation.systems import BASE, DEFAULT, SYSTEMS
 from benchmarks.peers.registry import GENERATORS
 from benchmarks.session import GenerationSettings, Keep, Out, Priority, Session, Threads, chosen_systems
 from hf_cpu_accel.cli import random_models
@@ -53,8 +53,8 @@ def main(
         out,
         record,
         "Text generation",
-        run=generation_harness.run,
-        show=generation_report,
+        run=harness.run,
+        show=report,
     )
     for name in models or _MODELS:
         session.measure(name, wanted, f"{name}, {prompt} + {new} tokens")

@@ -6,7 +6,7 @@ import sys
 import time
 
 from benchmarks import protocol
-from benchmarks.generation_systems import SYSTEMS
+from benchmarks.generation.systems import SYSTEMS
 from hf_cpu_accel.cli.generation_workload import workload as make_workload
 from hf_cpu_accel.measure.generation import generate
 from hf_cpu_accel.measure.generation_cost import cost

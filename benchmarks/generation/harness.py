@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks import generation_cases, harness, launch
+from benchmarks import harness, launch
 from benchmarks.driver import Worker, WorkerError
-from benchmarks.generation_systems import BASE
+from benchmarks.generation import cases
+from benchmarks.generation.systems import BASE
 from benchmarks.quiet import exclusive, group_priority
 from hf_cpu_accel import extension
 from hf_cpu_accel.measure import Estimate, Timing, median_estimate, speedup
@@ -119,7 +120,7 @@ def run(
 
     Raises WorkerError if the base cannot be measured; other systems that fail become records with an error.
     """
-    workload = f"{generation_cases.title(model)}:{prompt}+{new}"
+    workload = f"{cases.title(model)}:{prompt}+{new}"
     order = [BASE, *(name for name in names if name != BASE)]
     errors: dict[str, str] = {}
     ready: dict[str, dict[str, Any]] = {}

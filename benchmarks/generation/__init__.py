@@ -1,0 +1,1 @@
+"""What systems that write text reach, side by side: `python -m benchmarks.generation`."""

@@ -1,0 +1,1 @@
+"""Layers and models of graphs against PyTorch Geometric: `python -m benchmarks.gnn`."""
