@@ -75,7 +75,7 @@ test-diffusers: kernels
 	@test -d "$(DIFFUSERS_SOURCE)/tests/pipelines" || { echo "DIFFUSERS_SOURCE=$(DIFFUSERS_SOURCE): expected a checkout of diffusers"; exit 1; }
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-diffusers peft parameterized requests-mock
 	cd "$(DIFFUSERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/diffusion:$(CURDIR)/build/test-diffusers $(CURDIR)/$(BIN)/python -m pytest -q \
-	  -p surroundings -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
+	  -p hub_stubs -p accelerate_pipelines $(addprefix tests/pipelines/,$(DIFFUSERS_PIPELINES))
 	PYTHONPATH=build/test-diffusers $(BIN)/python -m pytest -q tests/diffusion/adapters_of_peft.py
 
 # sentence-transformers' own tests of its models: SENTENCE_TRANSFORMERS_SOURCE is a checkout near the installed version.

@@ -76,3 +76,7 @@ def only_graph() -> GraphReport:
     """The report of the one graph that was compiled."""
     (graph,) = report.graphs()
     return graph
+
+
+def weight(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape))

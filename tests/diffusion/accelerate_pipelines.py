@@ -1,6 +1,6 @@
 """pytest plugin: diffusers' own tests of pipelines, with every pipeline accelerated as soon as it has its models.
 
-    PYTHONPATH=tests/diffusion pytest -p surroundings -p accelerate_pipelines /path/to/diffusers/tests/pipelines/flux
+    PYTHONPATH=tests/diffusion pytest -p hub_stubs -p accelerate_pipelines /path/to/diffusers/tests/pipelines/flux
                                                                                        (`make test-diffusers DIFFUSERS_SOURCE=...`)
 
 Tests must pass and fail as they do without it. How many parts were replaced is said at the end: a suite that passes with none says

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel import accelerate_for_cpu, explain
 
 VOCABULARY, PAD, END = 260, 0, 1
 _SIZES = {
@@ -110,3 +110,7 @@ def assert_same(name: str, inputs: dict[str, Tensor], seed: int = 0, **settings:
     expected, tokens = both(name, inputs, seed, **settings)
     assert tokens.tolist() == expected.tolist()
     return tokens
+
+
+def generation_items(model):
+    return {item.structure: item for item in explain(model).items if item.name.endswith("generate")}

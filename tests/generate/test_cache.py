@@ -7,57 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, EncoderDecoderCache, Gemma2Config, LlamaConfig
+from transformers import DynamicCache, EncoderDecoderCache
 
-from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache, refusal
+from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCache
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
-
-HEADS, DIM, WINDOW = 2, 8, 24
-_SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": HEADS, "vocab_size": 50}
-LLAMA = LlamaConfig(num_hidden_layers=2, **_SIZES)
-GEMMA = Gemma2Config(num_hidden_layers=3, sliding_window=WINDOW, head_dim=DIM, **_SIZES)
-CONFIGS = {"full": LLAMA, "sliding and full": GEMMA}
-
-
-def states(batch, length, seed, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, batch, HEADS, length, DIM, generator=generator).to(dtype).unbind(0)
-
-
-class Both:
-    """One call after another on both caches, compared after each."""
-
-    def __init__(self, config, record=False):
-        self.ours, self.theirs = CPUCache(config), DynamicCache(config=config)
-        self.seed = 0
-        if record:
-            self.ours.activate_past_recording()
-            self.theirs.activate_past_recording()
-
-    def update(self, batch, length):
-        for layer in range(len(self.theirs)):
-            assert self.ours.get_mask_sizes(length, layer) == self.theirs.get_mask_sizes(length, layer)
-            self.seed += 1
-            keys, values = states(batch, length, self.seed)
-            returned = self.ours.update(keys, values, layer)
-            expected = self.theirs.update(keys, values, layer)
-            for ours, theirs in zip(returned, expected, strict=True):
-                assert torch.equal(ours, theirs)
-        self.check()
-
-    def both(self, name, *arguments):
-        getattr(self.ours, name)(*arguments)
-        getattr(self.theirs, name)(*arguments)
-        self.check()
-
-    def check(self):
-        for index, theirs in enumerate(self.theirs.layers):
-            ours = self.ours.layers[index]
-            assert self.ours.get_seq_length(index) == self.theirs.get_seq_length(index)
-            assert self.ours.is_recording_past(index) == self.theirs.is_recording_past(index)
-            if theirs.get_seq_length():
-                assert torch.equal(ours.keys, theirs.keys)
-                assert torch.equal(ours.values, theirs.values)
+from tests.generate.cache_cases import CONFIGS, DIM, GEMMA, HEADS, LLAMA, WINDOW, Both, states
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -259,11 +213,6 @@ def test_a_narrow_storage_goes_through_all_that_a_wide_one_does(dtype, config):
             change(cache)
 
 
-def test_other_storages_are_refused():
-    with pytest.raises(ValueError, match=r"dtype=torch\.float16: accepted are None, torch\.float32"):
-        CPUCache(LLAMA, dtype=torch.float16)
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
 def test_copies_go_their_own_way(duplicate):
     cache = CPUCache(GEMMA)
@@ -288,48 +237,6 @@ def test_a_cache_that_was_filled_in_inference_mode_can_be_used_outside_of_it():
         cache.batch_repeat_interleave(2)
     cache.update(*states(2, 1, 1), 0)
     assert cache.get_seq_length() == 6
-
-
-@pytest.mark.parametrize("other", [(3, HEADS, DIM), (2, HEADS + 1, DIM), (2, HEADS, DIM + 1)])
-def test_keys_of_another_model_or_batch_are_refused(other):
-    cache = CPUCache(LLAMA)
-    cache.update(*states(2, 5, 0), 0)
-    wrong = torch.zeros(other[0], other[1], 1, other[2])
-    with pytest.raises(ValueError, match=f"batch size 2 with {HEADS} heads of {DIM} features.*accepted is"):
-        cache.update(wrong, wrong, 0)
-    assert cache.get_seq_length() == 5
-    cache.reset()
-    cache.update(wrong, wrong, 0)
-    assert cache.get_seq_length() == 1
-
-
-def test_more_layers_than_the_cache_has_are_refused():
-    with pytest.raises(ValueError, match="for 2 layers"):
-        CPUCache(LLAMA).update(*states(1, 1, 0), 2)
-
-
-def test_crop_wants_a_negative_number():
-    cache = CPUCache(LLAMA)
-    cache.update(*states(1, 5, 0), 0)
-    with pytest.raises(ValueError, match="tokens_to_remove=3"):
-        cache.layers[0].crop(3)
-
-
-def test_what_left_the_window_cannot_be_taken_back():
-    cache = CPUCache(GEMMA)
-    for token in range(200):
-        cache.update(*states(1, 1, token), 0)
-    with pytest.raises(RuntimeError, match="activate_past_recording"):
-        cache.layers[0].crop(-180)
-    assert cache.get_seq_length() == 200
-
-
-def test_models_with_other_state_are_refused():
-    config = LlamaConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **_SIZES)
-    assert "LinearAttentionLayer" in refusal(config)
-    with pytest.raises(ValueError, match="LinearAttentionLayer"):
-        CPUCache(config)
-    assert refusal(LLAMA) is None
 
 
 def test_what_no_layer_wrote_is_not_a_number_that_spoils_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hf_cpu_accel.ops.ffn import ffn, gated_ffn, gated_ffn_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
 from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
-from tests.ops.test_linear import BOUND
+from tests.ops.linear_cases import BOUND
 
 
 @pytest.mark.parametrize("dtype", BOUND)

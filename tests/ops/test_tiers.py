@@ -13,23 +13,24 @@ from hf_cpu_accel.runtime import hardware
 from tests.children import run_child
 
 TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parents[1]
 CHECKS = {
-    "test_linear": "check_linear",
-    "test_convolution": "check_convolution",
-    "test_convolutions": "check_convolutions",
-    "test_tile_convolution": "check_tile_convolution",
-    "test_attention": "check_attention",
-    "test_norm": "check_norm",
-    "test_group_norm": "check_group_norm",
-    "test_encoder_layer": "check_encoder_layer",
-    "test_decoder_layers": "check_decoder_layers",
-    "test_embedding": "check_embedding",
-    "test_experts": "check_experts",
-    "test_paged_attention": "check_paged_attention",
-    "test_quantize": "check_quantize",
-    "test_rope": "check_rope",
-    "test_sparse": "check_sparse",
-    "test_messages": "check_messages",
+    "tests.ops.test_linear": "check_linear",
+    "tests.ops.convolution.test_convolution": "check_convolution",
+    "tests.ops.convolution.test_chain": "check_convolutions",
+    "tests.ops.convolution.test_tiles": "check_tile_convolution",
+    "tests.ops.test_attention": "check_attention",
+    "tests.ops.test_norm": "check_norm",
+    "tests.ops.test_group_norm": "check_group_norm",
+    "tests.ops.test_encoder_layer": "check_encoder_layer",
+    "tests.ops.decoder.test_layers": "check_decoder_layers",
+    "tests.ops.test_embedding": "check_embedding",
+    "tests.ops.test_experts": "check_experts",
+    "tests.ops.test_paged_attention": "check_paged_attention",
+    "tests.ops.test_quantize": "check_quantize",
+    "tests.ops.test_rope": "check_rope",
+    "tests.ops.sparse.test_ops": "check_sparse",
+    "tests.ops.sparse.test_messages": "check_messages",
 }
 
 best = extension.status().tier
@@ -43,7 +44,7 @@ def run(tier: str, code: str, **variables: str) -> str:
         **variables,
         **os.environ,
         "HF_CPU_ACCEL_ISA": tier,
-        "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
     done = run_child([sys.executable, "-c", code], env=environment, cpu_seconds=600)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -80,7 +81,7 @@ def test_linear_and_norm_suites_on_tier(tier: str) -> None:
 @pytest.mark.parametrize("dot", ["0", "1"])
 def test_both_ways_to_multiply_bfloat16(dot: str) -> None:
     """Which of the two serves is measured at load, so without this one of them would go untested on each machine."""
-    code = "from test_linear import check_linear; check_linear(seed=3)"
+    code = "from tests.ops.test_linear import check_linear; check_linear(seed=3)"
     code += "; from hf_cpu_accel import extension; print(extension.status().bf16_dot)"
     assert run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT=dot).strip() == str(dot == "1")
 
@@ -113,6 +114,6 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
 @pytest.mark.skipif(best != "avx512_bf16", reason="the CPU has no vdpbf16ps instruction")
 def test_rows_of_the_lowest_float_where_the_cpu_multiplies_bfloat16() -> None:
     """Which is measured at load and may not be so here."""
-    code = "import torch; from test_attention import check_lowest; "
+    code = "import torch; from tests.ops.test_attention import check_lowest; "
     code += "[check_lowest(x, torch.bfloat16) for x in (torch.finfo(torch.float32).min, -1e30, -1e9)]"
     run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT="1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,3 +115,18 @@ def tier_one_calls(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
     monkeypatch.setattr(BlockForward, "tier_one", noted)
     return calls
+
+
+def artefact(home: Path) -> Path:
+    (made,) = [path for path in home.glob("compiled/*/*") if path.is_dir()]
+    return made
+
+
+@pytest.fixture
+def copied(compiled_once: CompiledRegion, home: Path, tmp_path: Path) -> Path:
+    """The artefact, in another folder."""
+    return Path(shutil.copytree(artefact(home), tmp_path / "artefacts" / "copied"))
+
+
+def close(output: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import math
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +21,7 @@ from hf_cpu_accel.compiler.background import artifacts, forward, jobs, region, v
 from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.calls import flatten
 from hf_cpu_accel.plan import CompiledRegion
-from tests.compiler.background.conftest import SHAPE, blocks, call_until, state, switched
-
-
-def close(output: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
+from tests.compiler.background.conftest import SHAPE, blocks, call_until, close, state, switched
 
 
 @torch.no_grad()
@@ -205,58 +199,6 @@ def test_modes_that_the_library_was_not_made_for(
     assert len(tier_one_calls) == 6
     model(torch.randn(5, 2, 32).transpose(0, 1))  # not contiguous
     assert len(tier_one_calls) == 6
-
-
-@torch.no_grad()
-def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            model, input = blocks(), torch.randn(SHAPE)
-            expected = model(input)
-            accelerate_for_cpu(model, dtype="float32", compile="background")
-            call_until(model, input, lambda model=model: state(model).state == "tier 1", seconds=10)
-            close(model(input), expected)
-            assert state(model).reason == "no C++ compiler found"
-    (record,) = [record for record in caplog.records if record.name.startswith("hf_cpu_accel")]
-    assert record.getMessage().startswith("hf_cpu_accel: no C++ compiler found (g++, or what CXX names)")
-
-
-@torch.no_grad()
-def test_what_cannot_be_sent_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
-
-    class Mine(nn.Softsign):
-        __module__ = "__main__"
-
-    model, input = blocks(), torch.randn(SHAPE)
-    for block in model:
-        block[1] = Mine().eval()
-    accelerate_for_cpu(model, dtype="float32", compile="background")
-    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
-    assert str(state(model).reason).startswith("Mine is defined in the program that runs")
-
-
-@torch.no_grad()
-def test_a_failed_child_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    model, input = accelerate_for_cpu(blocks(), dtype="float32", compile="background"), torch.randn(SHAPE)
-    call_until(model, input, lambda: state(model).state == "tier 1", seconds=10)
-    assert state(model).reason == "the compiling process ended with 1: no message"
-
-
-@torch.no_grad()
-def test_torch_compile_and_export_see_tier_one(model: nn.Sequential) -> None:
-    input = torch.randn(SHAPE)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    close(compiled(input), model(input))
-    program = torch.export.export(model, (input,), strict=False)
-    close(program.module()(input), model(input))
 
 
 def test_the_signature_is_that_of_the_original(model: nn.Sequential) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 
 import torch
-from attention_cases import MASKS, Case, inputs
-from test_attention import BFLOAT16_ROUNDING, FLOAT32_BOUND, PROBABILITY_ROUNDING
-from test_paged_attention import BOUNDS
-from test_paged_attention import Case as PagedCase
-from test_paged_attention import arguments as paged_arguments
-from test_paged_attention import flat as paged_flat
 from torch import Tensor
 
 from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.kv_cache import to_storage
 from hf_cpu_accel.ops.paged_attention import paged_attention_reference
+from tests.ops.attention_cases import MASKS, Case, inputs
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
+from tests.ops.test_attention import BFLOAT16_ROUNDING, FLOAT32_BOUND, PROBABILITY_ROUNDING
+from tests.ops.test_paged_attention import BOUNDS
+from tests.ops.test_paged_attention import Case as PagedCase
+from tests.ops.test_paged_attention import arguments as paged_arguments
+from tests.ops.test_paged_attention import flat as paged_flat
 
 
 def attention(rng: random.Random) -> Call:

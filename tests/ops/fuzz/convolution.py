@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 
 import torch
-from test_convolution import drawn
-from test_convolutions import ALIKE, SEVEN_BITS, chain, stem
-from test_linear import BOUND
-from test_linear import SEVEN_BITS as HAS_SEVEN_BITS
 
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
 from hf_cpu_accel.ops.convolutions import _reference, bind
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
+from tests.ops.convolution.chain_cases import ALIKE, SEVEN_BITS, chain, stem
+from tests.ops.convolution.test_convolution import drawn
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.fuzz.linear import before_activation
+from tests.ops.linear_cases import BOUND
+from tests.ops.linear_cases import SEVEN_BITS as HAS_SEVEN_BITS
 
 
 def conv2d(rng: random.Random) -> Call:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import torch
-from decoder_bounds import bound_of, close
-from decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
+from tests.ops.decoder.bounds import bound_of, close
+from tests.ops.decoder.cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 

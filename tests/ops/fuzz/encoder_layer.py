@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 import torch
-from encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
-from test_encoder_layer import BFLOAT16_ROUNDING, BOUNDS
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import _reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
+from tests.ops.encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
+from tests.ops.test_encoder_layer import BFLOAT16_ROUNDING, BOUNDS
 
 
 def encoder_layer(rng: random.Random) -> Call:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import torch
-from test_experts import BOUNDS, choice_of, experts_of, flat
-from test_linear import BOUND
 
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.ffn import ffn_reference, gated_ffn_reference
@@ -14,6 +12,8 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
+from tests.ops.linear_cases import BOUND
+from tests.ops.test_experts import BOUNDS, choice_of, experts_of, flat
 
 
 def ffn(rng: random.Random) -> Call:

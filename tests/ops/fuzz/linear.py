@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 import torch
-from test_linear import BOUND
-from test_quantize import values
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference, linear_split_reference
 from hf_cpu_accel.packing.linear import PackedWeight, int4, pack_linear
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
+from tests.ops.linear_cases import BOUND
+from tests.ops.test_quantize import values
 
 
 def packed(rng: random.Random, rows: int, columns: int) -> PackedWeight:

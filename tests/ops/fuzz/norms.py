@@ -6,11 +6,6 @@ import random
 from typing import Any
 
 import torch
-from test_embedding import BOUNDS as EMBEDDING_BOUNDS
-from test_embedding import arguments as embedding_arguments
-from test_group_norm import layouts
-from test_norm import FLOAT32_BOUND
-from test_rope import inputs as rotary_inputs
 
 from hf_cpu_accel.ops import norm as norms
 from hf_cpu_accel.ops.embedding import embedding_norm_reference
@@ -18,6 +13,11 @@ from hf_cpu_accel.ops.group_norm import group_norm_reference
 from hf_cpu_accel.ops.rope import rotary_embedding_reference
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
+from tests.ops.test_embedding import BOUNDS as EMBEDDING_BOUNDS
+from tests.ops.test_embedding import arguments as embedding_arguments
+from tests.ops.test_group_norm import layouts
+from tests.ops.test_norm import FLOAT32_BOUND
+from tests.ops.test_rope import inputs as rotary_inputs
 
 
 def norm(rng: random.Random) -> Call:

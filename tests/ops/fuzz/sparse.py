@@ -1,4 +1,4 @@
-"""The ops on graphs: raw calls of each; test_sparse_fuzz.py has more, of their Python functions."""
+"""The ops on graphs: raw calls of each; sparse/test_fuzz.py has more, of their Python functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_cpu_accel.ops.messages import AGGREGATES
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 
-# Those of test_sparse_fuzz.py.
+# Those of sparse/test_fuzz.py.
 FLOAT32, BFLOAT16 = 1e-4, 4e-2
 
 

@@ -9,17 +9,17 @@ import sys
 
 import torch
 
-from tests.ops import test_sparse_fuzz
 from tests.ops.fuzz import attention, convolution, decoder_layers, encoder_layer, ffn, linear, norms, sparse
 from tests.ops.fuzz.call import Call
 from tests.ops.fuzz.judge import judge_good, judge_spoiled
 from tests.ops.fuzz.spoil import spoiled
+from tests.ops.sparse import test_fuzz
 
 FAMILIES = {
     module.__name__.rpartition(".")[2]: module.FAMILY
     for module in (linear, attention, encoder_layer, decoder_layers, ffn, norms, convolution, sparse)
 }
-FUNCTIONS = "sparse_functions"  # the Python functions of ops/sparse.py, by test_sparse_fuzz.py
+FUNCTIONS = "sparse_functions"  # the Python functions of ops/sparse.py, by sparse/test_fuzz.py
 SPOILT = 0.6  # of all cases
 
 
@@ -40,7 +40,7 @@ def run_case(number: int, families: list[str]) -> None:
         AssertionError: the op did what it may not do.
     """
     if families[number % len(families)] == FUNCTIONS:
-        return test_sparse_fuzz.fuzz(1, number)
+        return test_fuzz.fuzz(1, number)
     call, good = call_of(number, families)
     try:
         judge_good(call) if good else judge_spoiled(call)

@@ -9,7 +9,7 @@ import torch
 
 from hf_cpu_accel.ops.decoder.layers import DecoderLayer, Heads, MixtureOfExperts, Norm, Projection, bind
 from hf_cpu_accel.packing.linear import pack_linear
-from tests.ops.decoder_cases import Case, call_of, layers_of
+from tests.ops.decoder.cases import Case, call_of, layers_of
 
 
 def test_bad_arguments() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_cpu_accel.ops.decoder.layers import bind, decoder_layers
-from tests.ops.decoder_bounds import bound_of, close
-from tests.ops.decoder_cases import Case, call_of, layers_of
+from tests.ops.decoder.bounds import bound_of, close
+from tests.ops.decoder.cases import Case, call_of, layers_of
 
 
 def test_not_contiguous() -> None:

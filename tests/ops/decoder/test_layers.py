@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.ops.kv_cache import from_storage
-from tests.ops.decoder_bounds import bound_of, close
-from tests.ops.decoder_cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
+from tests.ops.decoder.bounds import bound_of, close
+from tests.ops.decoder.cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
 
 VARIANTS = [
     Case(),

@@ -12,8 +12,8 @@ from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
-from tests.ops.test_convolution import Case
-from tests.ops.test_linear import SEVEN_BITS
+from tests.ops.convolution.test_convolution import Case
+from tests.ops.linear_cases import SEVEN_BITS
 
 # Error of the output over its spread, as root mean squares, against the weights that were given. Patches of the image have 2.4e-3
 # in bfloat16 and 1.0e-2 in int8.

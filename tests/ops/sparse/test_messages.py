@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_cpu_accel.ops import messages, sparse
 from hf_cpu_accel.ops import messages_reference as reference
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
-from tests.ops.test_sparse import csr
+from tests.ops.sparse.cases import csr
 
 OPS = torch.ops.hf_cpu_accel
 WIDTHS = (17, 145)

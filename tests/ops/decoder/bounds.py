@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from tests.ops.decoder_cases import Case
+from tests.ops.decoder.cases import Case
 
 # Largest difference over the largest value of the reference; see test_encoder_layer.py.
 BOUNDS = {

@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
-from tests.ops.test_linear import BOUND, SEVEN_BITS
+from tests.ops.linear_cases import BOUND, SEVEN_BITS
 
 Pair = tuple[int, int]
 

@@ -1,0 +1,77 @@
+"""Shapes of linear layers, and how far their results may be from the truth."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
+from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
+from hf_cpu_accel.packing.rotation import rotate, rotate_back
+
+# Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
+# large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
+SEVEN_BITS = extension.status().tier in ("avx2", "avx512")
+BOUND = {
+    "float32": 3e-6,
+    "bfloat16": 6e-3,
+    "int8": 2e-2 if SEVEN_BITS else 1e-2,
+    "int8-weight": 2e-4 if SEVEN_BITS else 5e-5,
+    "int4": 2e-2 if SEVEN_BITS else 1e-2,
+}
+SHAPES = [
+    (1, 1, 1),
+    (1, 768, 96),
+    (3, 7, 33),
+    (13, 64, 32),
+    (14, 65, 31),
+    (15, 3, 1),
+    (29, 130, 100),
+    (60, 257, 65),
+    (200, 9001, 70),  # k in parts
+]
+
+
+def check(
+    m: int, k: int, n: int, dtype: str, activation: str = "none", residual: bool = False, seed: int = 0
+) -> None:
+    """One linear layer against float64 arithmetic on the very weights that were packed; raises AssertionError."""
+    g = torch.Generator().manual_seed(seed)
+    x, w = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5
+    bias = torch.randn(n, generator=g)
+    extra = torch.randn(m, n, generator=g) if residual else None
+    packed = pack_linear(w, dtype)
+    truth = ACTIVATIONS[activation](F.linear(x.double(), unpack_linear(packed).double(), bias.double()))
+    if extra is not None:
+        truth = truth + extra
+    got = linear(x, packed, bias, activation=activation, residual=extra)
+    assert got.shape == truth.shape
+    assert got.dtype == x.dtype
+    error = (got - truth).abs().max() / truth.abs().max().clamp_min(1.0)
+    assert error <= BOUND[dtype], f"{dtype} {m}x{k}x{n} {activation}: error {error:.2e}"
+
+
+def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> None:
+    """8-bit input against float64: each rotated value is off by at most half a step of its row's range, and 1 % for float32."""
+    packed = pack_linear(weight, dtype)
+    values = unpack_linear(packed).double()
+    rotated = rotate(x)
+    steps = 125 if SEVEN_BITS else 253
+    step = (rotated.amax(dim=1).clamp(min=0) - rotated.amin(dim=1).clamp(max=0)) / steps
+    truth = x.double() @ values.T
+    limit = 0.51 * step[:, None].double() * rotate_back(values).abs().sum(dim=1)
+    assert ((linear(x, packed) - truth).abs() <= limit + 1e-6 * truth.abs().max()).all()
+
+
+def check_rounding_of_wide_input(m: int, k: int, n: int, seed: int) -> None:
+    """int8-weight: each output, also a single one, is at most 5.5 deviations of its row's rounding to 16 (14) bits off."""
+    g = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g) / k**0.5
+    packed = pack_linear(weight, "int8-weight")
+    values = unpack_linear(packed).double()
+    step = rotate(x).abs().amax(dim=1) / ((128**2 if SEVEN_BITS else 256**2) // 2 - 1)
+    deviation = step[:, None].double() / 12**0.5 * rotate_back(values).norm(dim=1)
+    truth = x.double() @ values.T
+    assert ((linear(x, packed) - truth).abs() <= 5.5 * deviation + 1e-6 * truth.abs().max()).all()
