@@ -6,8 +6,8 @@ from torch import nn
 
 from hf_cpu_accel import explain
 from hf_cpu_accel.rewrite.core.verify import computes_alike, probe, row_error
-from hf_cpu_accel.rewrite.linear import block as linear_block
 from hf_cpu_accel.rewrite.linear import ffn as ffn_rule
+from hf_cpu_accel.rewrite.linear import linear_block
 from hf_cpu_accel.rewrite.linear import match as linear_rule
 from tests.rewrite.containers import UNARY, Unary, counts_of
 
