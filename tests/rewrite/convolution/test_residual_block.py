@@ -8,79 +8,27 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import ResNetConfig, ResNetModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers import convolution as providers
-from hf_cpu_accel.rewrite.convolution import gemm
 from hf_cpu_accel.rewrite.convolution.residual_block import STRUCTURE, FusedResidualBlock
-from tests.rewrite.convolution.convolution_blocks import Bottleneck, Layer, Residual, with_statistics
+from tests.rewrite.convolution.convolution_blocks import Bottleneck, Residual, with_statistics
+from tests.rewrite.convolution.residual_blocks import (
+    TOLERANCES,
+    Block,
+    Clamped,
+    Damped,
+    InPlace,
+    Scaled,
+    Squeezed,
+    Widened,
+    error,
+    host,
+    image,
+)
 
-TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
-
-
-@pytest.fixture(autouse=True)
-def _ours_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU where our convolutions were measured to be the faster ones."""
-    monkeypatch.setattr(gemm, "own_is_faster", lambda *args, **kwargs: True)
-    monkeypatch.setattr("hf_cpu_accel.providers.switch.why_not", lambda *args: None)
-    monkeypatch.setattr("hf_cpu_accel.providers.choice.FEWEST_ROWS", 1 << 40)  # and nothing else is measured
-    monkeypatch.setattr("hf_cpu_accel.providers.route.FEWEST_ROWS", 1 << 40)
-
-
-class Block(nn.Module):
-    """As in transformers' ResNet: two layers, the shortcut an identity or a convolution, the sum in place."""
-
-    def __init__(self, channels: int, out_channels: int) -> None:
-        super().__init__()
-        same = channels == out_channels
-        self.shortcut = nn.Identity() if same else Layer(channels, out_channels, 1, act=nn.Identity())
-        first = Layer(channels, out_channels, 3, act=nn.ReLU())
-        self.layer = nn.Sequential(first, Layer(out_channels, out_channels, 3, act=nn.Identity()))
-        self.activation = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        residual = x
-        x = self.layer(x)
-        x += self.shortcut(residual)
-        return self.activation(x)
-
-
-class Squeezed(Block):
-    """Something between two convolutions that is none."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * x.mean()
-
-
-class Scaled(Block):
-    def __init__(self, channels: int, out_channels: int) -> None:
-        super().__init__(channels, out_channels)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.scale
-
-
-class InPlace(Block):
-    """Writes to its input before the convolutions read it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(functional.relu(x, inplace=True))
-
-
-def host(*blocks: nn.Module) -> nn.Module:
-    """The blocks in a stage, which is no target itself."""
-    return with_statistics(nn.ModuleDict({"stage": nn.Sequential(*blocks)}))
-
-
-def image(channels: int = 32) -> Tensor:
-    return torch.randn(2, channels, 11, 9).contiguous(memory_format=torch.channels_last)
-
-
-def error(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.float() - theirs).norm() / theirs.norm())
+pytestmark = pytest.mark.usefixtures("ours_serve")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -134,25 +82,6 @@ def test_a_resnet_has_a_call_for_its_stem_and_each_stage(dtype: str) -> None:
     assert torch.equal(model(pixels).last_hidden_state, got.last_hidden_state)
 
 
-class Damped(Block):
-    """Writes to what a convolution made, by less than the proof would see in int8."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.layer[1](self.layer[0](x).mul_(0.99)) + self.shortcut(x))
-
-
-class Clamped(Block):
-    """Does something to numbers that no small image of random ones has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).clamp_(max=1e4)
-
-
-class Widened(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).float()
-
-
 @pytest.mark.parametrize("block", [Squeezed, Scaled, Damped, Clamped, Widened])
 def test_what_does_something_else_is_left(block: type[nn.Module]) -> None:
     model, x = host(block(32, 32), nn.Sigmoid()), image()
@@ -180,78 +109,6 @@ def test_pixels_alone_are_left_to_whoever_is_fastest(dtype: str) -> None:
     ours_in_any_case = dtype in ("int8", "int4")
     assert (STRUCTURE in explain(model).counts()) == ours_in_any_case
     assert error(model["stage"](x), expected) <= 0.3
-
-
-class Stem(nn.Module):
-    """As in transformers' ResNet, with its pooling."""
-
-    def __init__(self, pooling: nn.Module, channels: int = 3) -> None:
-        super().__init__()
-        self.embedder, self.pooler = Layer(channels, 64, 7, act=nn.ReLU()), pooling
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pooler(self.embedder(x))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("pooling", [nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((2, 3), stride=(3, 1))])
-def test_a_stem_with_its_pooling(dtype: str, pooling: nn.Module) -> None:
-    model, photo = host(Stem(pooling)), torch.randn(2, 3, 31, 40)
-    expected = model["stage"](photo)
-    accelerate_for_cpu(model, dtype=dtype)
-    fused = model["stage"]
-    assert isinstance(fused, FusedResidualBlock)
-    # Three channels are no matter for 8 bits.
-    assert fused[0].embedder.convolution.packed_dtype == ("float32" if dtype == "float32" else "bfloat16")
-    got = fused(photo)
-    assert got.shape == expected.shape
-    assert error(got, expected) <= TOLERANCES[dtype]
-    with pytest.raises(RuntimeError):
-        fused(torch.randn(1, 4, 31, 40))
-
-
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        nn.MaxPool2d(3, 2, ceil_mode=True),
-        nn.MaxPool2d(3, 2, dilation=2),
-        nn.AvgPool2d(3, 2),
-        nn.AdaptiveMaxPool2d(3),
-    ],
-)
-def test_other_poolings_stay_torchs(pooling: nn.Module) -> None:
-    model, photo = host(Stem(pooling)), torch.randn(2, 3, 31, 40)
-    expected = model["stage"](photo)
-    accelerate_for_cpu(model, dtype="float32")
-    assert not any(isinstance(module, FusedResidualBlock) for module in model.modules())
-    assert error(model["stage"](photo), expected) <= TOLERANCES["float32"]
-
-
-def test_a_pooling_of_the_input_alone_is_no_start() -> None:
-    """Nothing tells how many channels it takes."""
-    model, x = host(nn.MaxPool2d(2), nn.Conv2d(32, 32, 3), nn.ReLU()), image()
-    expected = model["stage"](x)
-    accelerate_for_cpu(model, dtype="float32")
-    assert not any(isinstance(module, FusedResidualBlock) for module in model.modules())
-    assert error(model["stage"](x), expected) <= TOLERANCES["float32"]
-
-
-def test_a_pooling_with_a_forward_of_its_own_is_left_to_it() -> None:
-    model, photo = host(Stem(nn.MaxPool2d((3,), 2))), torch.randn(2, 3, 31, 40)
-    pooling = model["stage"][0].pooler
-    pooling.forward = lambda x: 2 * nn.MaxPool2d.forward(pooling, x)
-    expected = model["stage"](photo)
-    accelerate_for_cpu(model, dtype="float32")
-    assert "forward" in vars(pooling)
-    assert not isinstance(model["stage"], FusedResidualBlock)
-    assert error(model["stage"](photo), expected) <= TOLERANCES["float32"]
-
-
-@pytest.mark.parametrize("skipped", [[], ["stage.0.pooler"]])
-def test_a_pooling_can_be_skipped(skipped: list[str]) -> None:
-    model = host(Stem(nn.MaxPool2d((3,), 2)))
-    accelerate_for_cpu(model, dtype="float32", skip_modules=skipped)
-    assert isinstance(model["stage"], FusedResidualBlock) is not bool(skipped)
 
 
 def test_what_is_written_between_two_chains_is_read() -> None:

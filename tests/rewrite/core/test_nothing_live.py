@@ -15,7 +15,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.background.trace import NotCompiled
 from hf_cpu_accel.runtime import tracing
-from tests.rewrite.convolution import test_convnext_block, test_residual_block
+from tests.rewrite.convolution import residual_blocks, test_convnext_block
 from tests.rewrite.convolution.convolution_blocks import with_statistics
 from tests.rewrite.encoder.test_window_layer import swin
 from tests.rewrite.encoder_families import dinov2
@@ -112,10 +112,10 @@ def decoder(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 def residuals(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    blocks = [test_residual_block.Block(32, 32) for _ in range(2)]
+    blocks = [residual_blocks.Block(32, 32) for _ in range(2)]
     for block in blocks:
         block.activation = spy
-    return test_residual_block.host(*blocks), lambda model: model["stage"](pixels(32, 9))
+    return residual_blocks.host(*blocks), lambda model: model["stage"](pixels(32, 9))
 
 
 def convolution_block(spy: Spy) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:

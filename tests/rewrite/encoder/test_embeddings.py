@@ -3,98 +3,21 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
-import transformers as tf
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.encoder import embeddings as rule
 from hf_cpu_accel.rewrite.encoder.embeddings import STRUCTURE, FusedEmbeddings
-
-VOCABULARY, POSITIONS, PADDING = 120, 40, 1
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": POSITIONS,
-}
-NARROW = {**SIZES, "embedding_size": 32}
-PADDED = {**SIZES, "pad_token_id": PADDING}
-DISTIL = {"vocab_size": VOCABULARY, "dim": 64, "n_layers": 1, "n_heads": 4, "hidden_dim": 96}
-
-# Model, its config, and how it counts positions: first one, and the id of padding that is not counted.
-FAMILIES = {
-    "bert": ("BertModel", "BertConfig", SIZES, (0, None)),
-    "bert-with-padding-id": ("BertModel", "BertConfig", {**SIZES, "pad_token_id": 3}, (0, None)),
-    "distilbert": ("DistilBertModel", "DistilBertConfig", {**DISTIL, "max_position_embeddings": POSITIONS}, (0, None)),
-    "electra": ("ElectraModel", "ElectraConfig", NARROW, (0, None)),
-    "albert": ("AlbertModel", "AlbertConfig", NARROW, (0, None)),
-    "modernbert": ("ModernBertModel", "ModernBertConfig", {**SIZES, "pad_token_id": 0}, (0, None)),
-    "roberta": ("RobertaModel", "RobertaConfig", {**PADDED, "type_vocab_size": 1}, (2, 1)),
-    "roberta-padded-with-0": ("RobertaModel", "RobertaConfig", {**SIZES, "pad_token_id": 0}, (1, 0)),
-    "xlm-roberta": ("XLMRobertaModel", "XLMRobertaConfig", PADDED, (2, 1)),
-    "camembert": ("CamembertModel", "CamembertConfig", PADDED, (2, 1)),
-    "mpnet": ("MPNetModel", "MPNetConfig", PADDED, (2, 1)),
-}  # fmt: skip
-every_family = pytest.mark.parametrize("name", FAMILIES)
-
-
-def build(name: str = "bert", dtype: torch.dtype = torch.float32) -> nn.Module:
-    model_class, config_class, settings, _ = FAMILIES[name]
-    model = getattr(tf, model_class)(getattr(tf, config_class)(**settings))
-    with torch.no_grad():
-        for parameter in model.embeddings.parameters():  # also the rows of padding, which are 0 at first
-            parameter.normal_()
-    return model.eval().to(dtype)
-
-
-def calls(embeddings: nn.Module) -> list[dict[str, Tensor]]:
-    """The ways in which models call their embeddings."""
-    ids = torch.randint(4, VOCABULARY, (3, 11))
-    ids[1, 7:], ids[2, :4], ids[2, 6] = PADDING, PADDING, 0
-    optional = {
-        "token_type_ids": torch.randint(0, 2, (3, 11)),
-        "position_ids": torch.randint(0, POSITIONS, (3, 11)),
-    }
-    if not hasattr(embeddings, "position_embeddings"):
-        optional = {}
-    elif not hasattr(embeddings, "token_type_embeddings"):
-        optional.pop("token_type_ids")
-    elif embeddings.token_type_embeddings.num_embeddings == 1:
-        optional["token_type_ids"].zero_()
-    given = [{"input_ids": ids}, {"input_ids": ids.int()}, {"input_ids": ids[:1, :1]}]
-    given += [{"input_ids": ids, name: value} for name, value in optional.items()]
-    given += [{"input_ids": ids, name: value[:1]} for name, value in optional.items()]
-    return [*given, {"input_ids": ids, **optional}]
-
-
-def outputs(embeddings: nn.Module) -> list[Tensor]:
-    torch.manual_seed(7)
-    with torch.no_grad():
-        return [embeddings(**call) for call in calls(embeddings)]
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """The outputs of the op while this lasts."""
-    served: list[Tensor] = []
-
-    def record(*args: object) -> Tensor:
-        served.append(look_up(*args))
-        return served[-1]
-
-    look_up = rule.look_up
-    with monkeypatch.context() as patch:
-        patch.setattr(rule, "look_up", record)
-        yield served
+from tests.rewrite.encoder.embedding_cases import (
+    FAMILIES,
+    POSITIONS,
+    VOCABULARY,
+    build,
+    counted,
+    every_family,
+    outputs,
+)
 
 
 @every_family
@@ -243,91 +166,6 @@ def test_hooks_of_the_module_itself_are_called(monkeypatch: pytest.MonkeyPatch) 
         model(ids)
     assert len(served) == 1
     assert seen == ["before", "after"]
-
-
-def test_tables_may_change_while_accelerated() -> None:
-    model, ids = build(), torch.randint(4, VOCABULARY, (2, 7))
-    accelerate_for_cpu(model, dtype="float32")
-    original = copy.deepcopy(restore(copy.deepcopy(model))).embeddings
-
-    def assert_same() -> None:
-        with torch.no_grad():
-            torch.testing.assert_close(model.embeddings(ids), original(ids), rtol=1e-6, atol=1e-6)
-
-    with torch.no_grad():
-        for embeddings in (model.embeddings, original):
-            embeddings.word_embeddings.weight.mul_(2)
-            embeddings.LayerNorm.bias.add_(1)
-    assert_same()
-    model.resize_token_embeddings(VOCABULARY + 8)
-    ids[0, 0] = VOCABULARY + 7
-    original.word_embeddings = copy.deepcopy(model.get_input_embeddings())
-    assert_same()
-
-    class Doubled(nn.Embedding):
-        def forward(self, input: Tensor) -> Tensor:
-            return 2 * super().forward(input)
-
-    for embeddings in (model.embeddings, original):
-        torch.manual_seed(1)
-        embeddings.word_embeddings = Doubled(VOCABULARY + 8, 64)
-    assert_same()
-    restore(model)
-    assert isinstance(model.get_input_embeddings(), Doubled)
-
-
-def test_parametrized_tables_are_computed() -> None:
-    class Negated(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return -weight
-
-    for when in ("before", "after"):
-        model, ids = build(), torch.randint(4, VOCABULARY, (2, 7))
-        if when == "before":
-            parametrize.register_parametrization(model.embeddings.word_embeddings, "weight", Negated())
-        model.eval()
-        accelerate_for_cpu(model, dtype="float32")
-        if when == "after":
-            parametrize.register_parametrization(model.embeddings.word_embeddings, "weight", Negated())
-        with torch.no_grad():
-            got = model.embeddings(ids)
-            restore(model)
-            torch.testing.assert_close(got, model.embeddings(ids))
-
-
-def test_copies_and_pickles_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = build("roberta"), torch.randint(4, VOCABULARY, (2, 7))
-    with torch.no_grad():
-        before = model.embeddings(ids)
-        accelerate_for_cpu(model, dtype="float32", originals="memory")
-        accelerated = model.embeddings(ids)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            with counted(monkeypatch) as served:
-                assert torch.equal(twin.embeddings(ids), accelerated)
-                twin.embeddings.word_embeddings.weight.zero_()
-                assert not torch.equal(twin.embeddings(ids), accelerated)
-            assert len(served) == 2
-            assert torch.equal(model.embeddings(ids), accelerated)
-        restore(model)
-        assert torch.equal(model.embeddings(ids), before)
-
-
-def test_a_tied_table_stays_tied() -> None:
-    config = tf.BertConfig(**SIZES)
-    model, ids = tf.BertForMaskedLM(config).eval(), torch.randint(4, VOCABULARY, (2, 7))
-    with torch.no_grad():
-        before = model(ids).logits
-        accelerate_for_cpu(model, dtype="float32")
-        assert isinstance(model.bert.embeddings, FusedEmbeddings)
-        torch.testing.assert_close(model(ids).logits, before, rtol=1e-4, atol=1e-4)
-        restore(model)
-        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        assert torch.equal(model(ids).logits, before)
-
-
-def test_a_table_without_rows_is_no_reason_to_fail() -> None:
-    model = tf.BertModel(tf.BertConfig(**SIZES, type_vocab_size=0)).eval()
-    assert not isinstance(accelerate_for_cpu(model, dtype="float32").embeddings, FusedEmbeddings)
 
 
 @pytest.mark.parametrize("pattern", ["embeddings", "embeddings.LayerNorm"])

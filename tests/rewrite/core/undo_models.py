@@ -1,0 +1,82 @@
+"""A model for every rule and stage: families of transformers, and models of pictures."""
+
+import torch
+from diffusers.models.attention_processor import Attention
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
+
+from tests.rewrite.families import FAMILIES, VOCABULARY, Family
+
+GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+MIXTRAL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+}
+ALL = FAMILIES | {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT, {}),
+    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL, {}),
+}
+
+
+class Picture(nn.Module):
+    """What models of images and sound have and those of text have not, once each."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 2, stride=2)
+        self.norm = nn.GroupNorm(4, 16)
+        self.convolution = nn.Conv2d(16, 32, 3, padding=1)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
+        self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
+        self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
+        self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
+
+    def forward(self, image):
+        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image))))).flatten(2)
+        return self.attention((pixels + self.positions(pixels)[..., 1:]).transpose(1, 2))
+
+
+class Pictures:
+    """A model of images in the form of a `Family`."""
+
+    def __init__(self, make, height, width):
+        self.make, self.height, self.width = make, height, width
+
+    def build(self):
+        torch.manual_seed(0)
+        return self.make().eval()
+
+    def run(self, model, batch):
+        with torch.no_grad():
+            output = model(torch.ones(1, 3, self.height, self.width).cumsum(-1) / self.width)
+        return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def swin():
+    return SwinModel(SwinConfig(image_size=56, embed_dim=32, depths=[2], num_heads=[2], window_size=7))
+
+
+def resnet():
+    return ResNetModel(
+        ResNetConfig(embedding_size=32, hidden_sizes=[32, 64], depths=[2, 1], layer_type="basic")
+    )
+
+
+def convnext():
+    return ConvNextModel(ConvNextConfig(hidden_sizes=[32, 64], depths=[1, 1], num_stages=2))
+
+
+ALL["picture"] = Pictures(Picture, 8, 12)
+ALL["swin"] = Pictures(swin, 56, 56)
+ALL["resnet"] = Pictures(resnet, 32, 32)
+ALL["convnext"] = Pictures(convnext, 32, 32)
+
+
+class Injected(Exception):
+    """The failure that the tests inject."""
