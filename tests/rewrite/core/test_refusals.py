@@ -14,9 +14,9 @@ from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.rewrite.convolution import convnext_block, residual_block
 from hf_cpu_accel.rewrite.core.foreign import STRICT, OwnError, attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
-from hf_cpu_accel.rewrite.encoder import layer as encoder_layer
+from hf_cpu_accel.rewrite.encoder import fuse as encoder_fuse
 from hf_cpu_accel.rewrite.encoder import match as encoder_match
-from hf_cpu_accel.rewrite.encoder import window_layer
+from hf_cpu_accel.rewrite.encoder import window_fuse
 from hf_cpu_accel.rewrite.linear import nested_ffn
 from tests.rewrite.convolution import test_convnext_block, test_residual_block
 from tests.rewrite.encoder_families import bert, inputs, run
@@ -127,8 +127,8 @@ def called(model: nn.Module) -> Tensor:
 
 # An error of our own, planted in each fuser: where, and the model that meets it.
 PLANTED = {
-    "encoder layer": (encoder_match, "guesses", bert),
-    "window encoder layer": (window_layer, "guesses", swin),
+    "encoder layer": (encoder_match, "candidates", bert),
+    "window encoder layer": (window_fuse, "candidates", swin),
     "nested ffn": (nested_ffn, "_gate", networks),
     "residual blocks": (residual_block, "_agree", residual_blocks),
     "convolution block": (convnext_block, "_disagreement", convnext_blocks),
@@ -204,7 +204,7 @@ def test_a_window_layer_says_why_it_is_left() -> None:
     model = swin()
     model.encoder.layers[0].blocks[1].__class__ = Doubled
     accelerate_for_cpu(model, dtype="float32")
-    left = reasons(model, window_layer.STRUCTURE)
+    left = reasons(model, window_fuse.STRUCTURE)
     assert list(left) == ["encoder.layers.0.blocks.1"]
     assert "it returns more than hidden states" in str(left)
 
@@ -235,7 +235,7 @@ def refusing(model: nn.Module, obstacle: str) -> nn.Module:
 )
 def test_an_encoder_layer_says_why_it_is_left(obstacle: str, reason: str) -> None:
     model = accelerate_for_cpu(refusing(bert(), obstacle), dtype="float32")
-    left = reasons(model, encoder_layer.STRUCTURE)
+    left = reasons(model, encoder_fuse.STRUCTURE)
     assert list(left) == ["encoder.layer.1"]
     assert reason in str(left["encoder.layer.1"])
 
@@ -250,7 +250,7 @@ def test_a_layer_that_raises_says_what() -> None:
     model = bert()
     model.encoder.layer[0].__class__ = Picky
     accelerate_for_cpu(model, dtype="float32")
-    assert reasons(model, encoder_layer.STRUCTURE) == {
+    assert reasons(model, encoder_fuse.STRUCTURE) == {
         "encoder.layer.0": "Picky raised ValueError: an even batch"
     }
     assert "an even batch" in str(explain(model))
@@ -258,4 +258,4 @@ def test_a_layer_that_raises_says_what() -> None:
 
 def test_what_is_fused_gives_no_such_row() -> None:
     model = accelerate_for_cpu(bert(), dtype="float32")
-    assert not reasons(model, encoder_layer.STRUCTURE)
+    assert not reasons(model, encoder_fuse.STRUCTURE)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.encoder import layer as encoder_layer
-from hf_cpu_accel.rewrite.encoder.layer import STRUCTURE
+from hf_cpu_accel.rewrite.encoder.fuse import STRUCTURE
 from tests.rewrite.encoder_families import FUSED, SIZES, bert, dinov2, fused_layers, inputs, run
 
 

@@ -22,7 +22,8 @@ from transformers import (
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.encoder import window_layer
-from hf_cpu_accel.rewrite.encoder.window_layer import STRUCTURE, FusedWindowLayer, Windows
+from hf_cpu_accel.rewrite.encoder.window_fuse import STRUCTURE
+from hf_cpu_accel.rewrite.encoder.window_layer import FusedWindowLayer, Windows
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.06}
 SIZES: dict[str, Any] = {

@@ -14,19 +14,18 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.decoder.layers import Heads
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.decoder.cross_match import match_cross_attention, scale_of
 from hf_cpu_accel.rewrite.decoder.experts_match import read_router
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.head_norms import find_head_norms
 from hf_cpu_accel.rewrite.decoder.heads import Found, find_heads, repeats_of
-from hf_cpu_accel.rewrite.decoder.parts import CrossParts, DecoderParts
+from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
 from hf_cpu_accel.rewrite.decoder.trace import (
-    AttentionCall,
     DecoderTrace,
     ExpertsCall,
     FFNCall,
@@ -112,7 +111,7 @@ class _Reading:
             return None
         crossing = None
         if seen.encoder is not None:
-            crossing = self._crossing(rest, after)
+            crossing = match_cross_attention(self.layer, seen, self.paths, rest, after)
             if crossing is None:
                 return self._left("its attention to the encoder is of another kind")
             rest = after[1:]
@@ -130,7 +129,7 @@ class _Reading:
         query, key, value = heads
         call, stored = seen.attention[0], self.stored[0]
         scores = (
-            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(_scale(call))
+            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(scale_of(call))
         )
         if scores is None:
             return self._left("its scores are not scaled products of queries and keys, perhaps with ALiBi")
@@ -227,43 +226,6 @@ class _Reading:
             return self.norms.residuals(x, attention, ffn, output)
         return self.norms.crossing_residuals(x, attention, cross, ffn, output)
 
-    def _crossing(
-        self, before: Sequence[OpCall], after: Sequence[OpCall]
-    ) -> tuple[CrossParts, Branch] | None:
-        """The cross-attention, from what was called until its keys were stored, and after that."""
-        encoder, stored, call = self.seen.encoder, self.seen.stored[1], self.seen.attention[1]
-        assert encoder is not None
-        linears = [c for c in (*before, *after[:1]) if isinstance(c, LinearCall) and c.activation == "none"]
-        if len(linears) != 4 or stored.layer_index != self.seen.stored[0].layer_index:
-            return None
-        *projections, output = linears
-        key, value = (_merging(states, projections) for states in (stored.key, stored.value))
-        rest = [c for c in projections if c is not key and c is not value]
-        if key is None or value is None or len(rest) != 1:
-            return None
-        query, kv_heads = rest[0], stored.key.shape[1]
-        heads, head_dim = call.query.shape[1], call.query.shape[3]
-        found = find_heads(call.query, query.output, kv_heads, self.layer, (), ())
-        plain = Heads(0, heads // kv_heads * head_dim if kv_heads > 1 else 0)
-        if found is None or found.heads != plain or any(differ(c.input, encoder) for c in (key, value)):
-            return None
-        if call.softcap is not None or call.sinks is not None or call.window is not None:
-            return None
-        if call.bias is not None and call.bias.any():
-            return None
-        parts = CrossParts(
-            query=self._alone(query),
-            key=self.paths[id(key.linear)],
-            value=self.paths[id(value.linear)],
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=stored.value.shape[3],
-            scale=_scale(call) * found.factor,
-            output=self._alone(output),
-        )
-        return parts, Branch(query.input, output.output)
-
     def _left(self, reason: str) -> DecoderParts | None:
         self.reason = f"{reason}: its parts are served one by one"
         return None
@@ -322,16 +284,6 @@ class _Reading:
             return None
         parts = FeedForwardParts(run, *kind, self._alone(down_call))
         return _FeedForward(parts, Branch(ups[0].input, down_call.output))
-
-
-def _scale(call: AttentionCall) -> float:
-    return call.query.shape[3] ** -0.5 if call.scale is None else call.scale
-
-
-def _merging(states: Tensor, calls: Sequence[LinearCall]) -> LinearCall | None:
-    """The call that gave the heads of `states` [B, heads, L, D], one after another."""
-    merged = states.transpose(1, 2).flatten(-2)
-    return next((call for call in calls if not differ(call.output, merged)), None)
 
 
 def _activation(raw: Tensor, hidden: Tensor) -> tuple[bool, str] | None:

@@ -1,9 +1,8 @@
-"""From an encoder layer to what it is made of: guesses from a trace of one forward, of which one is proved."""
+"""From an encoder layer to what it is made of: candidates from a trace of one forward, of which one is verified."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,18 +18,22 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
 from hf_cpu_accel.rewrite.core.verify import probe, row_error
+from hf_cpu_accel.rewrite.encoder.candidates import (
+    candidates,
+    layer_scale_of,
+    set_layer_scale_about_one,
+    unexplained,
+)
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     MASK,
     ROTARY,
     EncoderLayerParts,
     EncoderSignature,
-    are_adjacent,
     lengthened,
 )
 from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
 _POSITIONS = "position_ids"  # tables say all about them
@@ -54,13 +57,13 @@ def read(layer: nn.Module, fuse: Fuse) -> Reading | Refusal:
         Refused: the layer does not take what it is called with, or does what no reading says.
     """
     shadow = Shadow(layer)
-    _set_gains_about_one(shadow.module)
+    set_layer_scale_about_one(shadow.module)
     with torch.no_grad(), shadow.running():
         reading = _Reader(shadow.module, partial(fuse, shadow.module)).reading()
     if isinstance(reading, Refusal):
         return reading
     parts, signature = reading
-    return parts.moved(shadow.original, gains_of(layer)), signature
+    return parts.moved(shadow.original, layer_scale_of(layer)), signature
 
 
 @dataclass
@@ -89,15 +92,15 @@ class _Reader:
             output = self._call(self.hidden_states, **self._alone(turn=False))
         signature = self._signature(seen, output)
         relative = self._relative(seen)
-        candidates = [replace(guess, relative=relative) for guess in guesses(self.layer, seen)]
-        if not candidates:
+        possible = [replace(parts, relative=relative) for parts in candidates(self.layer, seen)]
+        if not possible:
             return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
-        unknown = _unexplained(self.layer, candidates[0])
+        unknown = unexplained(self.layer, possible[0])
         if unknown is not None:
             return Refusal(f"its parameter {unknown} belongs to no linear and no norm")
         for boolean_masks in (True, False):
             called = replace(signature, boolean_masks=boolean_masks)
-            best = self._best(candidates, called)
+            best = self._best(possible, called)
             if best is not None:
                 return best, called
         return Refusal("it computes something else than its linears, norms and attention suggest")
@@ -121,13 +124,13 @@ class _Reader:
         return output
 
     def _best(
-        self, candidates: list[EncoderLayerParts], signature: EncoderSignature
+        self, possible: list[EncoderLayerParts], signature: EncoderSignature
     ) -> EncoderLayerParts | None:
-        """The guess that computes what the layer computes."""
+        """The candidate that computes what the layer computes."""
         calls = list(self._calls(signature))
         expected = [self._states(**call) for call in calls]
         best, best_error = None, ENCODER_LAYER.of(self.hidden_states.dtype)
-        for parts in candidates:
+        for parts in possible:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
             served = [fused._inputs(self.hidden_states, (), call) is not None for call in calls]
@@ -251,80 +254,6 @@ class _Reader:
         if table is None:
             raise Refused(Refusal("what it adds to its scores is no table of distances"))
         return table
-
-
-def guesses(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
-    """What a layer with this trace may be: where its norms are, and which of its activations is in the FFN."""
-    call = seen.attention[0]
-    if call is None:
-        return
-    width = call.heads * call.head_size
-    places = sorted(part.place for part in (call.query, call.key, call.value))
-    made = {part.linear for part in (call.query, call.key, call.value)}
-    before, rest = seen.linears[: len(made)], seen.linears[len(made) :]
-    if set(before) != made or not are_adjacent(tuple(made)) or len(rest) not in (3, 4):
-        return
-    whole = sum(linear.out_features for linear in made) == 3 * width
-    if not whole or [place - places[0] for place in places] != [0, width, 2 * width]:
-        return
-    output, *up, down = rest
-    gated = len(up) == 2 or up[0].out_features == 2 * down.in_features
-    if len(up) == 2 and not (are_adjacent(tuple(up)) and up[0].out_features == up[1].out_features):
-        return
-    up.sort(key=lambda linear: linear.index)
-    specs = [(norm, identify_norm(norm)) for norm in seen.norms]
-    norms = [(norm, spec) for norm, spec in specs if spec is not None]
-    if len(norms) not in (1, 2):
-        return
-    scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
-    for scale, activation, pre_norm in itertools.product(scales, seen.activations, (False, True)):
-        if len(norms) == 2 or pre_norm:
-            yield EncoderLayerParts(
-                attention=replace(call, bias=None),
-                scale=scale,
-                output=output,
-                attention_norm=norms[0] if len(norms) == 2 else None,
-                up=tuple(up),
-                down=down,
-                ffn_norm=norms[-1],
-                activation=activation,
-                gated=gated,
-                pre_norm=pre_norm,
-                gains=gains_of(layer) if pre_norm else None,
-            )
-
-
-def gains_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
-    theirs = known_parameters(layer)
-    vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
-    return (vectors[0], vectors[1]) if len(vectors) == 2 else None
-
-
-def _unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
-    """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
-    known = known_parameters(layer) | {id(gain) for gain in gains_of(layer) or ()}
-    for path, p in layer.named_parameters():
-        is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
-        if id(p) not in known and not is_table:
-            return path
-    return None
-
-
-def known_parameters(layer: nn.Module) -> set[int]:
-    known = [m for m in layer.modules() if isinstance(m, PackedLinear) or identify_norm(m) is not None]
-    return {id(p) for module in known for p in module.parameters(recurse=False)}
-
-
-def _set_gains_about_one(layer: nn.Module) -> None:
-    """The gains of a layer, a shadow, may be so small that nobody sees what the branches compute."""
-    for number, gain in enumerate(gains_of(layer) or ()):
-        generator = torch.Generator().manual_seed(number)
-        values = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
-        for module in layer.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is gain:
-                    module._parameters[name] = nn.Parameter(values, requires_grad=False)
 
 
 def hidden_states_of(output: Any) -> Tensor:

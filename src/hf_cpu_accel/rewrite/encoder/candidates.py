@@ -1,0 +1,89 @@
+"""What an encoder layer may be made of, from a trace of one forward: where its norms are, which activation is in the FFN."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts, are_adjacent
+from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+
+def candidates(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
+    """Those of a layer with this trace; which of them it is, only its numbers tell (see `match`)."""
+    call = seen.attention[0]
+    if call is None:
+        return
+    width = call.heads * call.head_size
+    places = sorted(part.place for part in (call.query, call.key, call.value))
+    made = {part.linear for part in (call.query, call.key, call.value)}
+    before, rest = seen.linears[: len(made)], seen.linears[len(made) :]
+    if set(before) != made or not are_adjacent(tuple(made)) or len(rest) not in (3, 4):
+        return
+    whole = sum(linear.out_features for linear in made) == 3 * width
+    if not whole or [place - places[0] for place in places] != [0, width, 2 * width]:
+        return
+    output, *up, down = rest
+    gated = len(up) == 2 or up[0].out_features == 2 * down.in_features
+    if len(up) == 2 and not (are_adjacent(tuple(up)) and up[0].out_features == up[1].out_features):
+        return
+    up.sort(key=lambda linear: linear.index)
+    specs = [(norm, identify_norm(norm)) for norm in seen.norms]
+    norms = [(norm, spec) for norm, spec in specs if spec is not None]
+    if len(norms) not in (1, 2):
+        return
+    scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
+    for scale, activation, pre_norm in itertools.product(scales, seen.activations, (False, True)):
+        if len(norms) == 2 or pre_norm:
+            yield EncoderLayerParts(
+                attention=replace(call, bias=None),
+                scale=scale,
+                output=output,
+                attention_norm=norms[0] if len(norms) == 2 else None,
+                up=tuple(up),
+                down=down,
+                ffn_norm=norms[-1],
+                activation=activation,
+                gated=gated,
+                pre_norm=pre_norm,
+                gains=layer_scale_of(layer) if pre_norm else None,
+            )
+
+
+def layer_scale_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
+    """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
+    theirs = known_parameters(layer)
+    vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
+    return (vectors[0], vectors[1]) if len(vectors) == 2 else None
+
+
+def unexplained(layer: nn.Module, parts: EncoderLayerParts) -> str | None:
+    """A parameter that the parts do not explain: one whose effect a few random tokens do not show could be anything."""
+    known = known_parameters(layer) | {id(gain) for gain in layer_scale_of(layer) or ()}
+    for path, p in layer.named_parameters():
+        is_table = parts.relative is not None and p.dim() == 2 and p.shape[1] == parts.attention.heads
+        if id(p) not in known and not is_table:
+            return path
+    return None
+
+
+def known_parameters(layer: nn.Module) -> set[int]:
+    known = [m for m in layer.modules() if isinstance(m, PackedLinear) or identify_norm(m) is not None]
+    return {id(p) for module in known for p in module.parameters(recurse=False)}
+
+
+def set_layer_scale_about_one(layer: nn.Module) -> None:
+    """The gains of a layer, a shadow, may be so small that what the branches compute does not show."""
+    for number, gain in enumerate(layer_scale_of(layer) or ()):
+        generator = torch.Generator().manual_seed(number)
+        values = 1 + 0.3 * torch.randn(gain.shape, generator=generator).to(gain.dtype)
+        for module in layer.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is gain:
+                    module._parameters[name] = nn.Parameter(values, requires_grad=False)

@@ -1,0 +1,83 @@
+"""Finds the encoder layers of a model and fuses them: told by what they compute, not by class or names."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.expected import is_layer
+from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
+from hf_cpu_accel.rewrite.encoder.match import Reading, parameter_names, read
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+STRUCTURE = "encoder layer"
+
+_FEWEST, _MOST = 4, 7  # linears of a layer
+
+
+def fuse_encoder_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    inside: set[int] = set()  # modules of a layer that is fused already
+    for path, layer in list(context.root.named_modules()):
+        if id(layer) in inside or not context.slots[id(layer)] or not _holds_attention(layer):
+            continue
+        reading = attempt(path, _reading, layer, path, context)
+        if isinstance(reading, Refusal):
+            if is_layer(context.root, path):
+                context.refuse(path, STRUCTURE, reading)
+            continue
+        inside.update(id(module) for module in layer.modules())
+        fused = fuse(layer, *reading, skips_padding=context.config.padding == "skip")
+        if fused._skips_padding:
+            fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
+        swap_module(context.journal, context.slots[id(layer)], fused)
+        items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
+    return items
+
+
+def _reading(layer: nn.Module, path: str, context: Context) -> Reading | Refusal:
+    if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
+        return Refusal("skip_modules")
+    refusal = _refusal(layer)
+    return refusal or read(layer, partial(fuse, skips_padding=False, narrow=False))
+
+
+def _holds_attention(module: nn.Module) -> bool:
+    """Whether the linears of a layer are in there at least."""
+    if isinstance(module, FusedEncoderLayer):
+        return False
+    return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
+
+
+def _refusal(module: nn.Module) -> Refusal | None:
+    """What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
+    inside = [child for child in module.modules() if child is not module]
+    names = parameter_names(module)
+    linears = sum(isinstance(child, PackedLinear) for child in inside)
+    norms = sum(identify_norm(child) is not None for child in module.modules())
+    if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):
+        return Refusal("its forward, or that of a module in it, was replaced or compiled")
+    if names[:1] != ("hidden_states",):
+        first = names[0] if names else "any arguments"
+        return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+    if linears > _MOST:
+        return Refusal(
+            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {_MOST}",
+            yields=True,
+        )
+    if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
+        return Refusal("there are hooks on modules in it")
+    if norms not in (1, 2):
+        return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
+    if any(True for _ in module.buffers()):
+        return Refusal("it holds buffers, which may decide what it computes", yields=True)
+    return None

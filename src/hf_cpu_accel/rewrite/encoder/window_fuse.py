@@ -1,0 +1,171 @@
+"""Finds the layers of a model that attend within windows of an image, and fuses them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.patching.fused_module import fused_layer
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
+from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.encoder.candidates import candidates, known_parameters, layer_scale_of
+from hf_cpu_accel.rewrite.encoder.expected import is_layer
+from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
+from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
+from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
+from hf_cpu_accel.rewrite.encoder.window_layer import FusedWindowLayer, alike, compute
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.norm.match import identify_norm
+
+STRUCTURE = "window encoder layer"
+
+_PARAMETERS = ("hidden_states", "input_dimensions")
+# The side of the image that tells the size of a window: larger than most windows, since a layer makes those fit a smaller one.
+_SIDE = 32
+
+
+def fuse_window_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
+    items: list[PlanItem] = []
+    for path, layer in list(context.root.named_modules()):
+        if not _may_be_layer(layer) or not context.slots[id(layer)]:
+            continue
+        fused = attempt(path, _looked_at, layer, path, context)
+        if not isinstance(fused, Refusal):
+            swap_module(context.journal, context.slots[id(layer)], fused)
+            items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
+        elif is_layer(context.root, path):
+            context.refuse(path, STRUCTURE, fused)
+    return items
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal:
+    reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
+        reason = "skip_modules"
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
+    return _fused(layer) if reason is None else Refusal(reason)
+
+
+def _may_be_layer(module: nn.Module) -> bool:
+    if isinstance(module, FusedWindowLayer) or tuple(inspect.signature(module.forward).parameters)[:2] != (
+        _PARAMETERS
+    ):
+        return False
+    linears = sum(isinstance(child, PackedLinear) for child in module.modules())
+    norms = sum(identify_norm(child) is not None for child in module.modules())
+    return 4 <= linears <= 6 and norms == 2
+
+
+def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
+    """The layer with the fused forward, if on small images that does what the layer does.
+
+    Raises:
+        Refused: it does not take what such a layer takes.
+    """
+    width = next(m.in_features for m in layer.modules() if isinstance(m, PackedLinear))
+    dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+    refusal = Refusal(
+        "its linears and norms are not those of attention in windows and a feed-forward network"
+    )
+    shadow = Shadow(layer)
+    tried = shadow.module
+    with torch.no_grad(), shadow.running():
+        side = _side(tried, width, dtype)
+        image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+        expected = hidden_states_of(_run(tried, side, image))
+        for parts, outputs in _readings(tried, side, width, dtype):
+            fuse: Callable[..., FusedWindowLayer] = partial(
+                fused_layer,
+                FusedWindowLayer,
+                _tuple=outputs,
+                _tables=tuple(_bias_tables(tried, parts)),
+                _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
+                _bound=None,
+            )
+            fused = fuse(tried, _parts=parts, _known={})
+            windows = fused.learn(image[:1], partial(_run, tried, side))
+            if windows is None:
+                refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
+                continue
+            output = compute(image, windows, parts.weights(narrow=False).arguments())
+            if alike(parts, output, expected, dtype):
+                return fuse(layer, _parts=parts.moved(shadow.original, layer_scale_of(layer)), _known={})
+            refusal = Refusal("it computes something else than its linears, norms and windows suggest")
+    return refusal
+
+
+class _Stop(BaseException):
+    """What was to be seen was seen, and no `except Exception` on the way is to take it for an error."""
+
+
+def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
+    """Of an image of two by two windows."""
+    sizes: list[int] = []
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        sizes.append(args[0].shape[-2])
+        raise _Stop
+
+    first = next(m for m in layer.modules() if isinstance(m, PackedLinear))
+    before = {name: value for name, value in vars(layer).items() if type(value) is int}
+    hook = first.register_forward_pre_hook(look)
+    try:
+        _run(layer, _SIDE, torch.zeros(1, _SIDE * _SIDE, width, dtype=dtype))
+    except _Stop:
+        pass
+    finally:
+        hook.remove()
+        vars(layer).update(before)  # it may have fitted itself to the image
+    if not sizes:
+        raise Refused(Refusal("it does not call its first linear"))
+    return 2 * round(sizes[0] ** 0.5)
+
+
+def _readings(
+    layer: nn.Module, side: int, width: int, dtype: torch.dtype
+) -> Iterator[tuple[EncoderLayerParts, int | None]]:
+    """What the layer may be made of, and of how many values the tuple is that it returns."""
+    trace = LayerTrace(layer)
+    image = torch.randn(1, side * side, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with trace:
+        output = _run(layer, side, image)
+    outputs = len(output) if isinstance(output, tuple) else None
+    if outputs is not None and any(value is not None for value in output[1:]):
+        raise Refused(Refusal("it returns more than hidden states"))
+    if len(trace.attention) != 1:
+        raise Refused(Refusal(f"attention was seen {len(trace.attention)} times in it, not once"))
+    for parts in candidates(layer, trace):
+        tables = [layer.get_parameter(path) for path in _bias_tables(layer, parts)]
+        if all(table.dim() == 2 and table.shape[1] == parts.attention.heads for table in tables):
+            yield replace(parts, relative=None), outputs
+
+
+def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
+    """
+    Raises:
+        Refused: the layer does not take that, or makes no hidden states of it.
+    """
+    output = required(call_foreign(layer, hidden_states, (side, side)))
+    states = hidden_states_of(output)
+    if not isinstance(states, Tensor) or states.shape != hidden_states.shape:
+        raise Refused(Refusal("it does not return hidden states as it takes them"))
+    return output
+
+
+def _bias_tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
+    """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
+    known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
+    return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]
