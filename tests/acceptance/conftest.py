@@ -1,9 +1,10 @@
-"""A writer: a small decoder with a tokenizer."""
+"""A writer, which is a small decoder with a tokenizer; and the hub of the models that README and docs name."""
 
 import pytest
 import torch
 
 from hf_cpu_accel import accelerate_for_cpu
+from tests.acceptance.hub import make_hub
 from tests.acceptance.writer import make_model
 
 
@@ -20,3 +21,10 @@ def eager():
 @pytest.fixture
 def one_thread(_seed_and_threads):
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("home") / "hub"
+    make_hub(cache)
+    return cache

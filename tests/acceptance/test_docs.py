@@ -1,0 +1,127 @@
+"""README and docs as a reader meets them: all Python runs as it stands, commands, options and links exist, figures are there."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_cpu_accel.cli.main import app
+from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script
+from tests.acceptance.hub import MINILM, SENTIMENT
+from tests.children import run_child
+
+# What a page takes as given: "your own" models and data, which the test has to bring.
+GIVEN = {
+    "vision-and-speech.md": "from PIL import Image\nImage.new('RGB', (64, 48)).save('street.jpg')",
+    "gnn.md": """
+import numpy, torch
+from torch_geometric.data import Data
+nodes, edge_index = 50, torch.randint(50, (2, 300))
+data = Data(x=torch.randn(nodes, 128), edge_index=edge_index, y=torch.randint(40, (nodes,)))
+numpy.random.randn(nodes, 128).astype('float32').tofile('features.bin')
+""",
+    "dtypes-and-accuracy.md": f"""
+from transformers import AutoModelForSequenceClassification
+from hf_cpu_accel import accelerate_for_cpu
+model = AutoModelForSequenceClassification.from_pretrained({SENTIMENT!r})
+""",
+    "compile.md": f"""
+import os
+from transformers import AutoModel
+model = AutoModel.from_pretrained({MINILM!r})
+folder = os.getcwd()
+""",
+}
+# Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
+LANGUAGES = {"python", "bash", "text"}
+# Commands that are not ours: what they do is not for these tests to say.
+FOREIGN = ("git clone", "pip install")
+
+
+def with_python() -> list[Path]:
+    return [document for document in DOCUMENTS if any(b.language == "python" for b in blocks(document))]
+
+
+def shell_lines(document: Path) -> list[str]:
+    return [
+        line.split("#")[0].strip()
+        for block in blocks(document)
+        if block.language == "bash"
+        for line in block.text.splitlines()
+        if line.split("#")[0].strip()
+    ]
+
+
+@pytest.mark.parametrize("document", with_python(), ids=lambda path: path.name)
+def test_python_runs_as_written(
+    document: Path, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / f"{document.stem}.py"
+    script.write_text(python_script(document), encoding="utf-8")
+    start = (
+        f"import runpy\n{GIVEN.get(document.name, '')}\nrunpy.run_path({str(script)!r}, dict(globals()))\n"
+    )
+    monkeypatch.setenv("HF_HOME", str(hub.parent))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "home"))
+    done = run_child([sys.executable, "-c", start], cwd=tmp_path, cpu_seconds=300)
+    assert done.returncode == 0, done.stderr
+    if document.name == "README.md":
+        assert "modules replaced" in done.stdout
+    if document.name == "quickstart.md":
+        assert (tmp_path / "my-model" / "config.json").is_file()
+        assert (tmp_path / "my-model" / "cpu_accel_config.json").is_file()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_says_what_it_is(document: Path) -> None:
+    """So that none is left out of the tests; a block that is only indented would be."""
+    assert {block.language for block in blocks(document)} <= LANGUAGES
+    prose = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert not re.search(r"\n\n {4}[^ -]", prose.replace("    options:", "")), "an indented block"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_and_their_options_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+    inline = re.findall(r"`((?:hf-cpu-accel|python -m) [^`\n]+)`", text)
+    for line in {*shell_lines(document), *inline}:
+        if line.startswith(FOREIGN):
+            continue
+        program, *words = line.split()
+        options = {word.split("=")[0] for word in words if word.startswith("--")}
+        if program == "make":
+            assert words[0] in targets, line
+        elif program == "hf-cpu-accel":
+            result = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
+            assert result.exit_code == 0, result.output
+            assert all(option in result.output for option in options), line
+        else:
+            assert (program, words[0]) == ("python", "-m"), line
+            module = ROOT / words[1].replace(".", "/")
+            source = (
+                module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__main__.py"
+            )
+            code = source.read_text(encoding="utf-8") + (ROOT / "benchmarks" / "session.py").read_text()
+            names = {option: option[2:].replace("-", "_") for option in options}
+            assert all(option in code or f"{name}:" in code for option, name in names.items()), line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_figures_are_there(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:\s]+)(#[a-z-]+)?\)", text):
+        path = document.parent / target
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor[1:] in {heading.lower().replace(" ", "-") for heading in headings}, target + anchor
+
+
+def test_the_readme_is_short() -> None:
+    assert len(DOCUMENTS[0].read_text(encoding="utf-8").splitlines()) <= 150
+    assert SENTIMENT in DOCUMENTS[0].read_text(encoding="utf-8")
