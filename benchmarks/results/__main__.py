@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.results import pages
+from benchmarks.results import charts, pages
 
 
 def main() -> None:
-    """Print what has changed."""
-    for path in pages.write():
+    """Print what was written."""
+    for path in [*pages.write(), *charts.write()]:
         print(path)
 
 

@@ -1,11 +1,12 @@
 """The results that are kept: data and pages say the same, and a run replaces the one before."""
 
+import re
 from pathlib import Path
 
 import pytest
 import typer
 
-from benchmarks.results import headline, pages, store
+from benchmarks.results import charts, headline, pages, store
 from benchmarks.results.store import Machine, Table
 from benchmarks.session import check_folder, keep
 
@@ -31,6 +32,34 @@ def test_the_readme_shows_no_number_that_was_not_measured() -> None:
     text = pages.README.read_text(encoding="utf-8")
     assert text.count(pages.BEGIN) == text.count(pages.END) == 1
     assert pages.numbers(known) in text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_chart_of_the_site_shows_the_numbers_of_the_readme(theme: str) -> None:
+    """If this fails: `python -m benchmarks.results`."""
+    drawn = (charts.FIGURES / f"speedups-{theme}.svg").read_text(encoding="utf-8")
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    expected = []
+    for row in headline.rows(store.machines()):
+        expected += [row.label, *(f"{gain.ratio:.1f}x {dtype}" for dtype, gain in row.gains.items())]
+    assert [label for label in labels if label != "eager = 1"] == expected
+
+
+def test_figures_are_drawn_again_alike(tmp_path: Path) -> None:
+    for path in charts.write(tmp_path):
+        first = path.read_bytes()
+        assert charts.write(tmp_path)
+        assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("figure", sorted({p.name.split("-")[0] for p in charts.FIGURES.glob("*.svg")}))
+def test_light_and_dark_say_the_same(figure: str) -> None:
+    light, dark = (
+        re.findall(r"<text[^>]*>([^<]*)</text>", (charts.FIGURES / f"{figure}-{theme}.svg").read_text())
+        for theme in ("light", "dark")
+    )
+    assert light == dark
+    assert light
 
 
 def test_a_run_replaces_the_one_before_and_others_stay(tmp_path: Path) -> None:

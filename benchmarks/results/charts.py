@@ -1,0 +1,113 @@
+"""The charts of the site, from the data: how many times as fast as eager, and the roofline of a machine; each light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import headline
+from benchmarks.results.store import FOLDER, Machine, machines
+
+FIGURES = FOLDER.parents[1] / "docs" / "figures"
+# Text and lines, then float32, bfloat16, int8, int4.
+_THEMES = {
+    "light": ("#1f2933", ("#9fb3c8", "#4098d7", "#0b5c99", "#7b341e")),
+    "dark": ("#e4e7eb", ("#829ab1", "#62b0e8", "#b3d9f7", "#f7c59f")),
+}
+_WIDTH = 4.4  # inches, shown at the width of a phone: text is drawn as large as it has to be there
+_SIZE = 10
+_ABOVE, _BESIDE = (8, 7), (-7, -4)  # where a label stands by its point
+
+
+def write(folder: Path = FIGURES) -> list[Path]:
+    """Draw all; needs matplotlib."""
+    known = machines()
+    written = []
+    for theme in _THEMES:
+        for name, draw in (("speedups", speedups), ("roofline", roofline)):
+            path = folder / f"{name}-{theme}.svg"
+            _save(draw, known, theme, path)
+            written.append(path)
+    return written
+
+
+def speedups(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> None:
+    """A group of bars for each row of the headline table, one for each dtype."""
+    rows = headline.rows(known)
+    figure.set_size_inches(_WIDTH, 0.5 + sum(0.32 + 0.21 * len(row.gains) for row in rows))
+    axes = figure.add_axes((0.02, 0.01, 0.96, 0.98))
+    place, most = 0.0, max(row.best[1].ratio for row in rows)
+    for row in rows:
+        axes.text(0, place, row.label, va="center", weight="bold")
+        for dtype, gain in row.gains.items():
+            place += 1
+            axes.barh(place, gain.ratio, height=0.86, color=colours[headline.DTYPES.index(dtype)])
+            axes.text(gain.ratio + 0.012 * most, place, f"{gain.ratio:.1f}x {dtype}", va="center")
+        place += 1.5
+    axes.axvline(1, linewidth=1, linestyle=":", color=figure.text_colour, alpha=0.5, zorder=0)
+    axes.text(1.1, place - 0.25, "eager = 1", va="center", style="italic")
+    axes.set_xlim(0, most * 1.3)
+    axes.set_ylim(place + 0.3, -0.8)
+    axes.axis("off")
+
+
+def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> None:
+    """GPT-2 under the limits of the machine: operations a second over operations per byte of weights (Williams et al. 2009)."""
+    table = next(m for m in known if m.key == "intel-xeon").table("gpt2, 128 + 64 tokens")
+    limits = re.match(
+        r"Probe before and after: (\d+) GFLOP/s float32, (\d+) bfloat16, (\d+) GOP/s int8, (\d+) GB/s",
+        table.note,
+    )
+    assert limits is not None
+    float32, _, int8, read = (float(number) for number in limits.groups())
+    figure.set_size_inches(_WIDTH, 4.2)
+    axes = figure.add_axes((0.13, 0.12, 0.83, 0.85))
+    for peak, colour, label in ((float32, colours[0], "float32"), (int8, colours[2], "int8")):
+        axes.plot([0.5, peak / read, 1000], [0.5 * read, peak, peak], color=colour, linewidth=1.5)
+        axes.text(0.55, peak * 1.12, f"{peak:.0f} Gop/s, {label}", va="bottom")
+    axes.text(0.62, read * 1.15, f"{read:.0f} GB/s", rotation=42, rotation_mode="anchor")
+    tokens = 128  # of the prompt: each byte of a weight serves all of them
+    for system, bits, peak in (("ours-bf16", 16, float32), ("ours-int8", 8, int8), ("ours-int4", 4.25, int8)):
+        intensity, dtype = 2 * 8 / bits, {16: "bfloat16", 8: "int8"}.get(bits, "int4")
+        share = float(table.cell(system, "of memory").rstrip("%")) / 100
+        around = float(table.cell(system, "GB/s around"))
+        of_peak = float(table.cell(system, "of peak").rstrip("%")) / 100
+        colour = colours[headline.DTYPES.index(dtype)]
+        for x, y, name, offset, side in (
+            (intensity, share * around * intensity, "a token", (7, -4), "left"),
+            (intensity * tokens, of_peak * peak, "a prompt", _ABOVE if dtype == "int4" else _BESIDE, "right"),
+        ):
+            axes.plot(x, y, "o", color=colour)
+            axes.annotate(f"{dtype}, {name}", (x, y), xytext=offset, textcoords="offset points", ha=side)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(0.5, 1000)
+    axes.set_ylim(10, 3000)
+    axes.set_xlabel("operations per byte of weights")
+    axes.set_ylabel("Gop/s")
+
+
+def _save(draw: Callable[..., None], known: Sequence[Machine], theme: str, path: Path) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    text, colours = _THEMES[theme]
+    style = {
+        **dict.fromkeys(
+            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), text
+        ),
+        "font.size": _SIZE,
+        "font.family": "sans-serif",
+        "svg.fonttype": "none",  # letters as letters: they can be searched and read out
+        "svg.hashsalt": path.name,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    with matplotlib.rc_context(style):
+        figure: Any = Figure()
+        figure.text_colour = text
+        draw(figure, known, colours)
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})

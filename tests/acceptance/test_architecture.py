@@ -1,0 +1,94 @@
+"""What the pages say about the sources is so: paths and names exist, and the steps can be gone."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.documents import ROOT, blocks
+
+SOURCES = ROOT / "src" / "hf_cpu_accel"
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("architecture.md", "how-it-works.md", "contributing.md", "glossary.md", "compile.md")
+]
+# The Python of these steps is run by test_docs.py: the toy rule is applied and undone there, the toy pass and op are called.
+STEPS = ("How to add an op", "How to add a rule", "How to add a pass", "How to add a tier")
+
+
+def prose(page: Path) -> str:
+    text = page.read_text(encoding="utf-8")
+    for block in blocks(page):
+        text = text.replace(block.text, "")
+    return text
+
+
+def mentioned(text: str) -> set[str]:
+    """Paths in backquotes: files of our kinds, and folders, which end in a slash."""
+    quoted = re.findall(r"`([\w./-]+)`", text)
+    return {
+        path
+        for path in quoted
+        if re.search(r"\.(py|h|cpp|md|json|toml)$", path) or (path.endswith("/") and len(path) > 1)
+    }
+
+
+def find(path: str) -> Path | None:
+    return next((root / path for root in (SOURCES, ROOT) if (root / path).exists()), None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_exists(page: Path) -> None:
+    text = prose(page)
+    made_by_users = {"build/", "site/", "build/asan"}
+    missing = {path for path in mentioned(text) - made_by_users if find(path) is None}
+    assert not missing
+
+
+def section(title: str) -> str:
+    text = prose(ROOT / "docs" / "architecture.md")
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize("title", STEPS)
+def test_steps_name_what_is_there(title: str) -> None:
+    """Each step is numbered, and a name beside a file stands in that file."""
+    text = section(title)
+    steps = re.findall(r"^(\d+)\. ", text, re.MULTILINE)
+    assert steps == [str(number) for number in range(1, len(steps) + 1)]
+    assert len(steps) >= 4
+    named = re.findall(r"`([A-Za-z_]\w*)` (?:of|in)\s+`([\w./]+\.\w+)`", text)
+    for name, path in named:
+        found = find(path)
+        assert found is not None, path
+        assert re.search(rf"\b{name}\b", found.read_text(encoding="utf-8")), (name, path)
+
+
+def test_a_tier_is_told_of_wherever_the_steps_say() -> None:
+    hardware = (SOURCES / "runtime" / "hardware.py").read_text(encoding="utf-8")
+    kernels = (SOURCES / "csrc" / "kernels.h").read_text(encoding="utf-8")
+    dispatch = (SOURCES / "csrc" / "dispatch.cpp").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8").split("X86_TIERS = {")[1].split("\n}")[0]
+    tiers = re.findall(r'^    "(\w+)": \(', setup, re.MULTILINE)
+    assert len(tiers) >= 5
+    for tier in tiers:
+        assert f'"{tier}"' in hardware
+        assert f"kernels_{tier}()" in kernels
+        assert f'"{tier}"' in dispatch
+        assert f"| `{tier}` |" in page
+
+
+def test_twelve_questions_of_a_newcomer_are_answered_by_a_file() -> None:
+    rows = re.findall(r"^\| (.*\?) \| (.*) \|$", section("Where is ...?"), re.MULTILINE)
+    assert len(rows) >= 12
+    for question, answer in rows:
+        assert mentioned(answer), question
+        assert all(find(path) for path in mentioned(answer)), question
+
+
+def test_the_words_of_the_glossary_are_in_order_and_used() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([a-z][\w ]*) \|", text, re.MULTILINE)[1:]
+    assert words == sorted(words)
+    assert len(words) == len(set(words))
