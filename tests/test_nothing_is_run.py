@@ -19,7 +19,7 @@ _CALLS = {
     "os.system": "a shell",
     "subprocess.getoutput": "a shell",
     "subprocess.getstatusoutput": "a shell",
-    "tempfile.mktemp": "a name that somebody else may take first",
+    "tempfile.mktemp": "a name that another process may take first",
     "torch.hub.load": "code from a repository",
     "torch.jit.load": "code in a file",
     "pandas.read_pickle": "a pickle",

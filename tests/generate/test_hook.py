@@ -70,7 +70,7 @@ def test_copies_generate_with_their_own_weights(duplicate, loops):
     assert torch.equal(twin.generate(**inputs, **GREEDY), expected)
 
 
-def test_a_generate_that_somebody_replaced_is_left_alone():
+def test_a_generate_that_other_code_replaced_is_left_alone():
     model = build("llama")
     model.generate = lambda *args, **kwargs: "theirs"
     accelerate_for_cpu(model, dtype="float32")

@@ -136,7 +136,7 @@ def open_session(
         assert model is not None
         loaded = load(model)
         tokenizer = _tokenizer(model)
-    # Nobody restores it, so nothing is kept for it.
+    # It is never restored, so nothing is kept for it.
     accelerate_for_cpu(loaded, dtype=dtype, threads=threads, originals="drop")
     return ChatSession(title, loaded, tokenizer, new)
 

@@ -187,7 +187,7 @@ def bfloat16(fast: bool) -> Check:
 
 
 def folder(path: Path) -> Check:
-    """Whether the package's folder can be written, and by nobody else: the nearest folder that exists decides."""
+    """Whether the package's folder can be written, and by this user alone: the nearest folder that exists decides."""
     reason = private.problem(path.resolve())
     if reason is not None:
         return Check("folder", f"nothing is kept in {path}: {reason}", "problem", REMEDY)

@@ -114,7 +114,7 @@ def measure(
                 model = model.float()
             start = time.perf_counter()
             if not is_eager:
-                # Nobody restores the copy, so nothing is kept for it.
+                # The copy is never restored, so nothing is kept for it.
                 accelerate_for_cpu(model, dtype=dtype, threads=threads, originals="drop")
             generate(model, inputs, workload.new)
             ready = time.perf_counter() - start

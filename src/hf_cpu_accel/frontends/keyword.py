@@ -112,7 +112,7 @@ def _with_keyword(
     @functools.wraps(function)
     def wrapper(*args: Any, cpu_optimize: Any = None, **kwargs: Any) -> Any:
         if not patches.active:
-            # Uninstalled, but somebody kept this wrapper: like the original, which does not know the keyword.
+            # Uninstalled, but this wrapper was kept: like the original, which does not know the keyword.
             given = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
             return function(*args, **given, **kwargs)
         config = cpu_config(cpu_optimize)

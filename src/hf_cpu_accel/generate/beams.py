@@ -46,7 +46,7 @@ def beam_search(
     ids = input_ids
     while True:
         logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device)
-        scores = process(ids, nn.functional.log_softmax(logits, dim=-1))  # which nobody else has
+        scores = process(ids, nn.functional.log_softmax(logits, dim=-1))  # a new tensor
         if recorded.wanted:
             recorded.add(scores.clone(), logits.clone())
         chosen, continued = _continuations(scores, beams, sample=generation_config.do_sample)

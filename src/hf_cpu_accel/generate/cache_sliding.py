@@ -73,7 +73,7 @@ class CPUSlidingCacheLayer(CPUCacheLayer):
         return bucket(2 * self.sliding_window + new_tokens)
 
     def _droppable(self) -> int:
-        """How many tokens at the front of the storage nobody will ask for. Beams share positions, so there all stay."""
+        """How many tokens at the front of the storage will not be asked for any more. Beams share positions, so there all stay."""
         return 0 if self.beams is not None else self._first_kept()
 
     def _make_room(self, new_tokens: int) -> None:

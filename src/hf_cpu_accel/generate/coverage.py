@@ -91,7 +91,7 @@ class Request:
         return cls(arguments, keywords, settings)
 
     def gets_cache(self) -> bool:
-        """Whether `generate` would make a `DynamicCache` because nobody chose anything else."""
+        """Whether `generate` would make a `DynamicCache` because nothing else was chosen."""
         return (
             self.arguments.get("custom_generate") is None
             and self.keywords.get("past_key_values") is None

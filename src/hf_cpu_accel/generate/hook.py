@@ -143,7 +143,7 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
     )
     taken = [override.name for override in overrides if override.name in vars(model)]
     if taken:
-        return [PlanItem.left(path, _LOOP, f"somebody else has replaced its {taken[0]} already")]
+        return [PlanItem.left(path, _LOOP, f"other code has replaced its {taken[0]} already")]
     if inspect.isabstract(CPUCacheLayer):  # a version that asks more of a cache than the ones we know
         return [PlanItem.left(path, _CACHE, "transformers' own cache: this version has other cache layers")]
     for override in overrides:

@@ -16,7 +16,7 @@ _packed = Memo(most=4096)  # more weights than models have
 
 
 def are_plain(*linears: nn.Module | None) -> bool:
-    """Whether a forward may compute with the weights of these: nobody watches or wraps them, and they have their shape."""
+    """Whether a forward may compute with the weights of these: no hook or subclass sees them, and they have their shape."""
     return all(
         type(lin) is Linear
         and not isinstance(lin.weight, nn.UninitializedParameter)
@@ -51,7 +51,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, addend: Tensor 
 
 
 def apply(lin: Linear, x: Tensor) -> Tensor:
-    """lin(x), by `dense` if nobody watches or wraps `lin`."""
+    """lin(x), by `dense` if no hook or subclass sees `lin`."""
     return dense(x, lin.weight, lin.bias) if are_plain(lin) else lin(x)
 
 

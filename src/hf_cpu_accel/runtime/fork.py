@@ -47,7 +47,7 @@ def _before() -> None:
     global _threads
     _threads = torch.get_num_threads()
     for pause in _runtimes():
-        pause(_SOFT)  # refused inside of a parallel region, from which nobody forks
+        pause(_SOFT)  # refused inside of a parallel region, in which no process forks
 
 
 def _in_child() -> None:

@@ -32,7 +32,7 @@ def home_folder(environ: Mapping[str, str] | None = None) -> Path:
 def cache_folder(*names: str) -> Path:
     """The folder of that name in the home folder, from which files are read; not created.
 
-    Where somebody else owns or can write to one of the folders on the way, one warning says so and what to do, and the folder is a
+    Where another user owns or can write to one of the folders on the way, one warning says so and what to do, and the folder is a
     temporary one that goes with this process: nothing is kept then.
     """
     home = home_folder().resolve()  # whoever owns the home of the user may have put it elsewhere by a link

@@ -1,4 +1,4 @@
-"""Files and folders that nobody else can have written: what is read from there decides what runs, and some of it is code."""
+"""Files and folders that no other user can have written: what is read from there decides what runs, and some of it is code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def problem(path: Path) -> str | None:
-    """Why somebody else may have written the file or folder, None if nobody can have, or there is none.
+    """Why another user may have written the file or folder; None if none can have, or it is not there.
 
     A symbolic link is a problem: who made it chose what it leads to.
     """

@@ -33,7 +33,7 @@ def apply_threads(n: int | None = None) -> ThreadChoice:
     to, in this order: ``n``; ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` in the environment; an earlier
     ``torch.set_num_threads``, which shows as a count that torch would not have chosen by itself. (A user's
     count that equals torch's own default can't be told from it: pass it as ``n``.) Once set, it stays until
-    somebody changes it. As everywhere in torch the count reaches the calling thread and those that have not
+    it is changed. As everywhere in torch the count reaches the calling thread and those that have not
     computed yet.
 
     Raises TypeError if ``n`` is no int, ValueError if it is below 1.

@@ -1,7 +1,7 @@
 """Compiled blocks on disk: found by what they were made of and with, used only if nothing of that has changed.
 
 An artefact is machine code, and what `description.py` says about it. It is loaded from the folder of this package in the home of
-the user if nobody else can have written there, and from a bundle that the user has said to trust.
+the user if no other user can have written there, and from a bundle that the user has said to trust.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _remove(path: Path) -> None:
 
 
 def _foreign(folder: Path) -> str | None:
-    """Which file of an artefact somebody else can have put there, and why."""
+    """Which file of an artefact another user can have put there, and why."""
     paths = (folder.parent, folder, *(folder / name for name in _FILES))
     reasons = ((path, problem(path)) for path in paths)
     return next((f"{path}: {reason}" for path, reason in reasons if reason is not None), None)

@@ -150,7 +150,7 @@ def _attributes(block: nn.Module) -> list[dict[str, int]]:
 
 
 def _is_ordinary() -> bool:
-    """Whether nobody traces or watches, and no dtypes are chosen call by call."""
+    """Whether the call is neither traced nor seen by a mode or global hook, and no dtypes are chosen call by call."""
     return not (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()

@@ -27,7 +27,7 @@ from hf_cpu_accel.runtime.private import make_folder
 _queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
-# No child competes with a process for its first calls: somebody waits for an answer.
+# No child competes with a process for its first calls: their callers wait for an answer.
 _GRACE_SECONDS = 2.0
 _first_task = 0.0  # when it came
 _child: subprocess.Popen[bytes] | None = None
@@ -86,7 +86,7 @@ def compile_in_child(job: Job) -> Result:
 
 def _start(folder: Path, job: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """The child. It imports from where this process does; not from the folder that it is started in, which Python would look at
-    first and which may be anybody's."""
+    first and which may be any user's."""
     paths = os.pathsep.join(map(os.path.abspath, sys.path))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _PROGRAM, str(folder)]

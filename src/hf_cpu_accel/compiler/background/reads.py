@@ -1,6 +1,6 @@
 """Which attributes of its modules a forward reads: compiled code holds their values, and is right only while they stay.
 
-Blocks that differ in attributes that nobody reads (the index of a layer) share one compiled form.
+Blocks that differ in attributes that are not read (the index of a layer) share one compiled form.
 """
 
 from __future__ import annotations

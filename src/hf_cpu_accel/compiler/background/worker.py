@@ -1,7 +1,7 @@
 """The child process that compiles one block.
 
 The job comes as its standard input, a file without a name that the parent has written: modules are sent as a pickle, which runs
-whatever is in it, so there must be no path at which somebody else could put another. What came of it is left as `result.json` in a
+whatever is in it, so there must be no path at which another user could put another. What came of it is left as `result.json` in a
 folder that the parent has made for this child: {"state": "done", "text": folder of the artefact, "cpu_seconds": number}, or
 "failed" and why.
 """
@@ -60,7 +60,7 @@ def run(job: Job, folder: Path) -> Result:
 
 @contextmanager
 def _own_inductor_folder() -> Iterator[None]:
-    """Inside, Inductor reads nothing that somebody else can have written; by default its folder is one in /tmp."""
+    """Inside, Inductor reads nothing that another user can have written; by default its folder is one in /tmp."""
     from hf_cpu_accel.compiler import torch_private
     from hf_cpu_accel.runtime.home import cache_folder
     from hf_cpu_accel.runtime.private import make_folder, problem

@@ -1,7 +1,7 @@
 """Convolutions of images, and over time, with their channels last; with what is added to them, and the activation behind: `conv2d`.
 
 Each comes between two permutations that are views: from one convolution to the next, through pointwise operations, norms and
-joins, images stay with their channels last, and nobody turns them.
+joins, images stay with their channels last, and are not permuted.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _put(rewriter: Rewriter, node: Node, arguments: list[object]) -> None:
 
 
 def _convolution(rewriter: Rewriter, image: object) -> Node | None:
-    """The call of ours whose output `image` is, channels in front, if nobody else reads or writes it."""
+    """The call of ours whose output `image` is, channels in front, if nothing else reads or writes it."""
     if not is_call(image, aten.permute.default) or args_of(image)[1] != _TO_IMAGE:
         return None
     made: Node = args_of(image)[0]

@@ -1,7 +1,7 @@
 """Attention over long sequences in bfloat16, in graphs whose linears all take float32 and have weights that round it as much:
 what the modules of diffusers do outside of graphs (rewrite/attention/processor.py). What an encoder layer holds does so anyway.
 
-In a graph in bfloat16 nobody asked for that: who widens queries there means it.
+A graph in bfloat16 did not ask for that: where queries are widened there, it is meant.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class TileTemplate(CppTemplate):
         aliases = set()
         if epilogue_nodes:
             if flag_template_buffer_has_other_users:
-                # Somebody reads the results themselves: they are written beside what is made of them.
+                # The results themselves are read, too: they are written beside what is made of them.
                 results = ir.Buffer(name=f"{whole.get_name()}_tiles", layout=whole.layout)
                 epilogues.append(
                     ir.ComputedBuffer(name=whole.get_name(), layout=whole.layout, data=_copy_of(results))
