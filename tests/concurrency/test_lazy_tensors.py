@@ -12,9 +12,9 @@ from torch import nn
 from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.convolution.deferred import PendingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.decoder import deferred
-from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
+from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 
 
 class Slow(LazyTensor):
@@ -86,11 +86,11 @@ def _hidden_states(monkeypatch):
         return op(*args)
 
     SERVED["decoder"].answer(model, 0)
-    monkeypatch.setattr(PendingHiddenStates, "after", _noting(PendingHiddenStates.after, seen))
+    monkeypatch.setattr(DeferredHiddenStates, "after", _noting(DeferredHiddenStates.after, seen))
     with torch.no_grad():
         model.model.norm = nn.Identity()
         output = model.model(torch.arange(1, 6)[None], use_cache=False).last_hidden_state
-    assert isinstance(output, PendingHiddenStates)
+    assert isinstance(output, DeferredHiddenStates)
     monkeypatch.setattr(deferred, "_DECODER_LAYERS", slow)
     return seen, runs
 
@@ -114,7 +114,7 @@ def test_each_layer_runs_once_whichever_hidden_states_are_read_first(monkeypatch
 def test_two_threads_go_on_from_the_same_hidden_states(monkeypatch):
     (first, _), _ = _hidden_states(monkeypatch)
     layer = first._next()._calls[-1]
-    results = together(*[lambda: PendingHiddenStates.after(first, layer) * 1, lambda: first * 1] * 4)
+    results = together(*[lambda: DeferredHiddenStates.after(first, layer) * 1, lambda: first * 1] * 4)
     assert all(isinstance(result, torch.Tensor) for result in results)
     assert all(torch.equal(result, results[0]) for result in results[::2])
     assert all(torch.equal(result, first.tensor) for result in results[1::2])
@@ -138,7 +138,7 @@ def convolved():
         convolution.waits = True
     with torch.no_grad():
         outputs = [model.one(image), model.other(image)]
-    assert all(isinstance(output, PendingConvolution) for output in outputs)
+    assert all(isinstance(output, DeferredConvolution) for output in outputs)
     return outputs, expected
 
 

@@ -15,24 +15,25 @@ from hf_cpu_accel.ops.kv_cache import to_storage
 class CPUCrossCacheLayer(CPUCacheLayer):
     """Keys and values of a layer, one set per text.
 
-    Beams that change places, and sequences that are repeated or dropped, change `texts` only: no key is ever copied.
+    Beams that change places, and sequences that are repeated or dropped, change `encoder_sequences` only: no key is ever copied.
 
     Attributes:
-        key_storage, value_storage: [texts, kv_heads, length, features].
-        texts: int32 [batch], the row of the storage that each sequence looks at; None: sequence b at row b. Layers that
+        key_storage, value_storage: [encoder_sequences, kv_heads, length, features].
+        encoder_sequences: int32 [batch], the row of the storage that each sequence looks at; None: sequence b at row b. Layers that
             agree share one tensor.
     """
 
-    texts: Tensor | None = None
+    encoder_sequences: Tensor | None = None
 
-    def store(self, keys: Tensor, values: Tensor, texts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hold these keys and values [texts, kv_heads, length, features] instead of what was there; returned as they are held."""
+    def store(self, keys: Tensor, values: Tensor, encoder_sequences: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hold these keys and values [encoder_sequences, kv_heads, length, features] instead of what was there; returned as they
+        are held."""
         with outside_inference_mode():
             self.key_storage, self.value_storage = (
                 to_storage(states, self.storage_dtype or states.dtype).contiguous()
                 for states in (keys, values)
             )
-        self.dtype, self.texts, self.length = keys.dtype, texts, keys.shape[2]
+        self.dtype, self.encoder_sequences, self.length = keys.dtype, encoder_sequences, keys.shape[2]
         return self.key_storage, self.value_storage
 
     def update(
@@ -50,27 +51,27 @@ class CPUCrossCacheLayer(CPUCacheLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.texts = None
+        self.encoder_sequences = None
 
     def select(self, change: Callable[[Tensor], Tensor], known: dict[int, Tensor]) -> None:
-        """The batch becomes `change` of it; `known`: what that made of the `texts` of layers before."""
+        """The batch becomes `change` of it; `known`: what that made of the `encoder_sequences` of layers before."""
         if not self.length:
             return
         assert self.key_storage is not None
-        key = id(self.texts)
+        key = id(self.encoder_sequences)
         if key not in known:
-            texts = self.texts
-            if texts is None:
-                texts = torch.arange(self.key_storage.shape[0], dtype=torch.int32)
-            known[key] = change(texts)
-        self.texts = known[key]
+            encoder_sequences = self.encoder_sequences
+            if encoder_sequences is None:
+                encoder_sequences = torch.arange(self.key_storage.shape[0], dtype=torch.int32)
+            known[key] = change(encoder_sequences)
+        self.encoder_sequences = known[key]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.select(lambda texts: texts.repeat_interleave(repeats), {})
+        self.select(lambda encoder_sequences: encoder_sequences.repeat_interleave(repeats), {})
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.select(lambda texts: texts[indices], {})
+        self.select(lambda encoder_sequences: encoder_sequences[indices], {})
 
     def _stored(self, storage: Tensor, first: int) -> Tensor:
         states = storage[:, :, first : self.length]
-        return states if self.texts is None else states[self.texts.long()]
+        return states if self.encoder_sequences is None else states[self.encoder_sequences.long()]

@@ -15,7 +15,7 @@ from hf_cpu_accel.lazy.remember import remember
 
 
 class CausalMask(LazyTensor):
-    """bool [batch, 1, q_len, kv_len], True where to attend; made only where somebody reads it.
+    """bool [batch, 1, q_len, kv_len], True where to attend; made only where it is read.
 
     The last query stands at the last key. Positions are those of the sequence: key k of the mask is position `kv_offset` + k.
 

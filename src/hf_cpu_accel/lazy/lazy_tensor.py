@@ -1,4 +1,4 @@
-"""A tensor that is computed only if somebody computes with it."""
+"""A tensor that is computed only if it is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LazyTensor(Tensor):
 
     _tensor: Tensor | None
     _lock: AbstractContextManager[Any]  # held by who makes the values, or joins in what will make them
-    _is_exposed: bool  # somebody may have a view of the values
+    _is_exposed: bool  # there may be a view of the values
 
     # What torch functions do with it they do through dispatch: no wrapping of results.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -47,15 +47,15 @@ class LazyTensor(Tensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether somebody has written to the values, so that they are no longer what the attributes say.
+        """Whether the values were written to, so that they are no longer what the attributes say.
 
         Only for subclasses whose `_make` can be called again. Views that are made below autograd share no version with what they
-        are views of, so values that somebody may have a view of are compared with new ones.
+        are views of, so values that there may be a view of are compared with new ones.
         """
         return self._is_exposed and not torch.equal(self.tensor, self._make())
 
     def _exposed(self) -> Tensor:
-        """The ordinary tensor, for somebody who may write to it."""
+        """The ordinary tensor, which may be written to."""
         self._is_exposed = True
         return self.tensor
 
@@ -110,7 +110,7 @@ class LazyTensor(Tensor):
         return func(*(ordinary(arg) if isinstance(arg, LazyTensor) else arg for arg in args))
 
 
-class Unwritten:
+class VersionGuard:
     """A tensor that a lazy one reads later, and that must be what it was until then.
 
     Args:
@@ -127,7 +127,7 @@ class Unwritten:
     def tensor(self) -> Tensor:
         """
         Raises:
-            RuntimeError: somebody has written to it.
+            RuntimeError: it was written to.
         """
         if self._version is not None and self._tensor._version != self._version:
             raise RuntimeError(

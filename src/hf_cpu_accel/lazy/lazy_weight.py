@@ -1,4 +1,4 @@
-"""A weight that is unpacked only if somebody computes with it."""
+"""A weight that is unpacked only if it is used."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hf_cpu_accel.ops.kv_cache import features_of, from_storage
 
 
 class StoredHeads(LazyTensor):
-    """[batch, kv_heads, kv_len, features]. Our attention reads `stored` itself; for anybody else it is converted, all of it.
+    """[batch, kv_heads, kv_len, features]. Our attention reads `stored` itself; for others it is converted, all of it.
 
     Attributes:
         stored: float32, bfloat16 or int8 as in ops/kv_cache.py.

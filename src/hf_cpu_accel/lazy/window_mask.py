@@ -1,4 +1,4 @@
-"""The mask of encoders whose tokens attend to those around them, made only where somebody reads it."""
+"""The mask of encoders whose tokens attend to those around them, made only where it is read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Reference:
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
-class Mixed(nn.Module):
+class FusedModuleMixin(nn.Module):
     """A fused forward to be mixed into other classes; copies and pickles name the two classes instead of the mixture."""
 
     _fused_class: type[nn.Module]
@@ -44,8 +44,8 @@ class Mixed(nn.Module):
     _hooks_inside: tuple[dict[int, Any], ...] = ()
 
     @property
-    def is_watched(self) -> bool:
-        """Whether somebody looks at (or changes) what passes between the modules inside."""
+    def has_user_hooks(self) -> bool:
+        """Whether hooks of the user look at (or change) what passes between the modules inside."""
         if not any(self._hooks_inside):
             return False
         return is_collecting_inside() or any(map(has_foreign_hook, self._hooks_inside))

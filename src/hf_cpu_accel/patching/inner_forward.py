@@ -49,7 +49,7 @@ class PlacedForward:
                     setattr(link, name, self.forward.__wrapped__)
 
 
-def place(journal: Journal, module: nn.Module, forward: InnerForward) -> None:
+def put_inside(journal: Journal, module: nn.Module, forward: InnerForward) -> None:
     """Have `forward` called for the class's forward of `module`, which `has_place`."""
     place = _place(module)
     assert place is not None

@@ -158,7 +158,7 @@ class ThreadCount:
     ours: int
 
     def undo(self) -> None:
-        if torch.get_num_threads() == self.ours:  # else somebody has chosen another count meanwhile
+        if torch.get_num_threads() == self.ours:  # else another count was chosen meanwhile
             torch.set_num_threads(self.before)
 
 

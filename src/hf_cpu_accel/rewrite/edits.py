@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
@@ -202,7 +202,7 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
                 within, FusedEncoderLayer
             )  # a table of distances
             copied = packed or _is_copied(module, within)
-            if tensor is not None and (copied or _are(within, Mixed)):
+            if tensor is not None and (copied or _are(within, FusedModuleMixin)):
                 yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
     for name, child in module.named_children():
         yield from _slots(child, within, f"{path}.{name}" if path else name)

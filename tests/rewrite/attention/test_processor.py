@@ -14,7 +14,7 @@ from torch.nn import functional
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers.attention import LONG
 from hf_cpu_accel.rewrite.attention import processor
-from hf_cpu_accel.rewrite.attention.processor import Manner, OurAttention, dot_product_attention
+from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, OurAttention, dot_product_attention
 
 ops = torch.ops.hf_cpu_accel
 
@@ -62,7 +62,7 @@ def test_it_is_torchs_function(case: str, dtype: torch.dtype, counted: list[tupl
     elif case == "scaled":
         options["scale"] = 0.7
     expected = functional.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
-    with OurAttention(Manner()):
+    with OurAttention(AttentionConfig()):
         given = functional.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
     assert counted == [(2, 4, 7, 20)]
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
@@ -97,8 +97,8 @@ def test_long_float32_goes_to_whoever_is_faster(
     monkeypatch.setattr(processor, "torch_is_faster", lambda head_dim: faster)
     query, key, value = torch.randn(3, 1, 2, LONG, 8).unbind()
     expected = functional.scaled_dot_product_attention(query, key, value)
-    for manner in (Manner(measured=True), Manner(measured=False)):
-        given = dot_product_attention(query, key, value, manner=manner)
+    for manner in (AttentionConfig(measured=True), AttentionConfig(measured=False)):
+        given = dot_product_attention(query, key, value, config=manner)
         torch.testing.assert_close(given, expected, atol=2e-5, rtol=2e-5)
     assert len(counted) == (1 if faster else 2)
 
@@ -107,7 +107,9 @@ def test_narrow_models_attend_over_long_sequences_in_bfloat16(counted: list[tupl
     query, key, value = torch.randn(3, 1, 2, LONG, 8).unbind()
     mask = torch.randn(1, 1, LONG, LONG)
     expected = functional.scaled_dot_product_attention(query, key, value, mask)
-    given = dot_product_attention(query, key, value, mask, manner=Manner(narrow=True, measured=True))
+    given = dot_product_attention(
+        query, key, value, mask, config=AttentionConfig(bf16_intermediates=True, measured=True)
+    )
     assert given.dtype is torch.float32
     assert not torch.allclose(given, expected, atol=1e-5)
     torch.testing.assert_close(given, expected, atol=2e-2, rtol=2e-2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel, SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.providers import choice
 from hf_cpu_accel.providers.budget import Budget
 from hf_cpu_accel.providers.choice import Chooser
@@ -186,7 +186,7 @@ def test_copies(
     answer = run(model, IDS, times=4)
     twin = clone(model)
     torch.testing.assert_close(run(twin, IDS, times=3), answer, rtol=1e-4, atol=1e-4)
-    assert all(isinstance(part, Mixed) for part in twin.encoder.layer)
+    assert all(isinstance(part, FusedModuleMixin) for part in twin.encoder.layer)
 
 
 @pytest.mark.parametrize("asked", ["auto", "own"])

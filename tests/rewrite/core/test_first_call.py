@@ -16,7 +16,7 @@ from transformers import SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
-from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.rewrite.core.first_call import FirstCall
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder import window_layer
@@ -51,9 +51,9 @@ def pending_checks(model: nn.Module) -> int:
     return sum(isinstance(getattr(hook, "__self__", None), FirstCall) for hook in hooks)
 
 
-def parts_of(model: nn.Module) -> Iterator[tuple[str, Mixed]]:
+def parts_of(model: nn.Module) -> Iterator[tuple[str, FusedModuleMixin]]:
     for path, module in model.named_modules():
-        if isinstance(module, Mixed):
+        if isinstance(module, FusedModuleMixin):
             yield path, module
 
 
@@ -133,7 +133,9 @@ def test_a_call_that_is_not_fused_does_not_count() -> None:
     assert pending_checks(model) == 0
 
 
-def check_fault(model: nn.Module, part: Mixed, path: str, call: Any, expected: Tensor, **more: Any) -> None:
+def check_fault(
+    model: nn.Module, part: FusedModuleMixin, path: str, call: Any, expected: Tensor, **more: Any
+) -> None:
     """The fault is found at the first call, which is right already, as is the second; restore brings all back."""
     original = part._original_class
     with pytest.warns(RuntimeWarning, match=rf"{path}, fused by hf_cpu_accel: on its first call it was"):

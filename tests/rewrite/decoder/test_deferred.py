@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
+from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 from tests.rewrite.decoder.decoder_families import DECODERS
 from tests.rewrite.decoder.llama_stack import BATCH, accelerated, llama
 
@@ -31,7 +31,7 @@ def test_hidden_states_are_captured(when: str) -> None:
     assert cache.get_seq_length() == 9
     assert len(got) == len(expected) == 6
     assert all(row_error(ours, theirs) <= 1e-4 for ours, theirs in zip(got, expected, strict=True))
-    assert not any(isinstance(states, PendingHiddenStates) for states in got)
+    assert not any(isinstance(states, DeferredHiddenStates) for states in got)
 
 
 @pytest.mark.parametrize("kept", [(0,), (3,), (1, 2), (0, 1, 2, 3, 4)])
@@ -75,7 +75,7 @@ def test_pending_hidden_states_look_like_any_tensor() -> None:
 
     def pending_states() -> Tensor:
         output = layer(states, position_embeddings=tables)
-        assert isinstance(output, PendingHiddenStates)
+        assert isinstance(output, DeferredHiddenStates)
         return output
 
     expected = pending_states() + 0

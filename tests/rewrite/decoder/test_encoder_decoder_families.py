@@ -178,7 +178,7 @@ def test_cross_keys_are_made_once_per_text() -> None:
     )
     layers = output.past_key_values.cross_attention_cache.layers
     assert [layer.key_storage.shape[0] for layer in layers] == [2, 2, 2]
-    assert layers[0].texts.tolist() == [0, 0, 0, 1, 1, 1]
+    assert layers[0].encoder_sequences.tolist() == [0, 0, 0, 1, 1, 1]
     assert layers[0].keys.shape == (6, 4, 9, 16)
 
 

@@ -43,7 +43,7 @@ def attention_mask(
     use_vmap: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    """transformers' `sdpa_mask`, except that causality, a window and padding are made only where somebody reads them.
+    """transformers' `sdpa_mask`, except that causality, a window and padding are made only where they are read.
 
     Padding alone is a view of the padding mask; see `CausalMask` for the masks of decoders, `WindowMask` for those of encoders.
 
@@ -197,7 +197,7 @@ def as_key_padding(mask: Tensor, batch_size: int) -> Tensor:
 
 
 def padding_of(mask: Tensor) -> Tensor | None:
-    """bool [B, L] if `mask` was made here from nothing but the padding of the batch: what stands at False is nobody's token.
+    """bool [B, L] if `mask` was made here from nothing but the padding of the batch: False stands for no token.
 
     A mask of other origin never counts, even if it looks the same: keys that are hidden from all may still ask.
     """

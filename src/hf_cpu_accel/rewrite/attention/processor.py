@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from hf_cpu_accel.ops.attention import attention
-from hf_cpu_accel.patching.inner_forward import InnerForward, has_place, place
+from hf_cpu_accel.patching.inner_forward import InnerForward, has_place, put_inside
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.attention import LONG, torch_is_faster
 from hf_cpu_accel.rewrite.core.context import Context
@@ -30,42 +30,42 @@ STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
 _DISPATCH = "dispatch_attention_fn"
 # Dtypes of weights that round activations to bfloat16 or beyond.
-_NARROW = ("bfloat16", "int8", "int4")
+_HALF_PRECISION = ("bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True)
-class Manner:
+class AttentionConfig:
     """How attention is computed.
 
     Attributes:
-        narrow: float32 over long sequences is computed in bfloat16, as other products of the model are, or in integers.
+        bf16_intermediates: float32 over long sequences is computed in bfloat16, as other products of the model are, or in integers.
         measured: torch serves where it is faster.
     """
 
-    narrow: bool = False
+    bf16_intermediates: bool = False
     measured: bool = False
 
 
-PLAIN = Manner()
+PLAIN = AttentionConfig()
 
 
 class OurAttention(TorchFunctionMode):
     """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
 
-    def __init__(self, manner: Manner) -> None:
+    def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.manner = manner
+        self.config = config
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is functional.scaled_dot_product_attention and not _others_are_asked():
-            return dot_product_attention(*args, **(kwargs or {}), manner=self.manner)
+            return dot_product_attention(*args, **(kwargs or {}), config=self.config)
         return func(*args, **(kwargs or {}))
 
 
 def _others_are_asked() -> bool:
-    """Whether modes of somebody else are on around ours, such as that of guidance which skips attention scores.
+    """Whether modes of other libraries are on around ours, such as that of guidance which skips attention scores.
 
     torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
     """
@@ -83,7 +83,7 @@ def dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    manner: Manner = PLAIN,
+    config: AttentionConfig = PLAIN,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, which also serves whatever our op does not.
 
@@ -111,7 +111,9 @@ def dot_product_attention(
         )
     )
     long = ours and query.dtype is torch.float32 and key.shape[2] >= LONG
-    if not ours or (long and not manner.narrow and manner.measured and torch_is_faster(query.shape[3])):
+    if not ours or (
+        long and not config.bf16_intermediates and config.measured and torch_is_faster(query.shape[3])
+    ):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -119,7 +121,7 @@ def dot_product_attention(
         # Two dimensions are queries and keys for torch, but key padding for our op.
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     heads = (query, key, value)
-    if long and manner.narrow:
+    if long and config.bf16_intermediates:
         heads = query.bfloat16(), key.bfloat16(), value.bfloat16()
     output = attention(*heads, mask=attn_mask, is_causal=is_causal, scale=scale).transpose(1, 2)
     return output.to(query.dtype)
@@ -128,16 +130,16 @@ def dot_product_attention(
 class ProcessorForward(InnerForward):
     """The forward of an attention module, with our attention in place of torch's."""
 
-    def __init__(self, module: nn.Module, manner: Manner) -> None:
+    def __init__(self, module: nn.Module, config: AttentionConfig) -> None:
         super().__init__(module)
-        self.manner = manner
+        self.config = config
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (
             not self.is_on or torch.compiler.is_compiling()
         ):  # the compiled tier finds torch's own in the graph
             return self.__wrapped__(*args, **kwargs)
-        with OurAttention(self.manner):
+        with OurAttention(self.config):
             return self.__wrapped__(*args, **kwargs)
 
 
@@ -155,10 +157,10 @@ class ProcessorAttentionRule:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        narrow = context.dtype in _NARROW and hardware.native_bf16_is_fast()
-        forward = ProcessorForward(match.module, Manner(narrow, context.measured))
-        place(context.journal, match.module, forward)
-        dtype = "bfloat16" if narrow else "float32"
+        bf16_intermediates = context.dtype in _HALF_PRECISION and hardware.native_bf16_is_fast()
+        forward = ProcessorForward(match.module, AttentionConfig(bf16_intermediates, context.measured))
+        put_inside(context.journal, match.module, forward)
+        dtype = "bfloat16" if bf16_intermediates else "float32"
         item = PlanItem(match.path, STRUCTURE, "attention", dtype, packed_bytes=0, reason=None)
         return Outcome((item,), ())
 

@@ -15,7 +15,7 @@ from hf_cpu_accel.packing.linear import QUANTISED, pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight, WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
@@ -35,7 +35,7 @@ OVER_TIME = "convolution over time as linear"
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class LinearConvolution(WaitingConvolution, PackedLinear):
+class LinearConvolution(DeferringConvolution, PackedLinear):
     """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
 
     Its input is seen as rows of what the kernel covers in one place. The output is a view with the channels last in memory, as the

@@ -1,7 +1,7 @@
-"""Level two for networks of convolutions: what follows the depthwise convolution of a ConvNeXt block (Liu et al. 2022,
+"""Layer fusion for networks of convolutions: what follows the depthwise convolution of a ConvNeXt block (Liu et al. 2022,
 arXiv:2201.03545) in one op call, residual included.
 
-A block is guessed from the modules that a layer holds, whose linears are packed already, and proved on an image.
+A block is told from the modules that a layer holds, whose linears are packed already, and verified on an image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -53,7 +53,7 @@ class BlockParts:
     gain: str | None
 
 
-class FusedConvolutionBlock(Mixed):
+class FusedConvolutionBlock(FusedModuleMixin):
     """Mixed into the block's own class: [N, C, H, W] -> [N, C, H, W], channels last.
 
     The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at the linears, and
@@ -65,7 +65,7 @@ class FusedConvolutionBlock(Mixed):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
-        if image is None or image.dim() != 4 or self.is_watched or torch.compiler.is_compiling():
+        if image is None or image.dim() != 4 or self.has_user_hooks or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
         image = image.tensor if isinstance(image, LazyTensor) else image

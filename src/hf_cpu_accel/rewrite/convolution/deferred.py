@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
@@ -29,7 +29,7 @@ _ATEN = torch.ops.aten
 _WAITS = "convolution"
 
 
-class WaitingConvolution(nn.Module):
+class DeferringConvolution(nn.Module):
     """To be mixed into what stands in for a convolution.
 
     Attributes:
@@ -69,35 +69,35 @@ class WaitingConvolution(nn.Module):
         shape = self.output_shape(input) if self.waits else None
         if shape is None:
             return self.compute(input, PLAIN)
-        return PendingConvolution.of(_Call(self, Unwritten(input, _WAITS)), shape, input.dtype)
+        return DeferredConvolution.of(_Call(self, VersionGuard(input, _WAITS)), shape, input.dtype)
 
 
-class PendingConvolution(LazyTensor):
+class DeferredConvolution(LazyTensor):
     """The output of a convolution until it is known what comes next."""
 
     _call: _Call
     _normalised: bool
-    _residual: Unwritten | None
+    _residual: VersionGuard | None
 
     @classmethod
-    def of(cls, call: _Call, shape: Sequence[int], dtype: torch.dtype) -> PendingConvolution:
+    def of(cls, call: _Call, shape: Sequence[int], dtype: torch.dtype) -> DeferredConvolution:
         _, channels, *sizes = shape
         steps = [channels * math.prod(sizes[dimension:]) for dimension in range(len(sizes) + 1)]
-        pending: PendingConvolution = cls.like(shape, dtype, (steps[0], 1, *steps[1:]))
-        pending._call, pending._normalised, pending._residual = call, False, None
-        return pending
+        deferred: DeferredConvolution = cls.like(shape, dtype, (steps[0], 1, *steps[1:]))
+        deferred._call, deferred._normalised, deferred._residual = call, False, None
+        return deferred
 
-    def normalised(self, fold: Fold) -> PendingConvolution | None:
+    def normalised(self, fold: Fold) -> DeferredConvolution | None:
         """With the norm that is `fold`, if that is the one behind this convolution."""
         with self._lock:
             if self._tensor is not None or self._normalised or self._call.convolution.fold is not fold:
                 return None
             return self._followed(True, None)
 
-    def _followed(self, normalised: bool, residual: Unwritten | None) -> PendingConvolution:
-        pending = PendingConvolution.of(self._call, self.shape, self.dtype)
-        pending._normalised, pending._residual = normalised, residual
-        return pending
+    def _followed(self, normalised: bool, residual: VersionGuard | None) -> DeferredConvolution:
+        deferred = DeferredConvolution.of(self._call, self.shape, self.dtype)
+        deferred._normalised, deferred._residual = normalised, residual
+        return deferred
 
     def _make(self) -> Tensor:
         return self._compute("none")
@@ -126,26 +126,26 @@ class PendingConvolution(LazyTensor):
                 self._tensor = output
             return output
 
-    def _added(self, residual: object, *, in_place: bool) -> PendingConvolution | None:
+    def _added(self, residual: object, *, in_place: bool) -> DeferredConvolution | None:
         if not self._adds or residual is self or not isinstance(residual, Tensor):
             return None
         if residual.shape != self.shape or residual.dtype != self.dtype:
             return None
         # Before the lock: another thread may add the two the other way round.
-        unwritten = Unwritten(_ordinary(residual), _WAITS)
+        guard = VersionGuard(_ordinary(residual), _WAITS)
         with self._lock:
             if not self._adds:
                 return None
             if not in_place:
-                return self._followed(self._normalised, unwritten)
-            self._residual = unwritten
+                return self._followed(self._normalised, guard)
+            self._residual = guard
             return self
 
     @property
     def _adds(self) -> bool:
         return self._is_open and self._residual is None and self._call.convolution.adds
 
-    def _unchanged(self) -> PendingConvolution | None:
+    def _unchanged(self) -> DeferredConvolution | None:
         with self._lock:
             return self._followed(self._normalised, self._residual) if self._is_open else None
 
@@ -165,7 +165,7 @@ class PendingConvolution(LazyTensor):
 class _Call:
     """One call of a convolution, shared by all that was made of its output."""
 
-    def __init__(self, convolution: WaitingConvolution, input: Unwritten) -> None:
+    def __init__(self, convolution: DeferringConvolution, input: VersionGuard) -> None:
         self.convolution = convolution
         self._input = input
         self._before: Epilogue | None = None
@@ -200,8 +200,8 @@ def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
     first, second = args
     if kwargs.get("alpha", 1) != 1:
         return None
-    output = first._added(second, in_place=in_place) if isinstance(first, PendingConvolution) else None
-    if output is None and not in_place and isinstance(second, PendingConvolution):
+    output = first._added(second, in_place=in_place) if isinstance(first, DeferredConvolution) else None
+    if output is None and not in_place and isinstance(second, DeferredConvolution):
         output = second._added(first, in_place=False)
     return output
 
@@ -212,15 +212,15 @@ def _sum_in_place(args: Any, kwargs: Any) -> Tensor | None:
 
 def _quotient(args: Any, kwargs: Any) -> Tensor | None:
     """Networks of diffusers divide by a factor that mostly is 1."""
-    pending, divisor = args
+    deferred, divisor = args
     if (
         kwargs
         or type(divisor) not in (int, float)
         or divisor != 1
-        or not isinstance(pending, PendingConvolution)
+        or not isinstance(deferred, DeferredConvolution)
     ):
         return None
-    return pending._unchanged()
+    return deferred._unchanged()
 
 
 _JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {

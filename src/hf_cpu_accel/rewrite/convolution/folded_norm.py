@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.patching.fused_module import Mixed, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.deferred import PendingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
@@ -25,7 +25,7 @@ STRUCTURE = "batch norm"
 _JOINING = ("relu", "silu", "gelu", "gelu_tanh")
 
 
-class FoldedNorm(Mixed):
+class FoldedNorm(FusedModuleMixin):
     """Stands for a norm whose gain and shift its convolution applies.
 
     What it is given by anything else it normalises as the original does, whose parameters and buffers it has.
@@ -37,7 +37,7 @@ class FoldedNorm(Mixed):
     fold: Fold
 
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, PendingConvolution):
+        if isinstance(input, DeferredConvolution):
             joined = input.normalised(self.fold)
             if joined is not None:
                 return joined
@@ -98,7 +98,7 @@ def norm_item(after: NormAfter, op: str, dtype: str, provider: str) -> PlanItem:
 def waits(convolution: nn.Module, context: Context) -> bool:
     """Whether something may join this convolution: its norm, or an activation that stands beside it.
 
-    What the model itself calls gives its outputs, which are not to wait for anybody.
+    What the model itself calls gives its outputs, which are not to wait.
     """
     if id(convolution) in context.norms_after:
         return True

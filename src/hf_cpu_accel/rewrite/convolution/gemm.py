@@ -134,7 +134,8 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
         return dtype if own_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
-    # Nobody measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution takes.
+    # Nothing was measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution
+    # takes.
     gains = dtype == "float32" or not hardware.native_bf16_is_fast()
     return dtype if tiled or (many and gains and not joined) else None
 
@@ -144,6 +145,7 @@ def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:
 
 
 def _cuts_patches(module: nn.Conv2d) -> bool:
-    """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nobody gathers as he packs."""
+    """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nothing is gathered while
+    packing."""
     dense = all(step == 1 for step in module.dilation)
     return module.kernel_size == module.stride and dense and not any(module.padding)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import Mixed, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -30,9 +30,9 @@ STRUCTURE = "grouped convolution over time"
 MIN_CHANNELS, MIN_FEATURES = 16, 128
 
 
-class GroupedConvolution(Mixed):
-    """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view with the
-    channels last in memory."""
+class GroupedConvolution(FusedModuleMixin):
+    """Mixed into the convolution's own class: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view
+    with the channels last in memory."""
 
     _packed: list[PackedWeight]
 
@@ -40,7 +40,7 @@ class GroupedConvolution(Mixed):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
         margin, kernel = self.padding[0], self.kernel_size[0]
         short = input.shape[-1] + 2 * margin < kernel
-        if not fits or short or self.is_watched or torch.compiler.is_compiling():
+        if not fits or short or self.has_user_hooks or torch.compiler.is_compiling():
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)

@@ -12,7 +12,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.linear.match import release
 STRUCTURE = "convolution"
 
 
-class PackedConvolution(WaitingConvolution, PackedModule):
+class PackedConvolution(DeferringConvolution, PackedModule):
     """[N, C, H, W] or [C, H, W] -> [N, out_channels, H', W'], channels last, or [out_channels, H', W']; dtype of the input.
 
     What `nn.Conv2d` tells of itself has the same names here; numbers that it may give once for both sides are pairs.

@@ -1,8 +1,8 @@
-"""Level two for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
+"""Layer fusion for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
 Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
 its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (convolution_trace.py).
-The chain is then proved on others.
+The chain is then verified on others.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolutions import BoundConvolutions, bind, convolutions
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.trace import (
     DTYPES,
@@ -39,29 +39,29 @@ from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 STRUCTURE = "residual blocks"
-# [batch, height, width]: for reading, and for the proof.
+# [batch, height, width]: for matching, and for verification.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
 
 
-class FusedResidualBlock(Mixed):
+class FusedResidualBlock(FusedModuleMixin):
     """Mixed into the module's own class: [N, C, H, W] -> [N, C', H', W'], channels last.
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
+    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside,
     for other arguments, and while a graph is traced.
 
     Attributes:
-        _narrow: images between its convolutions are bfloat16, unless all weights are float32.
+        _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.
     """
 
     _chain: Chain
     _channels: int
-    _narrow: bool
+    _bf16_intermediates: bool
     _bound: BoundConvolutions | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
+        if not isinstance(image, Tensor) or not self._takes(image) or self.has_user_hooks:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
         image = image.tensor if isinstance(image, LazyTensor) else image
@@ -75,7 +75,7 @@ class FusedResidualBlock(Mixed):
         return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
     def _bind(self) -> BoundConvolutions:
-        narrow = self._narrow and _coarsest(self, self._chain) != "float32"
+        narrow = self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
         self._bound = bind([link.step(self) for link in self._chain], narrow=narrow)
         return self._bound
 
@@ -117,8 +117,8 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
-    guess = next(part for part in layer.modules() if isinstance(part, WaitingConvolution))
-    chain = read(layer, _image(guess, *_IMAGE))
+    candidate = next(part for part in layer.modules() if isinstance(part, DeferringConvolution))
+    chain = read(layer, _image(candidate, *_IMAGE))
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)
@@ -128,10 +128,10 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
     fuse: Callable[..., FusedResidualBlock] = partial(
         fused_layer, FusedResidualBlock, _chain=chain, _channels=first.in_channels, _bound=None
     )
-    fused = fuse(shadow_of(layer), _narrow=False)
+    fused = fuse(shadow_of(layer), _bf16_intermediates=False)
     if not _agree(fused, shadow, first, _coarsest(layer, chain)):
         return Refusal("on other images it computes something else than on the one it was read from")
-    return fuse(layer, _narrow=True)
+    return fuse(layer, _bf16_intermediates=True)
 
 
 def _may_be_chain(layer: nn.Module) -> bool:
@@ -143,10 +143,10 @@ def _may_be_chain(layer: nn.Module) -> bool:
         return False
     for module in layer.modules():
         has_state = module._parameters or module._buffers
-        if has_state and not isinstance(module, WaitingConvolution | FoldedNorm):
+        if has_state and not isinstance(module, DeferringConvolution | FoldedNorm):
             return False
     parts = list(parts_of(layer).values())
-    convolutions = [part for part in parts if isinstance(part, WaitingConvolution)]
+    convolutions = [part for part in parts if isinstance(part, DeferringConvolution)]
     return len(parts) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolutions import ConvolutionStep, PoolingStep
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.rewrite.convolution.deferred import WaitingConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.core.foreign import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -83,8 +83,8 @@ def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_part(module: nn.Module) -> bool:
-    """Whether that may be a link of a chain: a convolution, or a pooling as the op has it, whose forward nobody has replaced."""
-    if isinstance(module, WaitingConvolution):
+    """Whether that may be a link of a chain: a convolution, or a pooling as the op has it, whose forward was not replaced."""
+    if isinstance(module, DeferringConvolution):
         return True
     if type(module) is not nn.MaxPool2d or own_forward(module) is not None:
         return False
@@ -148,7 +148,7 @@ class _Trace:
         return self._made(type(pooling).forward(pooling, input))
 
     def is_last(self, output: Tensor) -> bool:
-        """Whether that is what the last of them made, and nobody has written to it or to the input."""
+        """Whether that is what the last of them made, and neither it nor the input was written to."""
         return self._number(output) == len(self.images) - 1 and self._number(self.images[0][0]) == 0
 
     def _made(self, output: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
     def forward(input: Tensor) -> Tensor:
         return trace.pooled(path, module, input)
 
-    if isinstance(module, WaitingConvolution):
+    if isinstance(module, DeferringConvolution):
         vars(module)["compute"] = compute
     else:
         vars(module)["forward"] = forward

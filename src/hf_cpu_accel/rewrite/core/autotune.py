@@ -1,6 +1,6 @@
 """Is a fused part faster than its own forward over the same packed weights? Measured once for each kind of part and size of call.
 
-Fusing saves calls and traffic, so it nearly always is. Where it is not, since a kernel may be slow on a CPU that nobody has tried,
+Fusing saves calls and traffic, so it nearly always is. Where it is not, since a kernel may be slow on an untried CPU,
 the part runs its own forward for calls of that size, and `explain()` says so. That takes no second copy of the weights.
 
 Nothing is measured in the first call of a size, so who calls once pays nothing. Later ones share the time of all measurements
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_cpu_accel.patching.fused_module import Mixed, Reference
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.providers import choice as choices
@@ -54,9 +54,9 @@ class Autotune:
         parts: the fused parts that it calls.
     """
 
-    def __init__(self, stack: nn.Module, parts: Iterable[Mixed]) -> None:
+    def __init__(self, stack: nn.Module, parts: Iterable[FusedModuleMixin]) -> None:
         self._stack = stack
-        self._kinds: dict[str, list[Mixed]] = {}
+        self._kinds: dict[str, list[FusedModuleMixin]] = {}
         for part in parts:
             self._kinds.setdefault(_kind(part), []).append(part)
         self._tries: dict[_Size, int] = {}
@@ -98,7 +98,7 @@ class Autotune:
 class _Measurement:
     """Waits for the next call of the first of `parts`, which are all of one kind."""
 
-    def __init__(self, kind: str, parts: list[Mixed]) -> None:
+    def __init__(self, kind: str, parts: list[FusedModuleMixin]) -> None:
         self._kind, self._parts = kind, parts
         self._handle = parts[0].register_forward_pre_hook(self, with_kwargs=True)
 
@@ -106,7 +106,9 @@ class _Measurement:
         with _removing:  # two threads may have been called at the same time
             self._handle.remove()
 
-    def __call__(self, module: Mixed, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def __call__(
+        self, module: FusedModuleMixin, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         self.remove()
         if kwargs is None:  # another thread has taken it away after torch had found it
             return
@@ -125,7 +127,7 @@ class _Measurement:
                 leave_unfused(part, size)
 
 
-def leave_unfused(part: Mixed, size: _Size) -> None:
+def leave_unfused(part: FusedModuleMixin, size: _Size) -> None:
     """From now on `part` runs its own forward for calls of that size."""
     vars(part).setdefault("_unfused_sizes", set()).add(size)
     part.__class__ = _choosing_class(type(part))  # type: ignore[assignment]
@@ -133,7 +135,7 @@ def leave_unfused(part: Mixed, size: _Size) -> None:
 
 def autotune(root: nn.Module, journal: Journal) -> None:
     """Have the fused parts of an accelerated model measured in its calls."""
-    stacks: dict[str, list[Mixed]] = {}
+    stacks: dict[str, list[FusedModuleMixin]] = {}
     for path, part in fused_parts(root):
         stacks.setdefault(stack_of(path, root), []).append(part)
     for path, parts in stacks.items():
@@ -153,7 +155,7 @@ def with_unfused(plan: Plan, root: nn.Module) -> Plan:
     return replace(plan, items=tuple(items))
 
 
-def _contest(part: Mixed, reference: Reference) -> Contest:
+def _contest(part: FusedModuleMixin, reference: Reference) -> Contest:
     # A forward may write to what it is given.
     args = tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in reference.args)
 
@@ -164,7 +166,7 @@ def _contest(part: Mixed, reference: Reference) -> Contest:
     return Contest(partial(run, fused), {UNFUSED: lambda: partial(run, own)})
 
 
-def _kind(part: Mixed) -> str:
+def _kind(part: FusedModuleMixin) -> str:
     """Parts with the same name take the same time."""
     weights = [module for module in part.modules() if isinstance(module, PackedModule)]
     shapes = ",".join(f"{module.packed_dtype}{'x'.join(map(str, module.weight_shape))}" for module in weights)

@@ -48,7 +48,7 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
-        refused: the parts that one would have expected to be fused, and that are not.
+        refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
     """
@@ -215,7 +215,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
 def _overrides_alike(linear: nn.Linear) -> bool:
     """Whether the class of `linear` writes the forward of a linear anew (Falcon's) and adds nothing to it.
 
-    One that leaves the forward as it is has another reason to be, such as that somebody reads its weight.
+    One that leaves the forward as it is has another reason to be, such as that its weight is read.
     """
     if type(linear).forward is nn.Linear.forward:
         return False

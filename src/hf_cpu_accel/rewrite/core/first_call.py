@@ -1,6 +1,6 @@
 """The first real call of each fused part is run beside its own forward, over the same packed weights.
 
-A part is read off a trace and proved on random inputs when a model is accelerated. What a caller really hands to it may be
+A part is read off a trace and verified on random inputs when a model is accelerated. What a caller really hands to it may be
 something else; so once, on that, the two are compared. Where they differ by more than is published for the dtype, this part alone
 goes back to its own forward, with a warning and a row in `explain()`. From the second call on nothing is left of the check.
 """
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import DTYPES, QUANTISED
-from hf_cpu_accel.patching.fused_module import Mixed, Reference
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
@@ -56,7 +56,7 @@ class FirstCall:
         dtype: of its packed weights, the coarsest.
     """
 
-    def __init__(self, module: Mixed, path: str, dtype: str) -> None:
+    def __init__(self, module: FusedModuleMixin, path: str, dtype: str) -> None:
         self.module, self.path, self.dtype = module, path, dtype
         self._handles: list[RemovableHandle] = []
 
@@ -105,7 +105,7 @@ class FirstCall:
         difference = self._difference(first_output(output), first_output(expected), reference)
         if difference is None or isinstance(getattr(module, _REASON, None), str):
             return None
-        reason = f"on its first call it was {difference}: its own forward serves"
+        reason = f"on its first call it was {difference}: its own forward is used"
         vars(module)[_REASON] = reason
         warnings.warn(f"{self.path}, fused by hf_cpu_accel: {reason}", RuntimeWarning, stacklevel=2)
         module.forget_call(args, kwargs)
@@ -139,20 +139,20 @@ class FirstCall:
         return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
 
 
-def is_comparable(module: Mixed) -> bool:
+def is_comparable(module: FusedModuleMixin) -> bool:
     """Whether a call of `module` now is one of the fused part alone."""
-    if _call.is_reference or is_collecting_inside() or module.is_watched:
+    if _call.is_reference or is_collecting_inside() or module.has_user_hooks:
         return False
     return own_forward(module) is None
 
 
-def fused_parts(root: nn.Module) -> Iterator[tuple[str, Mixed]]:
+def fused_parts(root: nn.Module) -> Iterator[tuple[str, FusedModuleMixin]]:
     """(path, part) of those that can be compared with their own forward; of parts in one another, the outer one."""
     inside: set[int] = set()
     for path, module in root.named_modules():
-        if id(module) in inside or not isinstance(module, Mixed):
+        if id(module) in inside or not isinstance(module, FusedModuleMixin):
             continue
-        if type(module).reference_call is not Mixed.reference_call:
+        if type(module).reference_call is not FusedModuleMixin.reference_call:
             inside.update(id(part) for part in module.modules())
             yield path, module
 

@@ -1,7 +1,7 @@
 """Copies of modules that share their weights: what is looked at is run as a shadow, so that nothing of the model itself is touched.
 
 A model may be serving while a part of it is looked at. The shadow of a tree of modules has the same parameters, buffers and plain
-attributes, but modules, and dictionaries to put parameters and hooks into, of its own. Nobody's hooks are called in it: neither
+attributes, but modules, and dictionaries to put parameters and hooks into, of its own. No hooks are called in it: neither
 torch's, which belong to the user, nor those that diffusers and accelerate put in the place of a forward.
 
 The weights are still the model's. A forward that writes to them (an adapter of peft takes itself out when it is called switched
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=nn.Module)
 # accelerate keeps its hook, and the forward that it replaced, in these attributes.
 _OF_ACCELERATE = ("_hf_hook", "_old_forward")
 _HOOKS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, OrderedDict))
-# Lists of lists of modules are known (stages of blocks); nobody holds them deeper.
+# Lists of lists of modules are known (stages of blocks), none deeper.
 _DEEPEST = 3
 _MOST_COPIED = 1 << 20  # bytes of a buffer
 

@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
-# Few enough rows that nobody measures who multiplies them fastest.
+# Few enough rows that providers are not measured.
 _PROMPT, PADDING = 4, 2
 _ENCODED, _ENCODED_PADDING = (
     5,
@@ -139,10 +139,10 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
     prompt = call_foreign(_prompt, owner, crosses=crosses)
     if isinstance(prompt, Refusal):
         return prompt
-    seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    trace: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((module, args, kwargs))
+        trace.append((module, args, kwargs))
 
     last: list[Any] = []
 
@@ -157,9 +157,9 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
         outputs = call_foreign(shadow.module, **prompt)
     if isinstance(outputs, Refusal):
         return Refusal(f"given a prompt and a cache, {outputs.reason}")
-    if [id(shadow.original(module)) for module, _, _ in seen] != [id(layer) for _, layer in layers]:
+    if [id(shadow.original(module)) for module, _, _ in trace] != [id(layer) for _, layer in layers]:
         return Refusal(f"{type(owner).__name__} does not call its layers once each and in their order")
-    calls = [_call(*call) for call in seen]
+    calls = [_call(*call) for call in trace]
     made = tuple(call for call in calls if call is not None)
     values = (
         outputs.values()

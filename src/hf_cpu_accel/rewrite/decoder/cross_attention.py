@@ -20,7 +20,7 @@ class EncoderMemory:
     Attributes:
         states: [B, length, C].
         mask: as the host made it, readable by `padding_of`, or None.
-        cache: transformers' EncoderDecoderCache with caches of ours in it, or None where nobody keeps anything.
+        cache: transformers' EncoderDecoderCache with caches of ours in it, or None where nothing is kept.
     """
 
     states: Tensor
@@ -55,18 +55,18 @@ def padding_of(mask: Tensor, batch: int) -> Tensor | None:
 
 def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> CrossArguments:
     """Keys and values for the layers: from the cache, into which they go where it has none yet."""
-    cache, texts = memory.cache, None
+    cache, sequences = memory.cache, None
     keys, values, rows = [], [], []
     for layer in layers:
         index, cross = layer.role.cache_index, layer.role.parts.cross
         assert cross is not None
         held = None if cache is None else cache.cross_attention_cache.layers[index]
         if held is not None and cache.is_updated.get(index):
-            key, value, row = held.key_storage, held.value_storage, held.texts
+            key, value, row = held.key_storage, held.value_storage, held.encoder_sequences
         else:
-            texts = texts or _texts(memory.states)
-            row = texts[1]
-            key, value = cross.encode(layer, texts[0])
+            sequences = sequences or _encoder_sequences(memory.states)
+            row = sequences[1]
+            key, value = cross.encode(layer, sequences[0])
             if held is not None:
                 key, value = held.store(key, value, row)
                 cache.is_updated[index] = True
@@ -81,8 +81,8 @@ def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> Cros
     return CrossArguments(keys, values, memory.padding(), rows[0])
 
 
-def _texts(states: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The different texts among states [B, length, C], and int32 [B] which one each sequence has: beams follow one another."""
+def _encoder_sequences(states: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The different sequences among states [B, length, C], and int32 [B] which of them each row has: beams follow one another."""
     batch = states.shape[0]
     first = [0, *(b for b in range(1, batch) if not torch.equal(states[b], states[b - 1]))]
     if len(first) == batch:

@@ -16,16 +16,16 @@ from hf_cpu_accel.rewrite.linear.run import LinearRun
 
 def match_cross_attention(
     layer: nn.Module,
-    seen: DecoderTrace,
+    trace: DecoderTrace,
     paths: Mapping[int, str],
     before: Sequence[OpCall],
     after: Sequence[OpCall],
 ) -> tuple[CrossParts, Branch] | None:
     """The cross-attention, from what was called until its keys were stored, and after that."""
-    encoder, stored, call = seen.encoder, seen.stored[1], seen.attention[1]
+    encoder, stored, call = trace.encoder, trace.stored[1], trace.attention[1]
     assert encoder is not None
     linears = [c for c in (*before, *after[:1]) if isinstance(c, LinearCall) and c.activation == "none"]
-    if len(linears) != 4 or stored.layer_index != seen.stored[0].layer_index:
+    if len(linears) != 4 or stored.layer_index != trace.stored[0].layer_index:
         return None
     *projections, output = linears
     key, value = (_merging(states, projections) for states in (stored.key, stored.value))

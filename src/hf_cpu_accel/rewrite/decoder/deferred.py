@@ -1,4 +1,4 @@
-"""Hidden states between decoder layers that are computed when somebody needs them, by all layers since the last that were."""
+"""Hidden states between decoder layers that are computed when they are read, by all layers since the last that were."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
         return source.tables(self.layer, self.rotary)
 
 
-class PendingHiddenStates(LazyTensor):
+class DeferredHiddenStates(LazyTensor):
     """[B, q_len, C] after some layers, which have not run yet.
 
     Nothing has happened before they run: a model may stop early or fail between two layers, and two threads may run one. Each layer
@@ -64,14 +64,14 @@ class PendingHiddenStates(LazyTensor):
 
     _input: Tensor
     _calls: tuple[Call, ...]
-    _before: tuple[weakref.ref[PendingHiddenStates], ...]  # after each of the calls but the last
-    _next: weakref.ref[PendingHiddenStates] | None  # after the first layer that was called with these
+    _before: tuple[weakref.ref[DeferredHiddenStates], ...]  # after each of the calls but the last
+    _next: weakref.ref[DeferredHiddenStates] | None  # after the first layer that was called with these
 
     @classmethod
-    def after(cls, hidden_states: Tensor, call: Call) -> PendingHiddenStates:
+    def after(cls, hidden_states: Tensor, call: Call) -> DeferredHiddenStates:
         """What `call` makes of `hidden_states`."""
-        if not isinstance(hidden_states, PendingHiddenStates):
-            # A copy: it may be a buffer that its owner writes to before anybody reads what comes of it.
+        if not isinstance(hidden_states, DeferredHiddenStates):
+            # A copy: it may be a buffer that its owner writes to before what comes of it is read.
             return cls._of(hidden_states.clone(), (call,), ())
         with hidden_states._lock:
             if hidden_states._next is not None:
@@ -79,18 +79,18 @@ class PendingHiddenStates(LazyTensor):
             if hidden_states._tensor is not None:
                 return cls._of(hidden_states._tensor, (call,), ())
             before = (*hidden_states._before, weakref.ref(hidden_states))
-            pending = cls._of(hidden_states._input, (*hidden_states._calls, call), before)
-            pending._lock = hidden_states._lock  # one for all that make one another's values
-            hidden_states._next = weakref.ref(pending)
-            return pending
+            deferred = cls._of(hidden_states._input, (*hidden_states._calls, call), before)
+            deferred._lock = hidden_states._lock  # one for all that make one another's values
+            hidden_states._next = weakref.ref(deferred)
+            return deferred
 
     @classmethod
     def _of(
-        cls, input: Tensor, calls: tuple[Call, ...], before: tuple[weakref.ref[PendingHiddenStates], ...]
-    ) -> PendingHiddenStates:
-        pending: PendingHiddenStates = cls.like(input.shape, input.dtype)
-        pending._input, pending._calls, pending._before, pending._next = input, calls, before, None
-        return pending
+        cls, input: Tensor, calls: tuple[Call, ...], before: tuple[weakref.ref[DeferredHiddenStates], ...]
+    ) -> DeferredHiddenStates:
+        deferred: DeferredHiddenStates = cls.like(input.shape, input.dtype)
+        deferred._input, deferred._calls, deferred._before, deferred._next = input, calls, before, None
+        return deferred
 
     @property
     def tensor(self) -> Tensor:
@@ -173,7 +173,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     keys, values, past = [], [], []
     rows = None
     stores: list[Any] = []
-    seen = 0
+    trace = 0
     if cache is None:
         scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         for sizes in bound.cache_heads:
@@ -191,8 +191,8 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
             values.append(store.value_storage)
             past.append(store.length)
         longest = stores[past.index(max(past))]
-        rows, seen = longest.rows, longest.dropped
-    start, mask = _padding(calls, cache, seen)
+        rows, trace = longest.rows, longest.dropped
+    start, mask = _padding(calls, cache, trace)
     tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
     for call in calls:
         group = call.rotary_group
@@ -232,7 +232,7 @@ def _padding(
 
 
 def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer at a time, where nobody keeps them."""
+    """Keys and values of one layer at a time, where they are not kept."""
     batch, q_len, _ = hidden_states.shape
     return (
         hidden_states.new_empty(batch, kv_heads, q_len, head_dim),

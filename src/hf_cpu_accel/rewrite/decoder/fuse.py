@@ -1,4 +1,4 @@
-"""Finds the decoder layers of a model, reads what they are, proves it, and fuses them."""
+"""Finds the decoder layers of a model, matches and verifies what they are, and fuses them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from hf_cpu_accel.rewrite.core.shadow import Shadow
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, fuse
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
-from hf_cpu_accel.rewrite.decoder.match import read
+from hf_cpu_accel.rewrite.decoder.match import match_layer
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
-from hf_cpu_accel.rewrite.decoder.probe import trace
-from hf_cpu_accel.rewrite.decoder.randomized_copy import twin_of
+from hf_cpu_accel.rewrite.decoder.probe import record
+from hf_cpu_accel.rewrite.decoder.randomized_copy import randomized_copy_of
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias, read_relative_bias
 from hf_cpu_accel.rewrite.decoder.role import Role
 from hf_cpu_accel.rewrite.decoder.rotary import RotaryGroups, Rotation, rotations
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
-from hf_cpu_accel.rewrite.decoder.verify import Proof
+from hf_cpu_accel.rewrite.decoder.verify import Verification
 
 STRUCTURE = "decoder layer"
-WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts are served one by one"
+WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts run one by one"
 
 # An error that can be nothing but rounding of float32.
 _EXACT = 1e-5
@@ -65,7 +65,7 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
 
 
 def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
-    """The proved reading of each layer, or why it is left; None for one that is no decoder layer."""
+    """The verified match of each layer, or why it is left; None for one that is no decoder layer."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
         if isinstance(layer, FusedDecoderLayer) or not context.slots[id(layer)]:
@@ -77,7 +77,7 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
 
 
 def _may_be_fused(path: str, layer: nn.Module, context: Context) -> bool:
-    """Nobody asked for it to be left, and nobody watches or changes what passes inside."""
+    """It was not asked to be left, and no hooks watch or change what passes inside."""
     inside = [module for module in layer.modules() if module is not layer]
     return (
         not any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules())
@@ -105,20 +105,20 @@ class _Reader:
             Refused: it does not take what it is called with.
         """
         with torch.no_grad():
-            twin = twin_of(layer)
-            seen = trace(twin, call)
-            if not seen.stored:
+            copied = randomized_copy_of(layer)
+            trace = record(copied, call)
+            if not trace.stored:
                 return None
-            biases = self._biases(layer, twin, call, seen)
+            biases = self._biases(layer, copied, call, trace)
             dtype = call.hidden_states.dtype
             if biases is None:
                 return Refusal("what it adds to its scores comes from no table of distances")
-            parts = read(twin, seen, biases.own, dtype)
+            parts = match_layer(copied, trace, biases.own, dtype)
             if isinstance(parts, Refusal):
                 return parts
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
-            window = mask.window if isinstance(mask, CausalMask) else seen.attention[0].window
+            window = mask.window if isinstance(mask, CausalMask) else trace.attention[0].window
             form = form_of(mask, window)
             slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
             if form is None:
@@ -127,19 +127,19 @@ class _Reader:
                 return Refusal("its slopes (ALiBi) are not in what it is given")
             alibi = None if slopes is None else slopes.slopes
             role = _role(
-                dataclasses.replace(parts, window=window, alibi=alibi), call, seen, biases, form, slopes
+                dataclasses.replace(parts, window=window, alibi=alibi), call, trace, biases, form, slopes
             )
             if role is None:
                 return Refusal("it returns what only itself can make")
-            role = self._turning(role, layer, twin, call, biases)
+            role = self._turning(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
             shadow = Shadow(layer)
-            proof = Proof(shadow.module, call, role.cache_index, None, biases.handed)
+            verification = Verification(shadow.module, call, role.cache_index, None, biases.handed)
             with shadow.running():
-                error = proof.error(role)
-            if error > proof.tolerance:
-                return Refusal(f"fused it would be off by {error:.1e} (allowed {proof.tolerance:.0e})")
+                error = verification.error(role)
+            if error > verification.tolerance:
+                return Refusal(f"fused it would be off by {error:.1e} (allowed {verification.tolerance:.0e})")
             return role
 
     def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:
@@ -153,10 +153,10 @@ class _Reader:
         return self.slopes
 
     def _biases(
-        self, layer: nn.Module, twin: nn.Module, call: LayerCall, seen: DecoderTrace
+        self, layer: nn.Module, copied: nn.Module, call: LayerCall, trace: DecoderTrace
     ) -> _Biases | None:
         """The position biases of a trace, if their tables are known."""
-        used = [attention.bias for attention in seen.attention]
+        used = [attention.bias for attention in trace.attention]
         names = [_name_of(call, bias) for bias in used]
         handed: dict[str, Tensor | None] = {}
         own = None
@@ -170,23 +170,23 @@ class _Reader:
                     return None
                 handed[name] = table
             elif bias.any():
-                own = read_relative_bias(twin, call) if number == 0 else None
+                own = read_relative_bias(copied, call) if number == 0 else None
                 if own is None:
                     return None
-                self.tables.append(own.table(layer))  # later layers are handed this one, not the twin's
+                self.tables.append(own.table(layer))  # which later layers are handed
         return _Biases(own, handed, tuple(names))
 
     def _turning(
-        self, role: Role, layer: nn.Module, twin: nn.Module, call: LayerCall, biases: _Biases
+        self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: _Biases
     ) -> Role | None:
-        """The role with the use of the tables that makes `twin` right, if one does."""
-        proof = Proof(twin, call, role.cache_index, torch.float32, biases.handed)
+        """The role with the use of the tables that makes `copied` right, if one does."""
+        verification = Verification(copied, call, role.cache_index, torch.float32, biases.handed)
         choices = [*rotations(layer, call, role.parts.head_dim, self.groups), None]
         choices.sort(key=lambda rotation: rotation not in self.usual)
-        best, best_error, best_rotation = None, proof.tolerance, None
+        best, best_error, best_rotation = None, verification.tolerance, None
         for rotation in choices:
             candidate = _with_rotation(role, rotation)
-            error = proof.error(candidate)
+            error = verification.error(candidate)
             if error <= best_error:
                 best, best_error, best_rotation = candidate, error, rotation
             if error <= max(_EXACT, 4 * self.usual.get(rotation, 0.0)):
@@ -194,7 +194,9 @@ class _Reader:
         if best is None:
             return None
         self.usual.setdefault(best_rotation, best_error)
-        causal = proof.error(dataclasses.replace(best, causal=True), masked=False) <= proof.tolerance
+        causal = (
+            verification.error(dataclasses.replace(best, causal=True), masked=False) <= verification.tolerance
+        )
         return dataclasses.replace(best, causal=causal)
 
 
@@ -237,16 +239,16 @@ def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
 def _role(
     parts: DecoderParts,
     call: LayerCall,
-    seen: DecoderTrace,
+    trace: DecoderTrace,
     biases: _Biases,
     mask_form: MaskForm,
     slopes: Slopes | None,
 ) -> Role | None:
     """The role without rotary tables; None if the layer returns what only itself can make."""
     bias, cross_bias = (*biases.names, None)[:2]
-    used = [attention.bias for attention in seen.attention]
+    used = [attention.bias for attention in trace.attention]
     rest: list[Literal["bias", "cross_bias"] | None] = []
-    for value in seen.rest or ():
+    for value in trace.rest or ():
         kind = next((number for number, other in enumerate(used) if value is other is not None), None)
         if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
             return None
@@ -267,14 +269,14 @@ def _role(
         cross_bias=cross_bias,
         slopes=slopes,
         ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
-        cache_index=seen.stored[0].layer_index,
-        rest=None if seen.rest is None else tuple(rest),
+        cache_index=trace.stored[0].layer_index,
+        rest=None if trace.rest is None else tuple(rest),
         is_returned=False,
     )
 
 
 def _are_probabilities(value: Tensor) -> bool:
-    """Whether it is attention weights, which GPT-J's layers return unasked and nobody looks at."""
+    """Whether it is attention weights, which GPT-J's layers return unasked and unused."""
     sums = value.float().sum(dim=-1)
     return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 

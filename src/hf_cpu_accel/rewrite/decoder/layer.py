@@ -1,7 +1,8 @@
-"""Level two for decoders: a layer in one op call, and layers that follow one another in one call together.
+"""Layer fusion for decoders: a layer in one op call, and layers that follow one another in one call together.
 
 The host's loop over its layers stays. A layer that is called only notes what it was called with, and passes on hidden states
-that are `PendingHiddenStates`; the norm after the last layer, or whoever reads them before, has all layers so far computed at once.
+that are `DeferredHiddenStates`; the norm after the last layer, or whoever reads them before, has all layers so far computed at
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
-from hf_cpu_accel.rewrite.decoder.deferred import Call, PendingHiddenStates
+from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, Role
@@ -33,7 +34,7 @@ class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own) takes the
-    class's own forward, over the same packed linears. So does one while somebody watches the modules inside, and one with so many
+    class's own forward, over the same packed linears. So does one while hooks watch the modules inside, and one with so many
     tokens that other providers make the linears faster than fusing them does.
     """
 
@@ -46,8 +47,8 @@ class FusedDecoderLayer(BoundLayer):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
         rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
-        pending = PendingHiddenStates.after(hidden_states, call)
-        output = pending.tensor if self.role.is_returned or self._is_watched() else pending
+        deferred = DeferredHiddenStates.after(hidden_states, call)
+        output = deferred.tensor if self.role.is_returned or self._is_handed_on() else deferred
         return output if self.role.rest is None else (output, *rest)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -193,8 +194,8 @@ class FusedDecoderLayer(BoundLayer):
         held: int | None = getattr(layer, "sliding_window", None)
         return held is None or (window is not None and held >= window)
 
-    def _is_watched(self) -> bool:
-        """Whether somebody gets the hidden states after this layer who may keep them, or write to what the layers are given."""
+    def _is_handed_on(self) -> bool:
+        """Whether hooks get the hidden states after this layer, and may keep them or write to what the layers are given."""
         hooks, of_next = self._forward_hooks, self._hooks_of_next
         if of_next and has_foreign_hook(of_next):
             return True

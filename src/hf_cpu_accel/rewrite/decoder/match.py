@@ -37,24 +37,24 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.run import LinearRun
 
-OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts are served one by one"
+OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts run one by one"
 OTHER_ROUTING = (
     "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
-    "its parts are served one by one"
+    "its parts run one by one"
 )
 
 
-def read(
-    layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+def match_layer(
+    layer: nn.Module, trace: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
 ) -> DecoderParts | Refusal:
-    """The parts of `layer`, whose trace is `seen`, without what only a position shows (rotary tables, windows); or why not.
+    """The parts of `layer`, whose trace is `trace`, without what only a position shows (rotary tables, windows); or why not.
 
     Args:
         relative: where the layer has the bias of its self-attention from, if that is its own.
         dtype: in which the host made what it handed to the layer.
     """
-    reading = _Reading(layer, seen, relative, dtype)
-    return reading.parts() or Refusal(reading.reason, yields=reading.is_other_kind)
+    matcher = _Matcher(layer, trace, relative, dtype)
+    return matcher.parts() or Refusal(matcher.reason, yields=matcher.is_other_kind)
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,35 @@ class _FeedForward:
     branch: Branch
 
 
-class _Reading:
+class _Matcher:
     def __init__(
-        self, layer: nn.Module, seen: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
+        self, layer: nn.Module, trace: DecoderTrace, relative: RelativeBias | None, dtype: torch.dtype
     ) -> None:
         self.dtype = dtype
         self.reason, self.is_other_kind = OTHER, False
         self.layer = layer
-        self.seen = seen
+        self.trace = trace
         self.relative = relative
         self.paths = {id(module): path for path, module in layer.named_modules()}
         self.norms = Norms(layer)
         self.head_norms = list(find_head_norms(layer))
-        self.repeats, self.stored = 1, seen.stored[:1]
+        self.repeats, self.stored = 1, trace.stored[:1]
         for stored in self.stored:
             self.repeats = math.gcd(repeats_of(stored.key), repeats_of(stored.value))
             key, value = stored.key[:, :: self.repeats], stored.value[:, :: self.repeats]
             self.stored = [Stored(key, value, stored.layer_index)]
 
     def parts(self) -> DecoderParts | None:
-        seen = self.seen
-        attentions = 1 if seen.encoder is None else 2
-        before, middle, after = seen.stages
-        if not len(seen.stored) == len(seen.attention) == attentions:
+        trace = self.trace
+        attentions = 1 if trace.encoder is None else 2
+        before, middle, after = trace.stages
+        if not len(trace.stored) == len(trace.attention) == attentions:
             self.is_other_kind = True  # an encoder layer that could be a decoder's, say
             return self._left(
-                f"attention was seen {len(seen.attention)} times and the cache filled {len(seen.stored)} times, "
+                f"attention was seen {len(trace.attention)} times and the cache filled {len(trace.stored)} times, "
                 f"where {attentions} was expected"
             )
-        if seen.clips:
+        if trace.clips:
             return self._left("it bounds what its projections give")
         if not self._covers_all():
             return None
@@ -102,16 +102,16 @@ class _Reading:
         if len(projections) != len(before) or qkv is None or not middle:
             return self._left("its projections of queries, keys and values are not packed side by side")
         output, *rest = middle
-        entering = self.norms.between(seen.input, projections[0].input)
+        entering = self.norms.between(trace.input, projections[0].input)
         if not entering or any(differ(c.input, projections[0].input) for c in projections):
             return self._left(
                 "its projections are given something else than hidden states, or a norm of them"
             )
-        if not isinstance(output, LinearCall) or not isinstance(seen.output, Tensor):
+        if not isinstance(output, LinearCall) or not isinstance(trace.output, Tensor):
             return None
         crossing = None
-        if seen.encoder is not None:
-            crossing = match_cross_attention(self.layer, seen, self.paths, rest, after)
+        if trace.encoder is not None:
+            crossing = match_cross_attention(self.layer, trace, self.paths, rest, after)
             if crossing is None:
                 return self._left("its attention to the encoder is of another kind")
             rest = after[1:]
@@ -127,7 +127,7 @@ class _Reading:
         if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
-        call, stored = seen.attention[0], self.stored[0]
+        call, stored = trace.attention[0], self.stored[0]
         scores = (
             read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(scale_of(call))
         )
@@ -168,7 +168,7 @@ class _Reading:
     def _covers_all(self) -> bool:
         """Whether every packed linear was called once, and so were experts."""
         called: list[nn.Module] = []
-        for call in chain.from_iterable(self.seen.stages):
+        for call in chain.from_iterable(self.trace.stages):
             if isinstance(call, LinearCall):
                 called.append(call.linear)
             else:
@@ -178,7 +178,7 @@ class _Reading:
 
     def _knows_all(self, ffn: FeedForwardParts | MixtureParts) -> bool:
         """Whether every parameter belongs to a packed module or a norm, or is one of the sinks, of the mixture, or the bias."""
-        theirs = {id(call.sinks) for call in self.seen.attention if call.sinks is not None}
+        theirs = {id(call.sinks) for call in self.trace.attention if call.sinks is not None}
         if self.relative is not None:
             theirs.add(id(self.layer.get_parameter(self.relative.path)))
         of_mixture = ffn.parameters() if isinstance(ffn, MixtureParts) else set()
@@ -212,7 +212,7 @@ class _Reading:
         stored = self.stored[0]
         raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
-        query = find_heads(self.seen.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
+        query = find_heads(self.trace.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
         key = find_heads(stored.key, raw, kv_heads, self.layer, norms, self.head_norms)
         value = find_heads(stored.value, raw, kv_heads, self.layer, (), ())
         if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
@@ -220,14 +220,14 @@ class _Reading:
         return query, key, value
 
     def _residuals(self, attention: Branch, cross: Branch | None, ffn: Branch) -> Iterator[Residuals]:
-        x, output = self.seen.input, self.seen.output
+        x, output = self.trace.input, self.trace.output
         assert output is not None
         if cross is None:
             return self.norms.residuals(x, attention, ffn, output)
         return self.norms.crossing_residuals(x, attention, cross, ffn, output)
 
     def _left(self, reason: str) -> DecoderParts | None:
-        self.reason = f"{reason}: its parts are served one by one"
+        self.reason = f"{reason}: its parts run one by one"
         return None
 
     def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:

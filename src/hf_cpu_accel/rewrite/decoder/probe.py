@@ -17,8 +17,8 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 _BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
 
 
-def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
-    """A forward of `layer`, a twin (see decoder_twin), on random hidden states and with `call`'s other arguments.
+def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
+    """A forward of `layer`, a randomized copy, on random hidden states and with `call`'s other arguments.
 
     With experts it is of more tokens: a few may go to the same experts by different rules.
 
@@ -31,20 +31,20 @@ def trace(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     features = call.hidden_states.shape[-1]
     generator = torch.Generator().manual_seed(0)
     tokens = _ROUTED_TOKENS if any(isinstance(m, PackedExperts) for m in layer.modules()) else _TOKENS
-    seen = DecoderTrace(torch.randn(_BATCH, tokens, features, generator=generator), None)
+    trace = DecoderTrace(torch.randn(_BATCH, tokens, features, generator=generator), None)
     arguments = {name: _unrotated(value, tokens) for name, value in call.arguments.items()}
     if call.encoder is not None:
         given = call.arguments[call.encoder]
-        seen.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
-        arguments[call.encoder] = seen.encoder
+        trace.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
+        arguments[call.encoder] = trace.encoder
     if call.encoder_mask is not None:
         arguments[call.encoder_mask] = None
-    arguments |= {call.mask: None, call.cache: recording_cache(seen, past)}
-    with torch.no_grad(), watched(layer, seen):
-        output = required(call_foreign(layer, seen.input, **arguments))
-    seen.output, *rest = output if isinstance(output, tuple) else (output,)
-    seen.rest = tuple(rest) if isinstance(output, tuple) else None
-    return seen
+    arguments |= {call.mask: None, call.cache: recording_cache(trace, past)}
+    with torch.no_grad(), watched(layer, trace):
+        output = required(call_foreign(layer, trace.input, **arguments))
+    trace.output, *rest = output if isinstance(output, tuple) else (output,)
+    trace.rest = tuple(rest) if isinstance(output, tuple) else None
+    return trace
 
 
 def _unrotated(value: Any, tokens: int) -> Any:

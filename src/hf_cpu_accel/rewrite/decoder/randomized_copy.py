@@ -1,6 +1,6 @@
-"""Float32 twins of decoder layers, to be traced in their place.
+"""Float32 copies of decoder layers with random norms and biases, to be traced in their place.
 
-A twin has the same packed weights and random norms and biases, so that a scale that happens to be 1 or a bias that is 0 in this
+A copy has the same packed weights and random norms and biases, so that a scale that happens to be 1 or a bias that is 0 in this
 checkpoint still shows.
 """
 
@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
 
 
-def twin_of(layer: nn.Module) -> nn.Module:
+def randomized_copy_of(layer: nn.Module) -> nn.Module:
     """A copy of `layer` in float32 with the same packed weights, other norms and other biases.
 
     Raises:
@@ -39,14 +39,14 @@ def twin_of(layer: nn.Module) -> nn.Module:
         memo |= {id(kept): kept for kept in _originals(module)}
     memo |= {id(config): copy.copy(config) for config in attention_configs(layer)}
     shared = set(memo)
-    twin: nn.Module = required(call_foreign(copy.deepcopy, layer, memo))
+    copied: nn.Module = required(call_foreign(copy.deepcopy, layer, memo))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in copied.parameters():
             if id(parameter) not in shared:
                 noise = torch.randn(parameter.shape, generator=generator) * 0.3
                 parameter.data = parameter.data.float() + noise
-    for module in twin.modules():
+    for module in copied.modules():
         if isinstance(module, PackedLinear):
             module.weight_dtype = torch.float32
             module.group.forget_biases()
@@ -55,7 +55,7 @@ def twin_of(layer: nn.Module) -> nn.Module:
             module.forget()
         elif isinstance(module, FusedNorm):
             module.refresh()
-    return twin
+    return copied
 
 
 def _originals(module: nn.Module) -> list[nn.Parameter]:
@@ -71,6 +71,6 @@ def _originals(module: nn.Module) -> list[nn.Parameter]:
 
 
 def attention_configs(layer: nn.Module) -> list[Any]:
-    """Those that say how attention is computed, each once; a twin's are its own."""
+    """Those that say how attention is computed, each once; a randomized copy's are its own."""
     configs = [vars(module).get("config") for module in layer.modules() if dispatches(module)]
     return list({id(config): config for config in configs if config is not None}.values())

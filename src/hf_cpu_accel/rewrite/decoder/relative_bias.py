@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
-from hf_cpu_accel.rewrite.decoder.probe import trace
+from hf_cpu_accel.rewrite.decoder.probe import record
 
 # Buckets of distances widen as they grow, up to the last one. None is known that begins after 128 tokens or so.
 _FARTHEST = 8192
@@ -28,7 +28,7 @@ class RelativeBias:
 
 def read_relative_bias(layer: nn.Module, call: LayerCall) -> RelativeBias | None:
     """Where the bias of `layer`'s self-attention comes from, if each distance has its row of one of its parameters."""
-    bias = trace(layer, call, past=_FARTHEST).attention[0].bias
+    bias = record(layer, call, past=_FARTHEST).attention[0].bias
     if bias is None or bias.shape[0] != 1:
         return None
     by_distance = bias[0, :, -1].flip(-1)  # [heads, distances]

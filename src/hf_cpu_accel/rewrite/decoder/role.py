@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer
-from hf_cpu_accel.patching.fused_module import Mixed
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
@@ -101,7 +101,7 @@ class Role:
         return given
 
 
-class BoundLayer(Mixed):
+class BoundLayer(FusedModuleMixin):
     """A layer with its weights as the op takes them, and the runs of layers that end with it.
 
     Attributes:

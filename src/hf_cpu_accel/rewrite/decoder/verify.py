@@ -1,4 +1,4 @@
-"""The proof of a reading: the fused layer must give what the layer gives, for a prompt and for the token after it."""
+"""The verification of a match: the fused layer must give what the layer gives, for a prompt and for the token after it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import row_errors
 from hf_cpu_accel.rewrite.decoder.calls import PADDING, LayerCall
-from hf_cpu_accel.rewrite.decoder.deferred import PendingHiddenStates
+from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
@@ -26,7 +26,7 @@ from hf_cpu_accel.rewrite.decoder.role import Role
 _ROUTED_ALIKE = 0.75
 
 
-class Proof:
+class Verification:
     """What a layer gives for a prompt and the token after it, with a cache and a mask, and for a prompt without either.
 
     The first sequence of the batch is padded on the left. Tables and positions are those with which the model called the layer, and
@@ -79,7 +79,7 @@ class Proof:
         fused = fuse(self.layer, role)
         errors = []
         for ours, theirs in zip(self._run(fused, role, masked=masked), self._expected[key], strict=True):
-            if not isinstance(ours, PendingHiddenStates):  # the layer's own forward, which proves nothing
+            if not isinstance(ours, DeferredHiddenStates):  # the layer's own forward, which says nothing
                 return float("inf")
             q_len = theirs.shape[1]
             part = slice(None, q_len) if q_len > 1 else slice(-1, None)
@@ -125,7 +125,7 @@ class Proof:
                     else module(states, **arguments)
                 )
                 output = output[0] if isinstance(output, tuple) else output
-                if isinstance(output, PendingHiddenStates):
+                if isinstance(output, DeferredHiddenStates):
                     output.tensor  # noqa: B018 (the next step needs its keys in the cache)
                 outputs.append(output)
         return outputs

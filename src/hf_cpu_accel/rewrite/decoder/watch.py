@@ -32,22 +32,22 @@ _IMPLEMENTATION = "_attn_implementation_internal"
 
 
 @contextmanager
-def watched(layer: nn.Module, seen: DecoderTrace) -> Iterator[None]:
-    """What `layer`, a twin, calls inside is noted in `seen`."""
-    functions, ops = _WrittenAttention(seen).listeners, _PackedCalls(layer, seen).listeners
-    with disable_grouping(), _dispatched_attention(layer, seen), traced(ops=ops, functions=functions):
+def watched(layer: nn.Module, trace: DecoderTrace) -> Iterator[None]:
+    """What `layer`, a randomized copy, calls inside is noted in `trace`."""
+    functions, ops = _WrittenAttention(trace).listeners, _PackedCalls(layer, trace).listeners
+    with disable_grouping(), _dispatched_attention(layer, trace), traced(ops=ops, functions=functions):
         yield
 
 
-def recording_cache(seen: DecoderTrace, past: int) -> Any:
-    """A cache that notes in `seen` what goes into it, and pretends to hold `past` tokens."""
+def recording_cache(trace: DecoderTrace, past: int) -> Any:
+    """A cache that notes in `trace` what goes into it, and pretends to hold `past` tokens."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     class Recording(DynamicCache):
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:
-            seen.stored.append(Stored(key_states, value_states, layer_idx))
+            trace.stored.append(Stored(key_states, value_states, layer_idx))
             return key_states, value_states
 
     class Filled(Recording):
@@ -58,7 +58,7 @@ def recording_cache(seen: DecoderTrace, past: int) -> Any:
         def get_seq_length(self, layer_idx: int = 0) -> int:
             return past
 
-    return Filled() if seen.encoder is None else EncoderDecoderCache(Filled(), Recording())
+    return Filled() if trace.encoder is None else EncoderDecoderCache(Filled(), Recording())
 
 
 def _longer(states: Tensor, past: int) -> Tensor:
@@ -67,14 +67,14 @@ def _longer(states: Tensor, past: int) -> Tensor:
 
 
 @contextmanager
-def _dispatched_attention(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]:
-    """Attention that is dispatched by the configs of `twin`, which are its own, is noted."""
+def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[None]:
+    """Attention that is dispatched by the configs of `copied`, which are its own, is noted."""
     from transformers import AttentionInterface
 
     def probe(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        seen.attention.append(
+        trace.attention.append(
             AttentionCall(
                 query,
                 kwargs.get("scaling"),
@@ -86,10 +86,10 @@ def _dispatched_attention(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]
         )
         # Values of its own: whoever is given them next comes after attention.
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        return torch.randn(shape, generator=torch.Generator().manual_seed(1 + len(seen.attention))), None
+        return torch.randn(shape, generator=torch.Generator().manual_seed(1 + len(trace.attention))), None
 
-    name = f"hf_cpu_accel_probe_{id(seen)}"  # two models may be traced at the same time
-    configs = [vars(config) for config in attention_configs(twin)]
+    name = f"hf_cpu_accel_probe_{id(trace)}"  # two models may be traced at the same time
+    configs = [vars(config) for config in attention_configs(copied)]
     before = [config.get(_IMPLEMENTATION) for config in configs]
     AttentionInterface.register(name, probe)
     for config in configs:
@@ -105,8 +105,8 @@ def _dispatched_attention(twin: nn.Module, seen: DecoderTrace) -> Iterator[None]
 class _WrittenAttention:
     """Notes attention that calls torch itself: a product of a query and the key that went into the cache, and its softmax."""
 
-    def __init__(self, seen: DecoderTrace) -> None:
-        self.seen = seen
+    def __init__(self, trace: DecoderTrace) -> None:
+        self.trace = trace
         self.open = False  # a product waits for its softmax
         self.listeners: dict[Any, Listener] = {
             torch.nn.functional.scaled_dot_product_attention: self._dispatched,
@@ -117,7 +117,7 @@ class _WrittenAttention:
 
     def _dispatched(self, args: Any, kwargs: Any, output: Any) -> None:
         query = args[0] if args else kwargs["query"]
-        self.seen.attention.append(AttentionCall(query, kwargs.get("scale")))
+        self.trace.attention.append(AttentionCall(query, kwargs.get("scale")))
 
     def _product(self, args: Any, kwargs: Any, output: Any) -> None:
         self._note_product(*args[:2])
@@ -127,14 +127,14 @@ class _WrittenAttention:
 
     def _note_product(self, query: Tensor, key: Tensor) -> None:
         """The heads may lie side by side with the batch."""
-        if not self.seen.stored or self.seen.attention or query.dim() not in (3, 4):
+        if not self.trace.stored or self.trace.attention or query.dim() not in (3, 4):
             return
-        stored = self.seen.stored[0].key
+        stored = self.trace.stored[0].key
         expected = stored.mT if key.dim() == 4 else stored.mT.flatten(0, 1)
         if key.shape == expected.shape and torch.equal(key, expected.to(key.dtype)):
             if query.dim() == 3:
                 query = query.unflatten(0, stored.shape[:2])
-            self.seen.attention.append(AttentionCall(query, None))
+            self.trace.attention.append(AttentionCall(query, None))
             self.open = True
 
     def _softmax(self, args: Any, kwargs: Any, output: Any) -> None:
@@ -142,16 +142,16 @@ class _WrittenAttention:
         if not self.open:
             return
         self.open = False
-        call, stored = self.seen.attention[-1], self.seen.stored[0]
+        call, stored = self.trace.attention[-1], self.trace.stored[0]
         shape = (*call.query.shape[:3], stored.key.shape[2])
-        self.seen.attention[-1] = dataclasses.replace(call, scores=args[0].detach().reshape(shape))
+        self.trace.attention[-1] = dataclasses.replace(call, scores=args[0].detach().reshape(shape))
 
 
 class _PackedCalls:
     """Notes the calls of packed linears and experts."""
 
-    def __init__(self, layer: nn.Module, seen: DecoderTrace) -> None:
-        self.seen = seen
+    def __init__(self, layer: nn.Module, trace: DecoderTrace) -> None:
+        self.trace = trace
         self.packed = {m.packed.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedLinear)}
         self.experts = {
             m.weights.up.data.data_ptr(): m for m in layer.modules() if isinstance(m, PackedExperts)
@@ -175,7 +175,7 @@ class _PackedCalls:
         self._note(ExpertsCall(self.experts[args[3].data_ptr()], *rows))
 
     def _clipped(self, args: Any, kwargs: Any, output: Tensor) -> None:
-        self.seen.clips |= not self.seen.stored
+        self.trace.clips |= not self.trace.stored
 
     def _linear(self, weight: Tensor) -> PackedLinear:
         """
@@ -186,8 +186,8 @@ class _PackedCalls:
         return required(Refusal("it calls a linear that is not its own") if linear is None else linear)
 
     def _note(self, call: OpCall) -> None:
-        self.seen.stages[min(len(self.seen.stored), 2)].append(call)
+        self.trace.stages[min(len(self.trace.stored), 2)].append(call)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """[B, L, ...] of any number of dimensions before the last."""
-        return tensor.detach().clone().view(len(self.seen.input), -1, tensor.shape[-1])
+        return tensor.detach().clone().view(len(self.trace.input), -1, tensor.shape[-1])

@@ -15,31 +15,31 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 
-def candidates(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts]:
+def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerParts]:
     """Those of a layer with this trace; which of them it is, only its numbers tell (see `match`)."""
-    call = seen.attention[0]
+    call = trace.attention[0]
     if call is None:
         return
     width = call.heads * call.head_size
-    places = sorted(part.place for part in (call.query, call.key, call.value))
+    offsets = sorted(part.offset for part in (call.query, call.key, call.value))
     made = {part.linear for part in (call.query, call.key, call.value)}
-    before, rest = seen.linears[: len(made)], seen.linears[len(made) :]
+    before, rest = trace.linears[: len(made)], trace.linears[len(made) :]
     if set(before) != made or not are_adjacent(tuple(made)) or len(rest) not in (3, 4):
         return
     whole = sum(linear.out_features for linear in made) == 3 * width
-    if not whole or [place - places[0] for place in places] != [0, width, 2 * width]:
+    if not whole or [offset - offsets[0] for offset in offsets] != [0, width, 2 * width]:
         return
     output, *up, down = rest
     gated = len(up) == 2 or up[0].out_features == 2 * down.in_features
     if len(up) == 2 and not (are_adjacent(tuple(up)) and up[0].out_features == up[1].out_features):
         return
     up.sort(key=lambda linear: linear.index)
-    specs = [(norm, identify_norm(norm)) for norm in seen.norms]
+    specs = [(norm, identify_norm(norm)) for norm in trace.norms]
     norms = [(norm, spec) for norm, spec in specs if spec is not None]
     if len(norms) not in (1, 2):
         return
     scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
-    for scale, activation, pre_norm in itertools.product(scales, seen.activations, (False, True)):
+    for scale, activation, pre_norm in itertools.product(scales, trace.activations, (False, True)):
         if len(norms) == 2 or pre_norm:
             yield EncoderLayerParts(
                 attention=replace(call, bias=None),
@@ -52,7 +52,7 @@ def candidates(layer: nn.Module, seen: LayerTrace) -> Iterator[EncoderLayerParts
                 activation=activation,
                 gated=gated,
                 pre_norm=pre_norm,
-                gains=layer_scale_of(layer) if pre_norm else None,
+                layer_scale=layer_scale_of(layer) if pre_norm else None,
             )
 
 

@@ -1,7 +1,7 @@
 """Embeddings of transformer encoders as one op: words, token types and positions looked up, added and normalised.
 
-What a module looks up where is read off a trace of one forward, not off its class or the names of its parts. The reading is then
-proved: the op must give what the module gives, for ids with and without padding, for the longest sequence, and with and without
+What a module looks up where is read off a trace of one forward, not off its class or the names of its parts. The match is then
+verified: the op must give what the module gives, for ids with and without padding, for the longest sequence, and with and without
 token types and positions from outside.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, empty
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, empty
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -23,7 +23,14 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.tolerance import EMBEDDINGS
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.encoder.embeddings_match import IDS, POSITIONS, TYPES, Reading, read, tables_of
+from hf_cpu_accel.rewrite.encoder.embeddings_match import (
+    IDS,
+    POSITIONS,
+    TYPES,
+    EmbeddingsMatch,
+    match_embeddings,
+    tables_of,
+)
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 STRUCTURE = "embeddings"
@@ -33,7 +40,7 @@ _EMBEDDING_NORM = torch.ops.hf_cpu_accel.embedding_norm.default
 _BATCH, _LENGTH = 2, 7
 
 
-class FusedEmbeddings(Mixed):
+class FusedEmbeddings(FusedModuleMixin):
     """Mixed into the module's own class by `fuse`: children, hooks and attributes are those of the original.
 
     The tables are fetched in every call, since they may be resized while the model is accelerated. What the op does not serve
@@ -41,7 +48,7 @@ class FusedEmbeddings(Mixed):
     class's own forward, which also knows its own error messages.
     """
 
-    _reading: Reading
+    _reading: EmbeddingsMatch
     _children_read: dict[str, nn.Module | None]
     _hooks_inside: tuple[dict[int, Any], ...]
     _dropouts: tuple[nn.Module, ...]
@@ -63,7 +70,7 @@ class FusedEmbeddings(Mixed):
         return Reference(args, kwargs)
 
     def _is_ordinary(self) -> bool:
-        """Nobody has put something else inside, wants to see what passes there, or trains it."""
+        """Nothing else was put inside, no hooks watch what passes there, and it is not trained."""
         if any(self._hooks_inside) or self._modules != self._children_read:
             return False
         if self.training or any(dropout.training for dropout in self._dropouts):
@@ -71,37 +78,39 @@ class FusedEmbeddings(Mixed):
         return not (torch.is_grad_enabled() and self._reading.is_trained())
 
 
-def look_up(reading: Reading, ids: Tensor, type_ids: Tensor | None, position_ids: Tensor | None) -> Tensor:
+def look_up(
+    matched: EmbeddingsMatch, ids: Tensor, type_ids: Tensor | None, position_ids: Tensor | None
+) -> Tensor:
     """The op on the tables as they are now.
 
     Raises:
         IndexError, RuntimeError: the op refuses its arguments.
         KeyError: a table is no plain parameter any more.
     """
-    types, positions, norm = reading.types, reading.positions, reading.norm._parameters
+    types, positions, norm = matched.types, matched.positions, matched.norm._parameters
     return _EMBEDDING_NORM(
         ids,
-        reading.words._parameters["weight"],
+        matched.words._parameters["weight"],
         type_ids,
         None if types is None else types._parameters["weight"],
         position_ids,
         None if positions is None else positions._parameters["weight"],
-        reading.first_position,
-        reading.padding_id,
+        matched.first_position,
+        matched.padding_id,
         norm["weight"],
         norm["bias"],
-        reading.eps,
+        matched.eps,
     )
 
 
-def fuse(module: nn.Module, reading: Reading) -> nn.Module:
+def fuse(module: nn.Module, matched: EmbeddingsMatch) -> nn.Module:
     """`module` with the fused forward; the original is not changed."""
     fused = empty(FusedEmbeddings, type(module))
     # Dictionaries are shared on purpose: a table that is exchanged or resized on either is so on both.
     fused.__dict__.update(vars(module))
     children = list(module.children())
     fused.__dict__.update(
-        _reading=reading,
+        _reading=matched,
         _children_read=dict(module._modules),
         _hooks_inside=tuple(
             hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)
@@ -121,8 +130,8 @@ class EmbeddingsRule:
             return None
         if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in module.named_modules()):
             return None
-        reading = read(module)
-        return None if reading is None or not _is_proved(module, reading) else Match(module, path, reading)
+        matched = match_embeddings(module)
+        return None if matched is None or not _is_verified(module, matched) else Match(module, path, matched)
 
     def apply(self, match: Match, context: Context) -> Outcome:
         swap_module(context.journal, context.slots[id(match.module)], fuse(match.module, match.found))
@@ -152,22 +161,22 @@ def _may_be_embeddings(module: nn.Module) -> bool:
     )
 
 
-def _is_proved(module: nn.Module, reading: Reading) -> bool:
+def _is_verified(module: nn.Module, matched: EmbeddingsMatch) -> bool:
     """Whether the op gives what `module` gives, in all the ways in which it will be called."""
-    tolerance = EMBEDDINGS.of(reading.words.weight.dtype)
+    tolerance = EMBEDDINGS.of(matched.words.weight.dtype)
     with torch.no_grad():
-        for inputs in _calls(reading):
+        for inputs in _calls(matched):
             expected = call_foreign(module.forward, **inputs)
             if isinstance(expected, Refusal):
                 return False
-            given = look_up(reading, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
+            given = look_up(matched, inputs[IDS], inputs.get(TYPES), inputs.get(POSITIONS))
             if row_error(given, expected) > tolerance:
                 return False
     return True
 
 
-def _calls(reading: Reading) -> Iterator[dict[str, Tensor]]:
-    """Inputs that show every part of the reading: the longest sequence (position ids may come from a buffer), and all the
+def _calls(matched: EmbeddingsMatch) -> Iterator[dict[str, Tensor]]:
+    """Inputs that show every part of the matched: the longest sequence (position ids may come from a buffer), and all the
     combinations of optional inputs on a short batch."""
     generator = torch.Generator().manual_seed(0)
 
@@ -175,13 +184,13 @@ def _calls(reading: Reading) -> Iterator[dict[str, Tensor]]:
         return torch.randint(table.num_embeddings, (batch, length), generator=generator)
 
     longest = _LENGTH
-    if reading.positions is not None:
-        longest = reading.positions.num_embeddings - reading.first_position
-    yield {IDS: rows(reading.words, 1, longest)}
-    ids = rows(reading.words, _BATCH, min(_LENGTH, longest))
-    if reading.padding_id is not None:
-        ids[0, 1], ids[1, 2:] = reading.padding_id, reading.padding_id
-    optional = {TYPES: reading.types, POSITIONS: reading.positions}
+    if matched.positions is not None:
+        longest = matched.positions.num_embeddings - matched.first_position
+    yield {IDS: rows(matched.words, 1, longest)}
+    ids = rows(matched.words, _BATCH, min(_LENGTH, longest))
+    if matched.padding_id is not None:
+        ids[0, 1], ids[1, 2:] = matched.padding_id, matched.padding_id
+    optional = {TYPES: matched.types, POSITIONS: matched.positions}
     for names in ((), (TYPES,), (POSITIONS,), (TYPES, POSITIONS)):
         for batch in (1, _BATCH) if names else (1,):
             tables = {name: optional[name] for name in names}

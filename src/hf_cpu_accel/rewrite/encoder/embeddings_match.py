@@ -23,7 +23,7 @@ _BATCH, _LENGTH = 2, 7
 
 
 @dataclass(frozen=True)
-class Reading:
+class EmbeddingsMatch:
     """What an embeddings module computes.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Role:
     padding_id: int | None = None
 
 
-def read(module: nn.Module) -> Reading | None:
+def match_embeddings(module: nn.Module) -> EmbeddingsMatch | None:
     """What a trace of `module`, which consists of tables and one norm, says that it computes; None if that is something else."""
     parameters = inspect.signature(module.forward).parameters.values()
     inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
@@ -96,7 +96,7 @@ def read(module: nn.Module) -> Reading | None:
     norms = ((child, identify_norm(child)) for child in module.children())
     norm, eps = next((child, spec.eps) for child, spec in norms if spec is not None)
     first_position, padding_id = counting.first_position, counting.padding_id
-    return Reading(found[IDS][0], types, positions, norm, eps, first_position, padding_id, inputs)
+    return EmbeddingsMatch(found[IDS][0], types, positions, norm, eps, first_position, padding_id, inputs)
 
 
 def _role(rows: Tensor, ids: Tensor, padding_ids: list[int]) -> _Role | None:

@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.core.foreign import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.expected import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
-from hf_cpu_accel.rewrite.encoder.match import Reading, parameter_names, read
+from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, match_layer, parameter_names
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
@@ -30,13 +30,13 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     for path, layer in list(context.root.named_modules()):
         if id(layer) in inside or not context.slots[id(layer)] or not _holds_attention(layer):
             continue
-        reading = attempt(path, _reading, layer, path, context)
-        if isinstance(reading, Refusal):
+        matched = attempt(path, _matched, layer, path, context)
+        if isinstance(matched, Refusal):
             if is_layer(context.root, path):
-                context.refuse(path, STRUCTURE, reading)
+                context.refuse(path, STRUCTURE, matched)
             continue
         inside.update(id(module) for module in layer.modules())
-        fused = fuse(layer, *reading, skips_padding=context.config.padding == "skip")
+        fused = fuse(layer, *matched, skips_padding=context.config.padding == "skip")
         if fused._skips_padding:
             fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
         swap_module(context.journal, context.slots[id(layer)], fused)
@@ -44,11 +44,11 @@ def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     return items
 
 
-def _reading(layer: nn.Module, path: str, context: Context) -> Reading | Refusal:
+def _matched(layer: nn.Module, path: str, context: Context) -> EncoderMatch | Refusal:
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
     refusal = _refusal(layer)
-    return refusal or read(layer, partial(fuse, skips_padding=False, narrow=False))
+    return refusal or match_layer(layer, partial(fuse, skips_padding=False, narrow=False))
 
 
 def _holds_attention(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
-"""Level two: a whole transformer encoder layer in one op call, without the Python of its dozen submodules in between.
+"""Layer fusion: a whole transformer encoder layer in one op call, without the Python of its dozen submodules in between.
 
-What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The guess is then proved:
-the fused layer must give what the layer gave, with and without padding.
+What the layer is made of is read off a trace of one forward, not off its class or the names of its parts. The candidate is then
+verified: the fused layer must give what the layer gave, with and without padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hf_cpu_accel.lazy.distance_bias import DistanceBias
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.lazy.window_mask import WindowMask
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.attention.interface import padding_of
@@ -38,7 +38,7 @@ _CAUSAL = "is_causal"
 BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
 
 
-class FusedEncoderLayer(Mixed):
+class FusedEncoderLayer(FusedModuleMixin):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
     So isinstance checks, paths, `state_dict` keys and output capturing work as before. A call that asks for more than hidden
@@ -52,7 +52,7 @@ class FusedEncoderLayer(Mixed):
     _bound: tuple[Any, ...] | None
     _skips_padding: bool
     _computed_ends: tuple[int, ...] = ()  # see `padding_readers`: padding there is computed
-    _narrow: bool
+    _bf16_intermediates: bool
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L], and what else the layer takes -> as the
@@ -88,7 +88,7 @@ class FusedEncoderLayer(Mixed):
         arguments = kwargs if not args else dict(zip(signature.names, args, strict=False)) | kwargs
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
             return None
-        # Somebody wants to see (or change) what passes between the submodules.
+        # Hooks see (or change) what passes between the submodules.
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
         mask = bias = None
@@ -105,7 +105,7 @@ class FusedEncoderLayer(Mixed):
                 bias = value
             elif name == ROTARY and signature.rotates and _are_tables(value):
                 given = tuple(table if table.dim() == 3 else table[None] for table in value)
-                given = lengthened(given, hidden_states.shape[1]) if signature.partly else given
+                given = lengthened(given, hidden_states.shape[1]) if signature.prefix_tokens else given
                 if any(table.shape[1] != hidden_states.shape[1] for table in given):
                     return None
                 tables = given
@@ -141,7 +141,7 @@ class FusedEncoderLayer(Mixed):
         return mask if self._skips(mask.padding) else None
 
     def _skips(self, padding: Tensor | None) -> bool:
-        """Whether nobody reads what would be left out, bool [B, L] being the tokens."""
+        """Whether nothing reads what would be left out, bool [B, L] being the tokens."""
         if padding is None or not self._skips_padding:
             return padding is None
         if self._computed_ends and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
@@ -157,7 +157,7 @@ class FusedEncoderLayer(Mixed):
 
     def _bind(self) -> tuple[Any, ...]:
         """The weights as the op takes them, looked up once: for short sequences that costs as much as the op."""
-        self._bound = self._parts.weights(narrow=self._narrow).arguments()
+        self._bound = self._parts.weights(bf16_intermediates=self._bf16_intermediates).arguments()
         return self._bound
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:
@@ -182,7 +182,7 @@ def fuse(
         _signature=signature,
         _bound=None,
         _skips_padding=skips_padding,
-        _narrow=narrow,
+        _bf16_intermediates=narrow,
     )
     return fused
 

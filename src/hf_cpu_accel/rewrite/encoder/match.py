@@ -40,7 +40,7 @@ _POSITIONS = "position_ids"  # tables say all about them
 # Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
 _SWITCHES = frozenset({"use_cache", "return_dict"})
 
-Reading = tuple[EncoderLayerParts, EncoderSignature]
+EncoderMatch = tuple[EncoderLayerParts, EncoderSignature]
 Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
 
 
@@ -50,24 +50,24 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
-def read(layer: nn.Module, fuse: Fuse) -> Reading | Refusal:
+def match_layer(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
     """What `layer` is made of and how it is called, if `fuse` of that computes what the layer computes.
 
     Raises:
-        Refused: the layer does not take what it is called with, or does what no reading says.
+        Refused: the layer does not take what it is called with, or does what no matched says.
     """
     shadow = Shadow(layer)
     set_layer_scale_about_one(shadow.module)
     with torch.no_grad(), shadow.running():
-        reading = _Reader(shadow.module, partial(fuse, shadow.module)).reading()
-    if isinstance(reading, Refusal):
-        return reading
-    parts, signature = reading
+        matched = _Matcher(shadow.module, partial(fuse, shadow.module)).match()
+    if isinstance(matched, Refusal):
+        return matched
+    parts, signature = matched
     return parts.moved(shadow.original, layer_scale_of(layer)), signature
 
 
 @dataclass
-class _Reader:
+class _Matcher:
     layer: nn.Module
     fuse: Callable[[EncoderLayerParts, EncoderSignature], Any]
 
@@ -82,17 +82,17 @@ class _Reader:
             None,
         )
 
-    def reading(self) -> Reading | Refusal:
+    def match(self) -> EncoderMatch | Refusal:
         """
         Raises:
-            Refused: the layer does not take what it is called with, or does what no reading says.
+            Refused: the layer does not take what it is called with, or does what no matched says.
         """
-        seen = LayerTrace(self.layer)
-        with seen:
+        trace = LayerTrace(self.layer)
+        with trace:
             output = self._call(self.hidden_states, **self._alone(turn=False))
-        signature = self._signature(seen, output)
-        relative = self._relative(seen)
-        possible = [replace(parts, relative=relative) for parts in candidates(self.layer, seen)]
+        signature = self._signature(trace, output)
+        relative = self._relative(trace)
+        possible = [replace(parts, relative=relative) for parts in candidates(self.layer, trace)]
         if not possible:
             return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
         unknown = unexplained(self.layer, possible[0])
@@ -180,13 +180,13 @@ class _Reader:
         tables = (table.to(self.hidden_states.dtype) for table in (angles.cos(), angles.sin()))
         return {**given, ROTARY: tuple(tables)}
 
-    def _signature(self, seen: LayerTrace, output: Any) -> EncoderSignature:
+    def _signature(self, trace: LayerTrace, output: Any) -> EncoderSignature:
         """What can be told from one call.
 
         Raises:
             Refused: it does not attend as encoder layers do, or returns what only itself can make.
         """
-        call = self._attention(seen)
+        call = self._attention(trace)
         self.heads = call.heads
         rest: list[Literal["bias"] | None] = []
         for value in output[1:] if isinstance(output, tuple) else ():
@@ -194,8 +194,8 @@ class _Reader:
             if value is not None and not is_bias:
                 raise Refused(Refusal("it returns more than hidden states and the bias of its attention"))
             rest.append(None if value is None else "bias")
-        turned, unturned = (self._states(**self._alone(turn=turn)) for turn in (True, False))
-        rotates = not torch.equal(turned, unturned)
+        rotated, unrotated = (self._states(**self._alone(turn=turn)) for turn in (True, False))
+        rotates = not torch.equal(rotated, unrotated)
         ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
         return EncoderSignature(
             self.names,
@@ -205,15 +205,15 @@ class _Reader:
             rest=tuple(rest) if isinstance(output, tuple) else None,
         )
 
-    def _attention(self, seen: LayerTrace) -> AttentionCall:
+    def _attention(self, trace: LayerTrace) -> AttentionCall:
         """
         Raises:
             Refused: it is not called once, or on something else than what linears gave.
         """
-        if len(seen.attention) != 1:
-            times = len(seen.attention)
+        if len(trace.attention) != 1:
+            times = len(trace.attention)
             raise Refused(Refusal(f"attention was seen {times} times in it, not once", yields=True))
-        call = seen.attention[0]
+        call = trace.attention[0]
         if call is None:
             raise Refused(Refusal("its attention is causal, or not of what its linears give", yields=True))
         # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
@@ -236,13 +236,13 @@ class _Reader:
         alike = isinstance(output, Tensor) and output.shape == expected.shape
         return alike and torch.allclose(output, expected, rtol=TRACED.float32, atol=TRACED.float32)
 
-    def _relative(self, seen: LayerTrace) -> Tensor | None:
+    def _relative(self, trace: LayerTrace) -> Tensor | None:
         """The table of the bias that the layer makes by itself.
 
         Raises:
             Refused: it makes one that is no table.
         """
-        call = seen.attention[0]
+        call = trace.attention[0]
         if call is None or call.bias is None or not call.bias.any():
             return None
         width = self.hidden_states.shape[2]

@@ -43,7 +43,7 @@ Batch = dict[str, Tensor]
 
 
 def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
-    """Have the fused encoder layers of `root` compute the padding that somebody reads; what was found, in sentences."""
+    """Have the fused encoder layers of `root` compute the padding that is read; what was found, in sentences."""
     skipping: list[FusedEncoderLayer] = [
         m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
     ]
@@ -105,7 +105,7 @@ class _Planter:
 
 
 def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ...] | None:
-    """FIRST, LAST or both; None if `model` does not take any of the batches that are known here, or somebody watches its calls."""
+    """FIRST, LAST or both; None if `model` does not take any of the batches that are known here, or hooks watch its calls."""
     if any(has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module)):
         return None
     names = inspect.signature(model.forward).parameters

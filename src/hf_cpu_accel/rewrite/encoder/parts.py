@@ -29,7 +29,7 @@ class EncoderLayerParts:
         up: one linear, or those of the gate and of what it is multiplied by, side by side in this order.
         gated: see `ops.encoder_layer.EncoderWeights`.
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
-        gains: parameters that the branches are multiplied by, or None.
+        layer_scale: parameters that the branches are multiplied by, or None.
         relative: the table of the layer's own position bias, or None; see `DistanceBias`.
     """
 
@@ -43,7 +43,7 @@ class EncoderLayerParts:
     activation: str
     gated: bool
     pre_norm: bool
-    gains: tuple[nn.Parameter, nn.Parameter] | None = None
+    layer_scale: tuple[nn.Parameter, nn.Parameter] | None = None
     relative: Tensor | None = None
 
     @property
@@ -59,12 +59,12 @@ class EncoderLayerParts:
         return (*self.projections, self.output, *self.up, self.down)
 
     def moved(
-        self, to: Callable[[Any], Any], gains: tuple[nn.Parameter, nn.Parameter] | None
+        self, to: Callable[[Any], Any], layer_scale: tuple[nn.Parameter, nn.Parameter] | None
     ) -> EncoderLayerParts:
         """The same parts of another layer: `to` gives its modules for those of this one.
 
         Args:
-            gains: the other layer's, used if this one has any.
+            layer_scale: the other layer's, used if this one has any.
         """
         call = self.attention
         made = [replace(part, linear=to(part.linear)) for part in (call.query, call.key, call.value)]
@@ -77,21 +77,22 @@ class EncoderLayerParts:
             up=tuple(to(linear) for linear in self.up),
             down=to(self.down),
             ffn_norm=(to(second[0]), second[1]),
-            gains=None if self.gains is None else gains,
+            layer_scale=None if self.layer_scale is None else layer_scale,
         )
 
-    def weights(self, *, narrow: bool) -> EncoderWeights:
-        """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for `narrow`."""
+    def weights(self, *, bf16_intermediates: bool) -> EncoderWeights:
+        """The packed weights of the three projections side by side, and all others; `bf16_intermediates`: see
+        `EncoderWeights.narrow`."""
         call = self.attention
-        places = (call.query.place, call.key.place, call.value.place)
-        width, first = call.heads * call.head_size, min(places)
+        offsets = (call.query.offset, call.key.offset, call.value.offset)
+        width, first = call.heads * call.head_size, min(offsets)
         qkv, qkv_bias = side_by_side(self.projections)
         up, up_bias = side_by_side(self.up)
-        attention_gain, ffn_gain = self.gains or (None, None)
+        attention_gain, ffn_gain = self.layer_scale or (None, None)
         return EncoderWeights(
             qkv=qkv,
             qkv_bias=qkv_bias,
-            order=tuple((place - first) // width for place in places),  # type: ignore[arg-type]
+            order=tuple((offset - first) // width for offset in offsets),  # type: ignore[arg-type]
             head_size=call.head_size,
             attention_scale=self.scale,
             output=self.output.packed,
@@ -104,7 +105,7 @@ class EncoderLayerParts:
             activation=self.activation,
             ffn_norm=_norm_weights(self.ffn_norm),
             norm_before=self.pre_norm,
-            narrow=narrow and qkv.dtype != "float32",
+            narrow=bf16_intermediates and qkv.dtype != "float32",
             gated=self.gated,
             attention_gain=None if attention_gain is None else attention_gain.detach(),
             ffn_gain=None if ffn_gain is None else ffn_gain.detach(),
@@ -118,7 +119,8 @@ class EncoderSignature:
     Attributes:
         names: of the parameters of its forward after hidden_states, in their order.
         rotates: whether it turns queries and keys by the tables that it is given.
-        partly: whether tables for fewer positions turn the last ones, and leave those before them (class tokens) as they are.
+        prefix_tokens: whether tables for fewer positions turn the last ones, and leave those before them (class tokens) as they
+            are.
         boolean_masks: whether it understands those; masks that are added it understands in any case.
         ignored: names of arguments that hosts pass and that change nothing.
         rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
@@ -126,7 +128,7 @@ class EncoderSignature:
 
     names: tuple[str, ...]
     rotates: bool = False
-    partly: bool = False
+    prefix_tokens: bool = False
     boolean_masks: bool = True
     ignored: frozenset[str] = frozenset()
     rest: tuple[Literal["bias"] | None, ...] | None = None

@@ -42,7 +42,7 @@ class Features:
     factor: float = 1.0
 
     @property
-    def place(self) -> int:
+    def offset(self) -> int:
         """Where they begin in the packed weight of the linear's group."""
         return self.linear.range[0] + self.first
 

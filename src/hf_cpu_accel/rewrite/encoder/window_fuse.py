@@ -86,7 +86,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
         side = _side(tried, width, dtype)
         image = torch.randn(2, side * side, width, generator=torch.Generator().manual_seed(1)).to(dtype)
         expected = hidden_states_of(_run(tried, side, image))
-        for parts, outputs in _readings(tried, side, width, dtype):
+        for parts, outputs in _matches(tried, side, width, dtype):
             fuse: Callable[..., FusedWindowLayer] = partial(
                 fused_layer,
                 FusedWindowLayer,
@@ -100,7 +100,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
             if windows is None:
                 refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
                 continue
-            output = compute(image, windows, parts.weights(narrow=False).arguments())
+            output = compute(image, windows, parts.weights(bf16_intermediates=False).arguments())
             if alike(parts, output, expected, dtype):
                 return fuse(layer, _parts=parts.moved(shadow.original, layer_scale_of(layer)), _known={})
             refusal = Refusal("it computes something else than its linears, norms and windows suggest")
@@ -134,7 +134,7 @@ def _side(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
     return 2 * round(sizes[0] ** 0.5)
 
 
-def _readings(
+def _matches(
     layer: nn.Module, side: int, width: int, dtype: torch.dtype
 ) -> Iterator[tuple[EncoderLayerParts, int | None]]:
     """What the layer may be made of, and of how many values the tuple is that it returns."""
@@ -167,5 +167,5 @@ def _run(layer: nn.Module, side: int, hidden_states: Tensor) -> Any:
 
 def _bias_tables(layer: nn.Module, parts: EncoderLayerParts) -> list[str]:
     """Paths of the parameters of no linear and no norm: of the bias for the place of a key beside the query."""
-    known = known_parameters(layer) | {id(gain) for gain in parts.gains or ()}
+    known = known_parameters(layer) | {id(gain) for gain in parts.layer_scale or ()}
     return [path for path, parameter in layer.named_parameters() if id(parameter) not in known]

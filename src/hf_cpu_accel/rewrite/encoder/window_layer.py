@@ -1,9 +1,9 @@
-"""Level two for encoder layers that attend within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): one op call, which
-reads the tokens from where they lie instead of rolling the image, cutting it up and putting it together again.
+"""Layer fusion for encoder layers that attend within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): one op call,
+which reads the tokens from where they lie instead of rolling the image, cutting it up and putting it together again.
 
-What a layer is made of is guessed from a trace, as for any encoder layer. Which token belongs to which window, and what is added to
+What a layer is made of is told from a trace, as for any encoder layer. Which token belongs to which window, and what is added to
 the scores, is seen in what the layer's own forward hands to its projections and to attention, once per size of image; and the whole
-is proved on that size. A size that does not fit the windows (the layer pads it) keeps the own forward.
+is verified on that size. A size that does not fit the windows (the layer pads it) keeps the own forward.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.patching.fused_module import Mixed, Reference
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import own_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
-from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, seen
+from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_windows
 from hf_cpu_accel.runtime.fork import new_lock
 
 _ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
@@ -34,10 +34,11 @@ _NEW, _MET = (Windows(torch.empty(0, 0, dtype=torch.int32), None) for _ in range
 _learning = new_lock()
 
 
-class FusedWindowLayer(Mixed):
-    """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width), *switches)`.
+class FusedWindowLayer(FusedModuleMixin):
+    """Mixed into the layer's own class; called as `layer(hidden_states [B, height * width, C], (height, width),
+    *switches)`.
 
-    The children, hooks and attributes are those of the original, whose own forward it runs where somebody looks at what is inside,
+    The children, hooks and attributes are those of the original, whose own forward it runs where hooks look at what is inside,
     where more is asked for than hidden states, while a graph is traced, and for the first image of a size.
 
     Attributes:
@@ -66,7 +67,7 @@ class FusedWindowLayer(Mixed):
             return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
         bound = self._bound
         if bound is None:
-            bound = self._bound = self._parts.weights(narrow=True).arguments()
+            bound = self._bound = self._parts.weights(bf16_intermediates=True).arguments()
         output = compute(hidden_states, windows, bound)
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
@@ -86,7 +87,7 @@ class FusedWindowLayer(Mixed):
         ):
             return False
         switches = (*args, *kwargs.values())
-        if any(value is not None and type(value) is not bool for value in switches) or self.is_watched:
+        if any(value is not None and type(value) is not bool for value in switches) or self.has_user_hooks:
             return False
         return own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 
@@ -128,10 +129,10 @@ class FusedWindowLayer(Mixed):
         generator = torch.Generator().manual_seed(0)
         image = torch.randn(hidden_states.shape, generator=generator).to(hidden_states.dtype)
         with torch.no_grad():
-            expected, windows = seen(self, self._parts, image, run)
+            expected, windows = trace_windows(self, self._parts, image, run)
             if windows is None or windows.nbytes > _BYTES:
                 return None
-            output = compute(image, windows, self._parts.weights(narrow=False).arguments())
+            output = compute(image, windows, self._parts.weights(bf16_intermediates=False).arguments())
         return windows if alike(self._parts, output, expected, image.dtype) else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:

@@ -40,7 +40,7 @@ class Windows:
         return self.rows.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-def seen(
+def trace_windows(
     layer: nn.Module, parts: EncoderLayerParts, image: Tensor, run: Run
 ) -> tuple[Tensor, Windows | None]:
     """What `run` makes of `image`, whose rows all differ, and how it cuts it into windows; None if it does more than that."""
@@ -79,9 +79,9 @@ def _places(cut: Tensor, rows: Tensor) -> Tensor | None:
     """int64, which of `rows` each row of `cut` is, if it is a permutation of them."""
     weights = torch.randn(rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     order, given = ((tensor.double() @ weights).argsort() for tensor in (rows, cut))
-    places = torch.empty_like(order)
-    places[given] = order
-    return places if torch.equal(rows[places], cut) else None
+    offsets = torch.empty_like(order)
+    offsets[given] = order
+    return offsets if torch.equal(rows[offsets], cut) else None
 
 
 class _Scores:

@@ -1,4 +1,5 @@
-"""How a module holds the weights of its experts and what it computes with them: read off its parameters, proved by its forward."""
+"""How a module holds the weights of its experts and what it computes with them: read off its parameters, verified by its
+forward."""
 
 from __future__ import annotations
 
@@ -116,9 +117,9 @@ def read_experts(module: nn.Module) -> ExpertsForm | None:
     if dtype not in WEIGHT_DTYPES or any(len(p) != count or p.dtype != dtype for p in parameters.values()):
         return None
     for form in _layouts(parameters, stacks, inputs):
-        proved = _prove(module, parameters, form)
-        if proved is not None:
-            return proved
+        verified = _verify(module, parameters, form)
+        if verified is not None:
+            return verified
     return None
 
 
@@ -170,7 +171,7 @@ def _sizes(stack: Tensor, transposed: bool) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
-def _prove(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) -> ExpertsForm | None:
+def _verify(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm) -> ExpertsForm | None:
     """The form with the activation and the limit that give what `module` gives, if some do."""
     up = parameters[form.up.name].detach()
     experts, dtype = len(up), up.dtype

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.patching.fused_module import Mixed, empty
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack
 
 
-class PackedExperts(Mixed):
-    """Mixed into the class of a module of experts by `pack_experts`: attributes, children and biases are those of the original.
+class PackedExperts(FusedModuleMixin):
+    """Mixed into the class of a module of experts by `pack_experts`: attributes, children and biases are those of the
+    original.
 
     forward: hidden states [T, C], expert indices [T, k], expert weights [T, k] -> [T, C].
 
@@ -41,7 +42,7 @@ class PackedExperts(Mixed):
     _values: dict[str, dict[torch.dtype, Tensor]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.is_watched:
+        if self.has_user_hooks:
             try:
                 return self._original_class.forward(self, *args, **kwargs)
             finally:

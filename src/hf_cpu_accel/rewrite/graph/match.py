@@ -129,7 +129,8 @@ def _refusal(conv: MessagePassing) -> str | None:
 
 
 def _read_weights(conv: MessagePassing) -> list[int]:
-    """Ids of what our forward of `conv` takes apart, and nobody may pack: the network of an EdgeConv and its first linear."""
+    """Ids of what our forward of `conv` takes apart, and what may not be packed: the network of an EdgeConv and its first
+    linear."""
     from torch_geometric.nn import EdgeConv
 
     from hf_cpu_accel.graph.edge_networks import first_linear

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, mixed_class
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, mixed_class
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks, share_hooks
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 
-class FusedContainer(Mixed):
+class FusedContainer(FusedModuleMixin):
     """Has the children of `original` under their names, with `packed` in place of some, and its plain attributes.
 
     So paths, `state_dict` keys and indexing (of a Sequential) stay what they were.

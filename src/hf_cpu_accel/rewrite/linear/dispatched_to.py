@@ -1,4 +1,4 @@
-"""Reads off a live model who serves its linears, for `explain()`."""
+"""Reads off a live model which provider its linears are dispatched to, for `explain()`."""
 
 from __future__ import annotations
 

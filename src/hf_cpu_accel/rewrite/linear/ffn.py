@@ -46,7 +46,7 @@ class FusedFFN(FusedContainer):
         self.provider_route = self.make_route()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        if self.is_watched:
+        if self.has_user_hooks:
             return self._original_class.forward(self, *args, **kwargs)
         (input,) = self.bind(args, kwargs)
         check_inference(self, input)

@@ -17,7 +17,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.grouping import GROUPING_DISABLED
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part, RunWork
 
-# Of calls on whose path something else was joined than what had been proved. After that, members that a host calls in changing
+# Of calls on whose path something else was joined than what had been verified. After that, members that a host calls in changing
 # ways are computed one by one.
 _MOST_RECORDINGS = 8
 
@@ -25,9 +25,9 @@ _MOST_RECORDINGS = 8
 class ProjectionGroup:
     """One packed weight whose output features are divided among members (query | key | value, gate | up, ...).
 
-    Which members belong together is not told by their names but proved by a recorded forward, the first one: those that are called
-    in a row with the very same tensor, to which nobody writes in between. It is kept as a table. From then on the first of them
-    computes all in one GEMM, and the others take their slices. An input that is another tensor, that was written to, or whose
+    Which members belong together is not told by their names but by a recorded forward, the first one: those that are called
+    in a row with the very same tensor, to which nothing is written in between. It is kept as a table. From then on the first of
+    them computes all in one GEMM, and the others take their slices. An input that is another tensor, that was written to, or whose
     writes torch does not count (`torch.inference_mode`), is computed on its own, as it is where hooks see the members. Where slices
     are left over, the host has come another way: they are taken out of the table, and the next forward is recorded, too. Each
     thread has its own slices, so several threads may run one model.

@@ -52,7 +52,7 @@ def pack(
 
 
 def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
-    """Free the weight of a module that is out of the tree, unless somebody else needs it or it is to be kept."""
+    """Free the weight of a module that is out of the tree, unless it is needed elsewhere or is to be kept."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     if context.is_tied(weight) or context.config.originals == "memory":

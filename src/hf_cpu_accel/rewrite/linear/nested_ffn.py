@@ -1,8 +1,8 @@
-"""Level two for the feed-forward networks of diffusers: the first linear lies in one module with its activation or gate (GEGLU,
+"""Layer fusion for the feed-forward networks of diffusers: the first linear lies in one module with its activation or gate (GEGLU,
 SwiGLU, GELU with a projection), the second one behind a dropout. Both, and what is between them, become one op call.
 
-A network is guessed from the modules in it, whose linears are packed already; its activation is told by the values that the inner
-module gives around a stand-in for its linear; and the whole is proved on an input.
+A network is told from the modules in it, whose linears are packed already; its activation is told by the values that the inner
+module gives around a stand-in for its linear; and the whole is verified on an input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
-from hf_cpu_accel.patching.fused_module import Mixed, Reference, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -51,7 +51,7 @@ class NestedFFN:
     gate_last: bool | None
 
 
-class FusedNestedFFN(Mixed):
+class FusedNestedFFN(FusedModuleMixin):
     """Mixed into the container's own class: [..., K] -> [..., N].
 
     The children, hooks and attributes are those of the original, whose own forward it runs where hooks (of torch, or of diffusers,
@@ -72,7 +72,7 @@ class FusedNestedFFN(Mixed):
 
     def _is_hooked(self) -> bool:
         replaced = ("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
-        return self.is_watched or any(replaced)
+        return self.has_user_hooks or any(replaced)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return None if self._is_hooked() else Reference(args, kwargs)

@@ -64,7 +64,7 @@ def take_apart(module: nn.Module, path: str, context: Context) -> Parts | None:
 
 
 def computes(module: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor | None) -> bool:
-    """Whether `module` gives the values of `expected` for `inputs`: the proof of a guess about its forward."""
+    """Whether `module` gives the values of `expected` for `inputs`: the verification of a candidate."""
     if expected is None:
         return False
     output = run_alone(module, *inputs)

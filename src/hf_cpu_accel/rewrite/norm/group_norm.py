@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, Unwritten
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
 from hf_cpu_accel.ops.group_norm import group_norm
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
@@ -27,17 +27,17 @@ from hf_cpu_accel.rewrite.core.verify import disagreement
 STRUCTURE = "group norm"
 
 
-class PendingGroupNorm(LazyTensor):
+class DeferredGroupNorm(LazyTensor):
     """The output of a group norm until it is known whether SiLU comes next."""
 
     @classmethod
-    def of(cls, norm: FusedGroupNorm, input: Tensor) -> PendingGroupNorm:
-        pending: PendingGroupNorm = cls.like(input.shape, input.dtype, input.stride())
-        pending.norm, pending.input = norm, Unwritten(input, STRUCTURE)
-        return pending
+    def of(cls, norm: FusedGroupNorm, input: Tensor) -> DeferredGroupNorm:
+        deferred: DeferredGroupNorm = cls.like(input.shape, input.dtype, input.stride())
+        deferred.norm, deferred.input = norm, VersionGuard(input, STRUCTURE)
+        return deferred
 
     norm: FusedGroupNorm
-    input: Unwritten
+    input: VersionGuard
 
     def _make(self) -> Tensor:
         return self._compute("none")
@@ -81,7 +81,7 @@ class FusedGroupNorm(nn.Module):
         input = input.tensor if isinstance(input, LazyTensor) else input
         waits = self.activates and input.dim() > 1 and input.shape[1] == self.num_channels
         if waits and _is_dense(input) and not torch.compiler.is_compiling():
-            return PendingGroupNorm.of(self, input)
+            return DeferredGroupNorm.of(self, input)
         return self.compute(input, "none")
 
     def compute(self, input: Tensor, activation: str) -> Tensor:
