@@ -60,21 +60,18 @@ def numbers(known: Sequence[Machine]) -> str:
 
 def index(known: Sequence[Machine]) -> str:
     """All machines, and the numbers of the README."""
-    rows = [
-        (
-            f"[{machine.name}](results/{machine.key}.md)",
-            str(len(machine.tables)),
-            max((table.date[:10] for table in machine.tables), default=""),
-            machine.about,
-        )
-        for machine in known
-    ]
-    listed = markdown_table(("machine", "tables", "latest", ""), rows)
+    listed = "\n".join(f"- {_entry(machine)}" for machine in known)
     return (
         f"{_GENERATED}\n\n# Results\n\n{_INTRODUCTION}\n\n{listed}\n\n"
         "Earlier runs, and what was noted beside them, are in [history](history/2026-11.md).\n\n"
         f"## In short\n\n{numbers(known)}\n"
     )
+
+
+def _entry(machine: Machine) -> str:
+    latest = max((table.date[:10] for table in machine.tables), default="none")
+    count = f"{len(machine.tables)} tables, the latest of {latest}"
+    return f"[{machine.name}](results/{machine.key}.md): {count}. {machine.about}"
 
 
 def machine_page(machine: Machine) -> str:
