@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_cpu_accel.compiler.passes import PASSES
+from hf_cpu_accel.rewrite.registry import STAGES
 from tests.acceptance.documents import DOCUMENTS, ROOT, blocks
 
 SOURCES = ROOT / "src" / "hf_cpu_accel"
@@ -81,6 +82,15 @@ def test_twelve_questions_of_a_newcomer_are_answered_by_a_file() -> None:
     for question, answer in rows:
         assert mentioned(answer), question
         assert all(find(path) for path in mentioned(answer)), question
+
+
+def test_the_stages_of_the_page_are_those_that_run() -> None:
+    """In their order, each in the file that its function is from, unless that is the registry's own."""
+    rows = re.findall(r"^\| ([a-z][\w ]*) \| (.*?) \|", section("The stages"), re.MULTILINE)[1:]
+    assert [name for name, _ in rows] == [stage.name for stage in STAGES]
+    for (_, where), stage in zip(rows, STAGES, strict=True):
+        module = stage.apply.__module__.removeprefix("hf_cpu_accel.").replace(".", "/") + ".py"
+        assert module == "rewrite/registry.py" or module in mentioned(where)
 
 
 def test_the_passes_of_the_page_are_those_that_run() -> None:
