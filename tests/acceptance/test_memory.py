@@ -29,6 +29,7 @@ print((status("VmHWM") - before) / size, (status("VmRSS") - before) / size)
 """
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", 0.15), ("bfloat16", -0.25), ("int8", -0.4)])
 def test_peak_and_resident_memory(dtype: str, kept: float) -> None:
     """The peak of accelerating and of the first forward, and what the process holds afterwards, as parts of the model's size."""

@@ -60,6 +60,7 @@ def test_a_base_that_fails_ends_the_run() -> None:
         )
 
 
+@pytest.mark.serial
 def test_priority_is_put_back() -> None:
     path = Path("/proc/self/autogroup")
     before = path.read_text() if path.exists() else ""
