@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hf_cpu_accel.providers import choice, machine, switch
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.budget import AT_ONCE_SECONDS, SHARE_OF_TIME, Budget
-from hf_cpu_accel.providers.choice import FEWEST_ROWS, race_rows, row_range
-from hf_cpu_accel.providers.race import OWN
+from hf_cpu_accel.providers.choice import FEWEST_ROWS, measured_rows_of, row_range
 from hf_cpu_accel.providers.store import Store
 from hf_cpu_accel.providers.torch_ops import Provider
-from tests.providers.conftest import MACHINE, Races, make_chooser
+from tests.providers.conftest import MACHINE, Measurements, make_chooser
 
 PROVIDERS = (Provider("other", "float32", lambda packed, values: None),)
 
@@ -26,7 +26,7 @@ class SomeWork:
         self.done = []
 
     def own(self, input):
-        self.done.append(OWN)
+        self.done.append(NATIVE)
 
     def by(self, provider):
         return lambda input: self.done.append(provider.name)
@@ -36,18 +36,18 @@ class SomeWork:
 
 
 @pytest.fixture
-def races():
-    return Races("other")
+def measurements():
+    return Measurements("other")
 
 
 @pytest.fixture
-def chooser(tmp_path, races):
-    return make_chooser(tmp_path, races, find_candidates=lambda dtype: PROVIDERS)
+def chooser(tmp_path, measurements):
+    return make_chooser(tmp_path, measurements, find_candidates=lambda dtype: PROVIDERS)
 
 
-def again(tmp_path, races):
+def again(tmp_path, measurements):
     """Another process on the same machine."""
-    return make_chooser(tmp_path, races, find_candidates=lambda dtype: PROVIDERS)
+    return make_chooser(tmp_path, measurements, find_candidates=lambda dtype: PROVIDERS)
 
 
 @pytest.mark.parametrize(
@@ -73,29 +73,29 @@ def test_no_range_is_measured_in_part():
     assert row_range(FEWEST_ROWS)[0] == FEWEST_ROWS
 
 
-def test_long_races_are_on_fewer_rows():
+def test_long_measurements_are_on_fewer_rows():
     work = SomeWork()
-    assert race_rows(work, 100, threads=2) == 128
+    assert measured_rows_of(work, 100, threads=2) == 128
     work.products = 3072 * 768
-    assert race_rows(work, 100, threads=2) == 128
-    assert race_rows(work, 1024, threads=2) == 128
-    assert race_rows(work, 1024, threads=16) == 1024
+    assert measured_rows_of(work, 100, threads=2) == 128
+    assert measured_rows_of(work, 1024, threads=2) == 128
+    assert measured_rows_of(work, 1024, threads=16) == 1024
     work.products = 10**9
-    assert race_rows(work, 1024, threads=1) == 64
-    assert race_rows(work, 16, threads=1) == 16
+    assert measured_rows_of(work, 1024, threads=1) == 64
+    assert measured_rows_of(work, 16, threads=1) == 16
 
 
-def test_measured_once_and_kept(chooser, races, tmp_path):
+def test_measured_once_and_kept(chooser, measurements, tmp_path):
     work = SomeWork()
     made = chooser.choose(work, 20, torch.float32)
     assert (made.provider, made.rows) == ("other", 32)
-    assert races.held == [[OWN, "other"]]
+    assert measurements.held == [[NATIVE, "other"]]
     assert chooser.choose(work, 32, torch.float32) == made
-    assert again(tmp_path, races).choose(work, 17, torch.float32) == made
-    assert len(races.held) == 1
+    assert again(tmp_path, measurements).choose(work, 17, torch.float32) == made
+    assert len(measurements.held) == 1
 
 
-def test_what_is_another_question_is_measured_anew(chooser, races):
+def test_what_is_another_question_is_measured_anew(chooser, measurements):
     torch.set_num_threads(1)
     chooser.choose(SomeWork(), 20, torch.float32)
     chooser.choose(SomeWork(), 33, torch.float32)
@@ -103,43 +103,45 @@ def test_what_is_another_question_is_measured_anew(chooser, races):
     chooser.choose(SomeWork("linear+gelu 8x8 float32"), 20, torch.float32)
     torch.set_num_threads(2)
     chooser.choose(SomeWork(), 20, torch.float32)
-    assert len(races.held) == 5
+    assert len(measurements.held) == 5
 
 
 @pytest.mark.parametrize(("steady", "busy"), [(False, False), (True, True)])
 def test_an_answer_that_may_be_noise_is_for_this_process_only(tmp_path, steady, busy):
-    races = Races("other", steady=steady)
-    chooser = make_chooser(tmp_path, races, find_candidates=lambda dtype: PROVIDERS, is_busy=lambda: busy)
+    measurements = Measurements("other", steady=steady)
+    chooser = make_chooser(
+        tmp_path, measurements, find_candidates=lambda dtype: PROVIDERS, is_busy=lambda: busy
+    )
     for _ in range(2):
         assert chooser.choose(SomeWork(), 20, torch.float32).provider == "other"
-    assert len(races.held) == 1
-    again(tmp_path, races).choose(SomeWork(), 20, torch.float32)
-    assert len(races.held) == 2
+    assert len(measurements.held) == 1
+    again(tmp_path, measurements).choose(SomeWork(), 20, torch.float32)
+    assert len(measurements.held) == 2
 
 
 def test_the_answer_of_a_faster_process_is_taken(chooser, tmp_path):
-    other = make_chooser(tmp_path, Races(OWN), find_candidates=lambda dtype: PROVIDERS)
+    other = make_chooser(tmp_path, Measurements(NATIVE), find_candidates=lambda dtype: PROVIDERS)
     assert chooser.choose(SomeWork("a"), 20, torch.float32).provider == "other"
-    assert other.choose(SomeWork("b"), 20, torch.float32).provider == OWN
-    assert chooser.choose(SomeWork("b"), 20, torch.float32).provider == OWN
+    assert other.choose(SomeWork("b"), 20, torch.float32).provider == NATIVE
+    assert chooser.choose(SomeWork("b"), 20, torch.float32).provider == NATIVE
 
 
-def test_without_candidates_nothing_runs(tmp_path, races):
-    chooser, work = make_chooser(tmp_path, races, find_candidates=lambda dtype: ()), SomeWork()
-    assert chooser.choose(work, 20, torch.float32).provider == OWN
+def test_without_candidates_nothing_runs(tmp_path, measurements):
+    chooser, work = make_chooser(tmp_path, measurements, find_candidates=lambda dtype: ()), SomeWork()
+    assert chooser.choose(work, 20, torch.float32).provider == NATIVE
     assert work.done == []
     assert not list(tmp_path.iterdir())
 
 
-def test_candidates_without_room_do_not_take_part(chooser, races):
+def test_candidates_without_room_do_not_take_part(chooser, measurements):
     work = SomeWork()
 
     def no_room(provider):
         raise MemoryError
 
     work.by = no_room
-    assert chooser.choose(work, 20, torch.float32).provider == OWN
-    assert races.held == [[OWN]]
+    assert chooser.choose(work, 20, torch.float32).provider == NATIVE
+    assert measurements.held == [[NATIVE]]
 
 
 def test_nobody_waits_for_a_measurement(chooser):
@@ -177,10 +179,10 @@ def test_budget_grows_with_time_and_may_be_overdrawn():
     assert budget.left() == pytest.approx(0)
 
 
-def test_measuring_stops_when_the_budget_is_spent_and_goes_on_later(tmp_path, races):
+def test_measuring_stops_when_the_budget_is_spent_and_goes_on_later(tmp_path, measurements):
     clock = Clock()
     chooser = make_chooser(
-        tmp_path, races, find_candidates=lambda dtype: PROVIDERS, budget=Budget(clock), clock=clock
+        tmp_path, measurements, find_candidates=lambda dtype: PROVIDERS, budget=Budget(clock), clock=clock
     )
     first, second = SomeWork("first"), SomeWork("second")
 
@@ -192,12 +194,12 @@ def test_measuring_stops_when_the_budget_is_spent_and_goes_on_later(tmp_path, ra
 
     first.own, second.own = takes(AT_ONCE_SECONDS / 20), takes(AT_ONCE_SECONDS / 6)
     assert chooser.choose(first, 20, torch.float32).provider == "other"
-    # One call says that a race will not fit into what is left; the next question does not even make that call.
+    # One call says that a measurement will not fit into what is left; the next question does not even make that call.
     assert chooser.choose(second, 20, torch.float32) is None
     now = clock.now
     assert chooser.choose(second, 20, torch.float32) is None
     assert clock.now == now
-    assert len(races.held) == 1
+    assert len(measurements.held) == 1
     clock.now += AT_ONCE_SECONDS / SHARE_OF_TIME
     assert chooser.choose(second, 20, torch.float32).provider == "other"
 

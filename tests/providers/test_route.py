@@ -3,8 +3,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hf_cpu_accel.packing.linear import pack_linear
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
-from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part
 
@@ -19,7 +19,7 @@ class SpiedWork(LinearWork):
         self.done = []
 
     def own(self, *inputs):
-        self.done.append(OWN)
+        self.done.append(NATIVE)
         return super().own(*inputs)
 
     def by(self, provider):
@@ -47,17 +47,17 @@ def served(route, input):
 
 
 def test_the_winner_serves_its_range_and_nothing_else(work, force):
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     route = Route(work, measured=True)
     expected = work.own(torch.ones(20, WIDTH))
     torch.testing.assert_close(route(torch.ones(20, WIDTH)), expected)
     assert served(route, torch.randn(4, 5, WIDTH)) == "oneDNN"
-    assert served(route, torch.randn(FEWEST_ROWS - 1, WIDTH)) == OWN
-    assert served(route, torch.randn(WIDTH)) == OWN
-    assert served(route, torch.randn(0, WIDTH)) == OWN
-    assert len(races.held) == 1
-    races.winner = OWN
-    assert served(route, torch.randn(33, WIDTH)) == OWN
+    assert served(route, torch.randn(FEWEST_ROWS - 1, WIDTH)) == NATIVE
+    assert served(route, torch.randn(WIDTH)) == NATIVE
+    assert served(route, torch.randn(0, WIDTH)) == NATIVE
+    assert len(measurements.held) == 1
+    measurements.winner = NATIVE
+    assert served(route, torch.randn(33, WIDTH)) == NATIVE
     assert route.elsewhere() == {(17, 32): "oneDNN"}
 
 
@@ -70,24 +70,24 @@ def test_known_ranges_are_looked_up_only(work, force, monkeypatch):
 
 
 def test_not_measured_is_ours_without_a_question(work, force):
-    races = force("oneDNN")
-    assert served(Route(work, measured=False), torch.randn(20, WIDTH)) == OWN
-    assert races.held == []
+    measurements = force("oneDNN")
+    assert served(Route(work, measured=False), torch.randn(20, WIDTH)) == NATIVE
+    assert measurements.held == []
 
 
 def test_settings_have_tables_of_their_own(work, force):
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     route = Route(work, measured=True)
     for dtype, threads in [(torch.float32, 1), (torch.bfloat16, 1), (torch.float32, 2)] * 2:
         torch.set_num_threads(threads)
         output = route(torch.randn(20, WIDTH).to(dtype))
         assert output.dtype is dtype
-    assert len(races.held) == 3
+    assert len(measurements.held) == 3
     assert work.part.copies.nbytes == 4 * WIDTH * FEATURES
 
 
 def test_losers_copies_are_freed(work, force):
-    force(OWN)
+    force(NATIVE)
     Route(work, measured=True)(torch.randn(20, WIDTH))
     assert work.part.copies.nbytes == 0
 
@@ -95,7 +95,7 @@ def test_losers_copies_are_freed(work, force):
 def test_a_provider_that_is_gone_is_replaced_by_ours(work, force, monkeypatch):
     force("oneDNN")
     monkeypatch.setattr("hf_cpu_accel.providers.route.provider_named", lambda name, dtype: None)
-    assert served(Route(work, measured=True), torch.randn(20, WIDTH)) == OWN
+    assert served(Route(work, measured=True), torch.randn(20, WIDTH)) == NATIVE
 
 
 def test_measuring_leaves_the_random_numbers_alone(work, force):
@@ -108,12 +108,12 @@ def test_measuring_leaves_the_random_numbers_alone(work, force):
 
 @pytest.mark.parametrize("decided", [False, True])
 def test_graphs_hold_our_op(work, force, decided):
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     work = LinearWork(work.part)
     route = Route(work, measured=True)
     if decided:
         route(torch.randn(20, WIDTH))
-    held = len(races.held)
+    held = len(measurements.held)
     input, graphs = torch.randn(20, WIDTH), []
 
     def backend(graph, inputs):
@@ -131,7 +131,7 @@ def test_graphs_hold_our_op(work, force, decided):
     for text in (str(graphs[0].graph), str(traced.graph), str(symbolic.graph)):
         assert "hf_cpu_accel" in text
         assert "mkldnn" not in text
-    assert len(races.held) == held
+    assert len(measurements.held) == held
 
 
 def test_autocast_is_served_by_ours(work, force):
@@ -141,4 +141,4 @@ def test_autocast_is_served_by_ours(work, force):
     work.done.clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert route(input).dtype is torch.float32
-    assert work.done == [OWN]
+    assert work.done == [NATIVE]

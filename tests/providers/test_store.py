@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from hf_cpu_accel.providers.race import OWN
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.store import Choice, Store
 from tests.children import LAST_RESORT
 
 MACHINE = {"cpu": "some", "threads": 2}
-FAST, SLOW = Choice("oneDNN", {OWN: 2e-3, "oneDNN": 1e-3}, 128), Choice(OWN, {OWN: 1e-3, "oneDNN": 2e-3}, 64)
+FAST, SLOW = (
+    Choice("oneDNN", {NATIVE: 2e-3, "oneDNN": 1e-3}, 128),
+    Choice(NATIVE, {NATIVE: 1e-3, "oneDNN": 2e-3}, 64),
+)
 
 
 def work(folder, worker, said):
@@ -23,9 +26,9 @@ def work(folder, worker, said):
 
     def add(key, seconds):
         while True:
-            given = store.add({key: Choice(OWN, {OWN: seconds}, 16)})
+            given = store.add({key: Choice(NATIVE, {NATIVE: seconds}, 16)})
             if store.problem is None:  # else the others had the lock for all the time that it is waited for
-                return round(given[key].seconds[OWN], 6)
+                return round(given[key].seconds[NATIVE], 6)
             assert "could not be acquired" in store.problem, store.problem
 
     for i in range(20):
@@ -76,7 +79,7 @@ DAMAGED = {
     "another machine": _fields(machine={"cpu": "other", "threads": 2}),
     "choices missing": json.dumps({"format": 1, "machine": MACHINE}),
     "choices no object": _fields(choices=[]),
-    "no provider": _fields(choices={"a": {"microseconds": {OWN: 1}, "rows": 1}}),
+    "no provider": _fields(choices={"a": {"microseconds": {NATIVE: 1}, "rows": 1}}),
     "provider without a time": _fields(choices={"a": {**FAST.to_dict(), "provider": "MKL"}}),
     "not a time": _fields(choices={"a": {**FAST.to_dict(), "microseconds": {"oneDNN": "fast"}}}),
     "no time at all": _fields(choices={"a": {**FAST.to_dict(), "microseconds": {"oneDNN": 0}}}),

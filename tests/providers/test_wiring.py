@@ -10,8 +10,8 @@ import transformers
 from torch import nn
 
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, explain, restore
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.layer import own_everywhere
-from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack
 
@@ -70,9 +70,9 @@ def model():
 INPUT = torch.randn(2, 15, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def between_providers(races):
-    """The races that were not about fused parts and their own forward."""
-    return [held for held in races.held if "unfused" not in held]
+def between_providers(measurements):
+    """The measurements that were not about fused parts and their own forward."""
+    return [held for held in measurements.held if "unfused" not in held]
 
 
 def run(model, input=INPUT):
@@ -93,11 +93,11 @@ def test_another_provider_gives_the_same_and_restores(model, force, dtype):
     accelerate_for_cpu(model, dtype=dtype, providers="own")
     ours = run(model)
     restore(model)
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     accelerate_for_cpu(model, dtype=dtype)
     theirs = run(model)
     # One question per kind of work, not per layer: merged projections, mix, up, output, ffn; none for a projection alone.
-    assert len(between_providers(races)) == 5
+    assert len(between_providers(measurements)) == 5
     if dtype == "float32":
         torch.testing.assert_close(theirs, expected, rtol=1e-4, atol=1e-4)
     else:
@@ -109,12 +109,12 @@ def test_another_provider_gives_the_same_and_restores(model, force, dtype):
 
 def test_int8_is_ours_where_nothing_keeps_its_numerics(model, force, monkeypatch):
     monkeypatch.setattr("hf_cpu_accel.providers.torch_ops._has_amx", lambda: False)
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     monkeypatch.setattr("hf_cpu_accel.providers.choice.candidates", lambda dtype: ())
     accelerate_for_cpu(model, dtype="int8")
     run(model)
     assert set(providers(model).values()) == {"ours"}
-    assert all(held == [OWN] for held in between_providers(races))
+    assert all(held == [NATIVE] for held in between_providers(measurements))
 
 
 def test_the_copies_are_counted_and_freed(model, force):
@@ -168,14 +168,14 @@ def test_a_model_that_is_cast_keeps_its_providers(model, force):
 
 @pytest.mark.parametrize("by", ["argument", "config", "environment"])
 def test_it_can_be_switched_off(model, force, monkeypatch, by):
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     if by == "environment":
         monkeypatch.setenv("HF_CPU_ACCEL_PROVIDERS", "own")
     options = {"providers": "own"} if by == "argument" else {}
     config = CPUAccelConfig(providers="own") if by == "config" else None
     accelerate_for_cpu(model, config, dtype="float32", **options)
     run(model)
-    assert between_providers(races) == []
+    assert between_providers(measurements) == []
     assert set(providers(model).values()) == {"ours"}
     assert "providers: ours only: " in str(explain(model))
 
@@ -189,28 +189,28 @@ def test_a_bad_switch_leaves_the_model_alone(model, monkeypatch):
 
 
 def test_accelerating_measures_nothing(force):
-    races = force("oneDNN")
+    measurements = force("oneDNN")
     size = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=50, **size)).eval()
     accelerate_for_cpu(bert, dtype="float32")
-    assert between_providers(races) == []
+    assert between_providers(measurements) == []
 
 
-@pytest.mark.parametrize(("winner", "expected"), [(OWN, True), ("oneDNN", False)])
+@pytest.mark.parametrize(("winner", "expected"), [(NATIVE, True), ("oneDNN", False)])
 def test_own_everywhere_measures_once(force, monkeypatch, winner, expected):
-    races = force(winner)
+    measurements = force(winner)
     qkv = pack([nn.Linear(WIDTH, WIDTH) for _ in range(3)], "float32", measured=True)
     up, down = (pack([nn.Linear(*s)], "float32", measured=True)[0] for s in ((WIDTH, 96), (96, WIDTH)))
     linears = (*qkv, up, down)
     assert own_everywhere(linears, 30) is expected
-    assert len(between_providers(races)) == 3  # the projections as one
+    assert len(between_providers(measurements)) == 3  # the projections as one
     monkeypatch.setattr("hf_cpu_accel.providers.choice.chooser", None)
     assert own_everywhere(linears, 32) is expected
     assert own_everywhere(linears, 3) is True
 
 
 def test_own_everywhere_keeps_the_fusion_for_a_small_gain(force):
-    force("oneDNN").seconds.update({OWN: 1.0, "oneDNN": 0.95})
+    force("oneDNN").seconds.update({NATIVE: 1.0, "oneDNN": 0.95})
     linear = pack([nn.Linear(WIDTH, WIDTH)], "float32", measured=True)[0]
     assert linear.group.route(0, 0).choice(30, torch.float32).provider == "oneDNN"
     assert own_everywhere([linear], 30) is True

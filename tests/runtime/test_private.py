@@ -12,7 +12,7 @@ import pytest
 
 from hf_cpu_accel.cli import checks
 from hf_cpu_accel.patching.originals import DiskStore
-from hf_cpu_accel.providers.race import OWN
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.store import Choice, Store
 from hf_cpu_accel.runtime import home
 from hf_cpu_accel.runtime.home import cache_folder
@@ -97,7 +97,7 @@ def test_one_warning_and_no_cache_where_others_write(
     tmp_path: Path, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Store(cache_folder("providers"), {"cpu": "some"})
-    kept.add({"a": Choice(OWN, {OWN: 1e-3}, 16)})
+    kept.add({"a": Choice(NATIVE, {NATIVE: 1e-3}, 16)})
     (tmp_path / level).chmod(0o775)
     with caplog.at_level(logging.WARNING):
         found = [cache_folder("providers") for _ in range(3)]
@@ -110,7 +110,7 @@ def test_one_warning_and_no_cache_where_others_write(
     )
     store = Store(found[0], {"cpu": "some"})
     assert store.load() == {}
-    store.add({"b": Choice(OWN, {OWN: 1e-3}, 16)})
+    store.add({"b": Choice(NATIVE, {NATIVE: 1e-3}, 16)})
     assert set(store.load()) == {"b"}  # for this process
     assert set(kept.load()) == {"a"}
 

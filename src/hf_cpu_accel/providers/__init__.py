@@ -4,7 +4,7 @@ For each op, weight dtype, dtype of the input, N, K and range of row counts the 
 model first needs them. The answer is kept on disk for this machine. This is also how CPUs with AMX get oneDNN's AMX kernels.
 
     torch_ops.py   the candidates: the only file that names torch's unstable ops
-    race.py        ours against the others: interleaved, and ours wins unless it clearly loses
+    autotune.py    ours against the others: interleaved, and ours wins unless it clearly loses
     budget.py      how long measuring may hold a process up
     store.py       the answers on disk
     machine.py     what an answer is valid for

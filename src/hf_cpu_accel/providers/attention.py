@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 
 from hf_cpu_accel.ops.attention import attention
-from hf_cpu_accel.providers.race import OWN, race
+from hf_cpu_accel.providers.autotune import NATIVE, autotune
 
 # From so many keys on the two are alike for all lengths; below ours is ahead.
 LONG = 512
-_RACE_LENGTH, _RACE_HEADS = 1024, 2
+_LENGTH, _HEADS = 1024, 2
 
 
 def torch_is_faster(head_dim: int) -> bool:
@@ -23,11 +23,11 @@ def torch_is_faster(head_dim: int) -> bool:
 @cache
 def _measured(head_dim: int, threads: int) -> bool:
     generator = torch.Generator().manual_seed(0)
-    shape = (1, _RACE_LENGTH, _RACE_HEADS, head_dim)
+    shape = (1, _LENGTH, _HEADS, head_dim)
     query, key, value = (torch.randn(shape, generator=generator).transpose(1, 2) for _ in range(3))
     with torch.no_grad():
-        contestants = {
-            OWN: lambda: attention(query, key, value),
+        candidates = {
+            NATIVE: lambda: attention(query, key, value),
             "torch": lambda: functional.scaled_dot_product_attention(query, key, value),
         }
-        return race(contestants).winner != OWN
+        return autotune(candidates).winner != NATIVE

@@ -1,4 +1,4 @@
-"""(work, rows) -> who serves it: from memory, from disk, or by a race."""
+"""(work, rows) -> who serves it: from memory, from disk, or by measuring."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.providers import race as races
+from hf_cpu_accel.providers.autotune import NATIVE, Result, autotune
 from hf_cpu_accel.providers.budget import Budget
 from hf_cpu_accel.providers.machine import is_busy, machine_key
-from hf_cpu_accel.providers.race import OWN, Result
 from hf_cpu_accel.providers.store import Choice, Store
 from hf_cpu_accel.providers.torch_ops import Provider, candidates
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home import cache_folder
 
-# Below this many rows a layer takes the time of reading its weight from memory and of calling it. A race, in which the weight is
+# Below this many rows a layer takes the time of reading its weight from memory and of calling it. Measuring, with the weight
 # warm in the cache, says nothing about the first, and in the second we are ahead. It also keeps the few rows on which
 # replacements are verified from being measured.
 FEWEST_ROWS = 9
 # All row counts from here on are one range: the product no longer cares.
 LARGEST_RANGE = (1025, 2048)
-# A race is on fewer rows than the range's if it would take longer than this many operations per thread a call: 3 to 10 ms.
-_RACE_OPERATIONS = 5e8
-_RACE_ROWS_AT_LEAST = 64
-# A race that is over after its first round calls each contestant so often.
+# Measured on fewer rows than the range's if it would take longer than this many operations per thread a call: 3 to 10 ms.
+_OPERATIONS = 5e8
+_FEWEST_MEASURED_ROWS = 64
+# A measurement that is over after its first round calls each candidate so often.
 _CALLS_AHEAD = 3
 
 Run = Callable[..., Any]
@@ -77,7 +76,7 @@ def row_range(rows: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Contest:
-    """What a race is between.
+    """What is measured.
 
     Attributes:
         own: does the work once, our way.
@@ -95,21 +94,21 @@ class Chooser:
 
     Args:
         store: threads -> the choices on disk for that number of threads.
-        run_race, find_candidates, budget, is_busy, clock: what to measure, how, and for how long; for tests.
+        autotune, find_candidates, budget, is_busy, clock: what to measure, how, and for how long; for tests.
     """
 
     def __init__(
         self,
         store: Callable[[int], Store],
         *,
-        run_race: Callable[[dict[str, Callable[[], object]]], Result] = races.race,
+        autotune: Callable[[dict[str, Callable[[], object]]], Result] = autotune,
         find_candidates: Callable[[str], Sequence[Provider]] = candidates,
         budget: Budget | None = None,
         is_busy: Callable[[], bool] = is_busy,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._make_store = store
-        self._run_race = run_race
+        self._autotune = autotune
         self._candidates = find_candidates
         self._budget = Budget() if budget is None else budget
         self._is_busy = is_busy
@@ -119,7 +118,7 @@ class Chooser:
         self._known: dict[int, dict[str, Choice]] = {}
         self._needed: dict[
             str, float
-        ] = {}  # seconds that a race which did not fit into the budget would take
+        ] = {}  # seconds that a measurement that did not fit into the budget would take
 
     def choose(self, work: Work, rows: int, dtype: torch.dtype) -> Choice | None:
         """Who serves `work` for the range of `rows`; None if that is not known and could not be measured now.
@@ -128,7 +127,7 @@ class Chooser:
             dtype: of the input.
         """
         range_ = f"{str(dtype).removeprefix('torch.')} rows<={row_range(rows)[1]}"
-        measured_rows = race_rows(work, rows, torch.get_num_threads())
+        measured_rows = measured_rows_of(work, rows, torch.get_num_threads())
         return self.decide(
             f"{work.key} {range_}", measured_rows, lambda: self._contest(work, measured_rows, dtype)
         )
@@ -153,7 +152,7 @@ class Chooser:
             self._lock.release()
 
     def can_measure(self) -> bool:
-        """Whether there is time left for a race."""
+        """Whether there is time left for a measurement."""
         return self._budget.left() > 0
 
     def store(self, threads: int) -> Store:
@@ -180,14 +179,14 @@ class Chooser:
         with torch.no_grad():
             held = contest()
             if not held.others:
-                return self._remember(key, threads, Choice(OWN, {}, 0))
+                return self._remember(key, threads, Choice(NATIVE, {}, 0))
             start = self._clock()
             held.own()
             needed = (self._clock() - start) * _CALLS_AHEAD * (1 + len(held.others))
             if needed > left:
                 self._needed[key] = needed
                 return None
-            result = self._run_race(_contestants(held))
+            result = self._autotune(_candidates(held))
         choice = self._remember(key, threads, Choice(result.winner, result.seconds, rows))
         if result.steady and not self._is_busy():
             # Another process may have been first: then its answer is the machine's.
@@ -199,16 +198,16 @@ class Chooser:
         return choice
 
 
-def race_rows(work: Work, rows: int, threads: int) -> int:
+def measured_rows_of(work: Work, rows: int, threads: int) -> int:
     """How many rows are measured for the range of `rows`: its last, or fewer where one call would take too long."""
     last = row_range(rows)[1]
-    affordable = int(_RACE_OPERATIONS * threads / (2 * max(1, work.products)))
-    return min(last, max(_RACE_ROWS_AT_LEAST, 1 << (max(1, affordable).bit_length() - 1)))
+    affordable = int(_OPERATIONS * threads / (2 * max(1, work.products)))
+    return min(last, max(_FEWEST_MEASURED_ROWS, 1 << (max(1, affordable).bit_length() - 1)))
 
 
-def _contestants(contest: Contest) -> dict[str, Callable[[], object]]:
+def _candidates(contest: Contest) -> dict[str, Callable[[], object]]:
     """Ours, and the others for whose copies there is room."""
-    runs = {OWN: contest.own}
+    runs = {NATIVE: contest.own}
     for name, make in contest.others.items():
         with suppress(MemoryError):
             runs[name] = make()

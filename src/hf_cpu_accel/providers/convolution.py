@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d
-from hf_cpu_accel.providers.race import MARGIN, OWN, race
+from hf_cpu_accel.providers.autotune import MARGIN, NATIVE, autotune
 from hf_cpu_accel.runtime import hardware
 
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
@@ -146,7 +146,7 @@ def own_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bo
     """
     seconds = _measured(dtype, library, sample, tiled, torch.get_num_threads())
     ahead = _JOINED_GAIN if joined else MARGIN
-    return seconds is None or (1 - ahead) * seconds[OWN] <= seconds[_LIBRARY]
+    return seconds is None or (1 - ahead) * seconds[NATIVE] <= seconds[_LIBRARY]
 
 
 @cache
@@ -166,10 +166,10 @@ def _measured(
         image = image.to(memory_format=torch.channels_last)
     with torch.no_grad():
         ours, theirs = pack_conv2d(weight, dtype, tiled=tiled), prepack(weight.to(library), geometry)
-        contestants = {
-            OWN: lambda: conv2d(image, ours, kernel_size=kernel, stride=stride, padding=padding),
+        candidates = {
+            NATIVE: lambda: conv2d(image, ours, kernel_size=kernel, stride=stride, padding=padding),
             _LIBRARY: lambda: convolve(
                 image.to(library, memory_format=torch.channels_last), theirs, None, geometry
             ).to(image.dtype),
         }
-        return race(contestants).seconds
+        return autotune(candidates).seconds

@@ -16,7 +16,7 @@ _KEEP_FREE = 0.1
 
 
 class Copies:
-    """Copies of one packed weight, one per provider, for as long as somebody uses them.
+    """Copies of one packed weight, one per provider, for as long as they are used.
 
     They cannot be copied or pickled (oneDNN's tensors are opaque), and need not be: whoever holds a `Copies` makes a new one.
     """
@@ -39,7 +39,7 @@ class Copies:
         return weight
 
     def _unpacked(self) -> Tensor:
-        """The values, from a copy that is made of them if there is one: unpacking takes longer than a race's round."""
+        """The values, from a copy that is made of them if there is one: unpacking takes longer than a round of measuring."""
         values = None if self._values is None else self._values()
         if values is None:
             values = unpack_values(self._packed)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
-from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.route import Route
 
 
@@ -60,7 +60,7 @@ def own_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
         made = [choice for choice in choices if choice is not None]
         if len(made) < len(choices):
             return True
-        ours = sum(choice.seconds.get(OWN, 0.0) for choice in made)
+        ours = sum(choice.seconds.get(NATIVE, 0.0) for choice in made)
         best = sum(choice.seconds.get(choice.provider, 0.0) for choice in made)
         answer = known[key] = best >= (1 - _FUSION_GAIN) * ours
     return answer

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.providers import choice as choices
+from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.choice import FEWEST_ROWS, Run, Work, row_range
-from hf_cpu_accel.providers.race import OWN
 from hf_cpu_accel.providers.store import Choice
 from hf_cpu_accel.providers.torch_ops import provider_named
 
@@ -85,7 +85,7 @@ class Route:
         if choice is None:
             return self.work.own
         run: Run = self.work.own
-        if choice.provider != OWN:
+        if choice.provider != NATIVE:
             run = self._foreign(choice.provider) or run
         table[(rows - 1).bit_length()] = run
         return run

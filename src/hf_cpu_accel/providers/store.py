@@ -26,7 +26,7 @@ class Choice:
     """Who serves one op for one range of row counts.
 
     Attributes:
-        provider: `race.OWN` or the name of a provider.
+        provider: `autotune.NATIVE` or the name of a provider.
         seconds: best measured time of one call, by name.
         rows: the row count that was measured.
     """

@@ -17,9 +17,9 @@ from transformers import ResNetConfig, ResNetModel, SwinConfig, SwinModel
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.providers import choice
+from hf_cpu_accel.providers.autotune import autotune
 from hf_cpu_accel.providers.budget import Budget
 from hf_cpu_accel.providers.choice import Chooser
-from hf_cpu_accel.providers.race import race
 from hf_cpu_accel.providers.store import Store
 from hf_cpu_accel.providers.switch import VARIABLE
 from hf_cpu_accel.rewrite.convolution import residual_block
@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     monkeypatch.setenv(VARIABLE, "auto")
     made = Chooser(
         lambda threads: Store(tmp_path, {"threads": threads}),
-        run_race=partial(race, clock=clock),
+        autotune=partial(autotune, clock=clock),
         find_candidates=lambda dtype: (),
         budget=Budget(lambda: 0.0),
         clock=lambda: 0.0,

@@ -1,4 +1,4 @@
-from hf_cpu_accel.providers.race import OWN, race
+from hf_cpu_accel.providers.autotune import NATIVE, autotune
 
 
 class Machine:
@@ -10,7 +10,7 @@ class Machine:
         self.calls = dict.fromkeys(times, 0)
 
     def run(self):
-        return race({name: self._runner(name) for name in self.times}, clock=lambda: self.now)
+        return autotune({name: self._runner(name) for name in self.times}, clock=lambda: self.now)
 
     def _runner(self, name):
         def call():
@@ -22,7 +22,7 @@ class Machine:
 
 
 def test_ours_stays_unless_another_is_clearly_faster():
-    assert Machine(own=[1.0], other=[0.98]).run().winner == OWN
+    assert Machine(own=[1.0], other=[0.98]).run().winner == NATIVE
     result = Machine(own=[1.0], other=[0.96]).run()
     assert result.winner == "other"
     assert result.seconds == {"own": 1.0, "other": 0.96}
@@ -35,7 +35,7 @@ def test_the_fastest_of_several_wins():
 
 def test_one_lucky_round_does_not_win():
     # Two calls before the first round.
-    assert Machine(own=[1.0], other=[1, 1, 0.5, 1.1]).run().winner == OWN
+    assert Machine(own=[1.0], other=[1, 1, 0.5, 1.1]).run().winner == NATIVE
 
 
 def test_one_unlucky_round_does_not_lose():
@@ -44,7 +44,7 @@ def test_one_unlucky_round_does_not_lose():
 
 def test_scattered_times_need_a_long_lead():
     ours = [1, 1, 1.0, 1.4, 1.4, 1.4, 1.4]
-    assert Machine(own=ours, other=[1, 1, 0.9, 1.1]).run().winner == OWN  # faster in every round
+    assert Machine(own=ours, other=[1, 1, 0.9, 1.1]).run().winner == NATIVE  # faster in every round
     assert Machine(own=ours, other=[1, 1, 0.5, 0.7]).run().winner == "other"
 
 

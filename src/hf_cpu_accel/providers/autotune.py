@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-OWN = "own"
+NATIVE = "own"
 
 # A provider must be this much faster than ours to be taken: below it, the difference is not worth a second copy of the weight.
 MARGIN = 0.03
-# Not again after one round if this much slower than ours: the whole race rarely takes more than two calls of each.
+# Not again after one round if this much slower than ours: the whole measurement rarely takes more than two calls of each.
 _HOPELESS = 1.15
 _ROUNDS = 5
 # A call shorter than this is repeated within a round, so that the clock and the scheduler matter less.
@@ -23,10 +23,10 @@ _NOISY = 1.3
 
 @dataclass(frozen=True)
 class Result:
-    """How a race ended.
+    """How a measurement ended.
 
     Attributes:
-        winner: `OWN` or the name of a provider.
+        winner: `NATIVE` or the name of a provider.
         seconds: best time of one call, by name.
         steady: whether the times can be trusted beyond this process.
     """
@@ -36,36 +36,36 @@ class Result:
     steady: bool
 
 
-def race(
-    contestants: Mapping[str, Callable[[], object]], *, clock: Callable[[], float] = time.perf_counter
+def autotune(
+    candidates: Mapping[str, Callable[[], object]], *, clock: Callable[[], float] = time.perf_counter
 ) -> Result:
     """Run all in turn, the order reversed in every other round, and compare.
 
-    Another than `OWN` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times
+    Another than `NATIVE` wins if its best time is more than `MARGIN` below ours, and its median is below our best: where times
     scatter, as on a busy machine, only who is far ahead gets that.
 
     Args:
-        contestants: `OWN` and any others, by name; each does the work once.
+        candidates: `NATIVE` and any others, by name; each does the work once.
         clock: seconds.
     """
     repeats = {}
-    for name, run in contestants.items():
+    for name, run in candidates.items():
         run()  # the first call allocates, and creates oneDNN's primitive
         seconds = _time(run, 1, clock)
         repeats[name] = max(1, min(20, math.ceil(_ROUND_SECONDS / max(seconds, 1e-9))))
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    running = list(contestants)
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    running = list(candidates)
     for turn in range(_ROUNDS):
         for name in running if turn % 2 == 0 else reversed(running):
-            times[name].append(_time(contestants[name], repeats[name], clock))
+            times[name].append(_time(candidates[name], repeats[name], clock))
         best = {name: min(times[name]) for name in running}
-        running = [name for name in running if name == OWN or best[name] < _HOPELESS * best[OWN]]
-        if running == [OWN]:
+        running = [name for name in running if name == NATIVE or best[name] < _HOPELESS * best[NATIVE]]
+        if running == [NATIVE]:
             break
-    best = {name: min(times[name]) for name in contestants}
-    ahead = [name for name in running if name != OWN and _clearly_ahead(times[name], times[OWN])]
-    winner = min(ahead, key=best.__getitem__, default=OWN)
-    return Result(winner, best, steady=median(times[OWN]) <= _NOISY * best[OWN])
+    best = {name: min(times[name]) for name in candidates}
+    ahead = [name for name in running if name != NATIVE and _clearly_ahead(times[name], times[NATIVE])]
+    winner = min(ahead, key=best.__getitem__, default=NATIVE)
+    return Result(winner, best, steady=median(times[NATIVE]) <= _NOISY * best[NATIVE])
 
 
 def _clearly_ahead(theirs: list[float], ours: list[float]) -> bool:
