@@ -81,7 +81,7 @@ Dispatch choose() {
              kernels.gemm_int4_unpacked,
              kernels.images,
              kernels.pixels,
-             kernels.finish_tiles,
+             kernels.winograd_output,
              kernels.attention,
              kernels.norm,
              kernels.group_norm,

@@ -9,9 +9,9 @@ struct Dispatch {
   bool bf16_dot;           // bfloat16 GEMMs use the CPU's dot product
   GemmKernels gemm[weight_kinds];  // by WeightKind; int4 for few rows
   GemmKernels gemm_int4_unpacked;
-  ImageKernels images;
-  PixelKernels pixels;
-  FinishTiles finish_tiles;
+  QuantizeImageKernels images;
+  GatherKernels pixels;
+  WinogradOutputKernel winograd_output;
   AttentionKernels attention;
   NormKernels norm;
   GroupNormKernels group_norm;

@@ -20,9 +20,9 @@ namespace hfca {
 
 struct Kernels {
   GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked, gemm_int8_image;
-  ImageKernels images;
-  PixelKernels pixels;
-  FinishTiles finish_tiles;
+  QuantizeImageKernels images;
+  GatherKernels pixels;
+  WinogradOutputKernel winograd_output;
   AttentionKernels attention;
   NormKernels norm;
   GroupNormKernels group_norm;

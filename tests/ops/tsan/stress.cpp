@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "attention/driver.h"
-#include "gemm/alone.h"
+#include "gemm/gemm_op.h"
 #include "sparse/coo_to_csr.h"
 #include "sparse/units.h"
 
@@ -102,7 +102,7 @@ void multiply(Random& random) {
   Gemm g;
   g.m = m, g.n = n, g.k = k, g.weight = weight.data(), g.input = {x.data(), k};
   g.write_to({output.data(), n});
-  run_alone(g);
+  run_gemm_op(g);
   for (int64_t row = 0; row < m; ++row) {
     const double sum = std::accumulate(x.begin() + row * k, x.begin() + (row + 1) * k, 0.0);
     for (int64_t column = 0; column < n; ++column) expect(std::abs(output[static_cast<size_t>(row * n + column)] - sum) < 1e-3, "a product");

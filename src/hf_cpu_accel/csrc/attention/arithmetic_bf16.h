@@ -4,16 +4,16 @@
 #include "scratch.h"
 
 #if defined(HFCA_SIMD_AVX512) && defined(__AVX512BF16__)
-#define HFCA_BFLOATS 1
+#define HFCA_ARITHMETIC_BF16 1
 #include "softmax_approx.h"
 
 namespace HFCA_TIER {
 
-class Bfloats {
+class ArithmeticBf16 {
  public:
   static constexpr int rows_at_once = tile_rows;
 
-  Bfloats(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
+  ArithmeticBf16(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
       : a_(a), task_(task), words_(DotBf16::Words::count(a.head_dim)), row_words_(padded_words(words_)) {
     keys_ = memory.take<uint32_t>(key_block * words_);
     values_ = memory.take<uint32_t>(key_block / 2 * round_up(a.value_dim, chunk));
@@ -39,7 +39,7 @@ class Bfloats {
   }
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
-    return rough_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, 0.0f,
+    return approx_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, 0.0f,
                               [&](int64_t key, auto, Float low, Float high) HFCA_INLINE {
                                 Simd::store_words(probabilities_ + (key / chunk * rows + i) * packed_words, Simd::bf16_words(low, high));
                               });

@@ -14,12 +14,12 @@
 
 namespace HFCA_TIER {
 
-class Integers {
+class ArithmeticInt8 {
  public:
   static constexpr int rows_at_once = tile_rows;
   static constexpr int64_t most_features = 256;  // of a head
 
-  Integers(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
+  ArithmeticInt8(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
       : a_(a), task_(task), words_(Words::count(a.head_dim)), row_words_(padded_words(words_)) {
     const int64_t rows = task.row_end - task.row_begin;
     keys_ = memory.take<uint32_t>(key_block * words_);
@@ -74,7 +74,7 @@ class Integers {
   }
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
-    return rough_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, most_probability_log2,
+    return approx_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, most_probability_log2,
                               [&](int64_t key, auto v, Float low, Float high) HFCA_INLINE {
                                 Simd::store_pairs(probabilities_ + (key / chunk * rows + i) * packed_words + v * Simd::width, low, high);
                               });

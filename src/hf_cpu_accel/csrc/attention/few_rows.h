@@ -130,11 +130,11 @@ inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& ta
   }
 }
 
-class FewRows : public FloatQueries {
+class FewRows : public QueriesF32 {
  public:
   static constexpr int rows_at_once = row_group;
 
-  FewRows(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory) : FloatQueries(a, task, memory) {}
+  FewRows(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory) : QueriesF32(a, task, memory) {}
 
   void take_keys(int64_t begin, int64_t) { begin_ = begin; }
 

@@ -190,12 +190,12 @@ inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t r
   using hfca::HeadType;
   if (rows <= unpacked_rows) return f(Type<FewRows>{});
 #if HFCA_VNNI
-  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= Integers::most_features) return f(Type<Integers>{});
+  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features) return f(Type<ArithmeticInt8>{});
 #endif
-#if HFCA_BFLOATS
-  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16) return f(Type<Bfloats>{});
+#if HFCA_ARITHMETIC_BF16
+  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16) return f(Type<ArithmeticBf16>{});
 #endif
-  return f(Type<Floats>{});
+  return f(Type<ArithmeticF32>{});
 }
 
 // Enough for fewer rows as well: FewRows needs the least.

@@ -5,7 +5,7 @@
 namespace HFCA_TIER {
 
 // 2^t, relative error < 8e-5, for probabilities that are rounded to 13 bits or fewer. 0 where it is not normal, as exp_nonpositive.
-inline Float rough_power_of_two(Float t) {
+inline Float approx_power_of_two(Float t) {
   const Float least = Simd::set1(-125.0f);
   t = Simd::max(least, t);  // infinity has no fraction
   const Float r = Simd::fraction(t);
@@ -16,16 +16,16 @@ inline Float rough_power_of_two(Float t) {
   return Simd::where_equal(t, least, Simd::zero(), Simd::scale_by_power_of_two(p, Simd::sub(t, r)));
 }
 
-// Sums 2^exponent(score) of a row, 0 from `visible` on; see rough_exponentials.
+// Sums 2^exponent(score) of a row, 0 from `visible` on; see approx_exponentials.
 template <class Exponent, class Store>
-inline float rough_powers(const float* scores, int64_t distance, int64_t visible, int64_t keys, const Exponent& exponent, const Store& store) {
+inline float approx_powers(const float* scores, int64_t distance, int64_t visible, int64_t keys, const Exponent& exponent, const Store& store) {
   constexpr int halves = chunk / Simd::width / 2;
   Float sum[2] = {Simd::zero(), Simd::zero()};
   for (int64_t k = 0; k < keys; k += chunk, scores += distance) {
     const int64_t left = visible - k;
     const auto step = [&](auto v, bool full) HFCA_INLINE {
       constexpr int at = decltype(v)::number * Simd::width;
-      const Float x = rough_power_of_two(exponent(Simd::load(scores + at)));
+      const Float x = approx_power_of_two(exponent(Simd::load(scores + at)));
       return full || left - at >= Simd::width ? x : left > at ? Simd::select_n(x, static_cast<int>(left - at), Simd::zero()) : Simd::zero();
     };
     const auto all = [&](bool full) HFCA_INLINE {
@@ -44,16 +44,16 @@ inline float rough_powers(const float* scores, int64_t distance, int64_t visible
 // 2^power exp(score - shift) of a row, 0 from `visible` on, roughly; returns their sum. store(key, v, low, high) takes vector v of the lower
 // and of the higher half of a chunk of keys.
 template <class Store>
-inline float rough_exponentials(const float* scores, int64_t distance, int64_t visible, int64_t keys, float shift, float power, const Store& store) {
+inline float approx_exponentials(const float* scores, int64_t distance, int64_t visible, int64_t keys, float shift, float power, const Store& store) {
   constexpr float log2_e = 1.44269504088896341f, far = 1e4f;
   const Float factor = Simd::set1(log2_e);
   if (shift > -far && shift < far) {
     const Float offset = Simd::set1(power - shift * log2_e);
-    return rough_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(score, factor, offset); }, store);
+    return approx_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(score, factor, offset); }, store);
   }
   // All scores of the row are masked, by the lowest float or -1e9: of such numbers, the difference is all that counts.
   const Float offset = Simd::set1(power), centre = Simd::set1(shift);
-  return rough_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, centre), factor, offset); },
+  return approx_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, centre), factor, offset); },
                       store);
 }
 

@@ -13,10 +13,10 @@ struct Window {
   int64_t pixels() const { return rows.size * columns.size; }
 };
 
-// Whether that is the weight of a convolution by tiles (winograd.h), [panels, 4, 4, words, panel_columns, values of a word].
-inline bool is_of_tiles(const Tensor& weight) { return weight.dim() == 6; }
+// Whether that is the weight of a Winograd convolution (winograd.h), [panels, 4, 4, words, panel_columns, values of a word].
+inline bool is_winograd(const Tensor& weight) { return weight.dim() == 6; }
 
-inline Gemm gemm_of_tiles(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight, const std::optional<Tensor>& scale,
+inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight, const std::optional<Tensor>& scale,
                           const std::optional<Tensor>& bias, Activation activation) {
   const auto by_pixels = [](const WindowSide& side) { return side.size == 3 && side.stride == 1 && side.dilation == 1; };
   STD_TORCH_CHECK(by_pixels(window.rows) && by_pixels(window.columns), "hf_cpu_accel::", op,
@@ -46,7 +46,7 @@ inline Gemm gemm_of_tiles(const char* op, int64_t n, int64_t channels, const Win
 // Without its rows.
 inline Gemm gemm_of_convolution(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight,
                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& bias, Activation activation) {
-  if (is_of_tiles(weight)) return gemm_of_tiles(op, n, channels, window, weight, scale, bias, activation);
+  if (is_winograd(weight)) return gemm_of_winograd(op, n, channels, window, weight, scale, bias, activation);
   return gemm_of(op, 0, n, window.pixels() * channels, weight, scale, bias, activation, window.pixels());
 }
 

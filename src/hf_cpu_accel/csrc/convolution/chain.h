@@ -66,15 +66,15 @@ class ConvolutionChain {
   }
 
   // g's input and output are those images; patches: all but where the pixels are.
-  void convolve(Gemm g, const Patches& patches, bool tiled, size_t source, size_t output) {
+  void convolve(Gemm g, const Patches& patches, bool by_winograd, size_t source, size_t output) {
     Known& from = known_[source];
     g.input = from.images.pixels, g.range = known_[output].range;
     Step step;
-    step.g = g, step.source = from.images, step.patches = placed(patches, from.images), step.tiled = tiled;
+    step.g = g, step.source = from.images, step.patches = placed(patches, from.images), step.by_winograd = by_winograd;
     if (g.kind == WeightKind::int8_image) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
-        bytes_.push_back(std::make_unique<ByteImages>(g.input, from.images.count, pixels, from.images.channels, threads_, from.wanted.bytes,
+        bytes_.push_back(std::make_unique<QuantizedImages>(g.input, from.images.count, pixels, from.images.channels, threads_, from.wanted.bytes,
                                                       from.range));
         from.bytes = step.makes = bytes_.back().get();
         memory_of_bytes_.push_back(std::make_unique<Workspace>(from.bytes->memory()));
@@ -116,34 +116,34 @@ class ConvolutionChain {
   struct Known {
     Images images;
     Wanted wanted;
-    ByteImages* bytes;
+    QuantizedImages* bytes;
     float* range;
   };
   struct Step {
     Gemm g;
     Images source;
     Patches patches;
-    bool tiled = false;
-    ByteImages *bytes = nullptr, *makes = nullptr;
+    bool by_winograd = false;
+    QuantizedImages *bytes = nullptr, *makes = nullptr;
     // One of these; the first two once it is known where zeros are.
     std::optional<PatchConvolution> gemm;
-    std::optional<TileConvolution> tiles;
+    std::optional<WinogradConvolution> winograd;
     std::optional<MaxPooling> pooling;
 
     // Bytes of memory that it takes while it runs.
     size_t prepare(int64_t threads) {
       if (pooling) return pooling->bytes(threads);
-      if (tiled) return tiles.emplace(g, patches, threads).bytes();
+      if (by_winograd) return winograd.emplace(g, patches, threads).bytes();
       return gemm.emplace(g, source, patches, bytes, threads).bytes();
     }
     void take(Workspace& from, int64_t threads) {
       if (pooling) return pooling->take(from, threads);
-      tiled ? tiles->take(from) : gemm->take(from);
+      by_winograd ? winograd->take(from) : gemm->take(from);
     }
     void run(const Team& team) const {
       if (pooling) return pooling->run(team);
       if (makes) makes->make(team);
-      tiled ? tiles->run(team) : gemm->run(team);
+      by_winograd ? winograd->run(team) : gemm->run(team);
     }
   };
 
@@ -158,7 +158,7 @@ class ConvolutionChain {
   int64_t threads_, most_channel_bytes_ = 0;
   std::vector<Known> known_;
   std::vector<Step> steps_;
-  std::vector<std::unique_ptr<ByteImages>> bytes_;
+  std::vector<std::unique_ptr<QuantizedImages>> bytes_;
   std::vector<std::unique_ptr<Workspace>> memory_of_bytes_, ranges_;  // until the end: small beside the images
 };
 

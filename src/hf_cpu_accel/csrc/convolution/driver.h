@@ -76,7 +76,7 @@ class PatchRows {
 class PatchConvolution {
  public:
   // source: g's input. patches: of it, with their zeros. bytes: of it, in bytes or about to be, null where g's weight wants no bytes.
-  PatchConvolution(const Gemm& g, const Images& source, const Patches& patches, const ByteImages* bytes, int64_t threads)
+  PatchConvolution(const Gemm& g, const Images& source, const Patches& patches, const QuantizedImages* bytes, int64_t threads)
       : g_(g),
         bytes_(bytes),
         threads_(threads),
@@ -126,7 +126,7 @@ class PatchConvolution {
 
  private:
   Gemm g_;
-  const ByteImages* bytes_;
+  const QuantizedImages* bytes_;
   int64_t threads_, words_, image_rows_;
   RowBlocks blocks_;
   bool plain_, quantises_;  // quantises: pixels become bytes as they are packed

@@ -22,7 +22,7 @@ struct Pieces {
 // Pieces are copied by so many bytes: there must be room for so many behind them, and behind their copies.
 constexpr int64_t copied_bytes = 64;
 
-struct PixelKernels {
+struct GatherKernels {
   // Pixels and channels one after another.
   void (*copy)(const PixelRow& from, int64_t pixels, int64_t channels, void* to, bool to_bf16);
   // Pieces one after another.

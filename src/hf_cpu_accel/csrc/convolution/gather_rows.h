@@ -71,6 +71,6 @@ inline void largest_pixels(const void* const* from, bool from_bf16, int64_t coun
   if (seen) Simd::store(seen, range.low), Simd::store(seen + hfca::range_numbers / 2, range.high);
 }
 
-constexpr hfca::PixelKernels pixel_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels}; }
+constexpr hfca::GatherKernels gather_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels}; }
 
 }  // namespace HFCA_TIER

@@ -5,7 +5,7 @@
 namespace hfca {
 
 // Both take pixels [begin, end) of an image whose pixels have a multiple of 64 channels.
-struct ImageKernels {
+struct QuantizeImageKernels {
   // The least and the largest of their values and 0; NaN if there is one.
   void (*range)(const Matrix& pixels, int64_t channels, int64_t begin, int64_t end, float* low_high);
   ByteSteps (*steps)(float low, float high);

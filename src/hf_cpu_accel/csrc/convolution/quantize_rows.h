@@ -37,7 +37,7 @@ inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t
   each_four_vectors(pixels, channels, begin, end, [&](const Simd::Float (&values)[4], int64_t at) HFCA_INLINE { store_as_bytes(to + at, values, with); });
 }
 
-constexpr hfca::ImageKernels image_kernels() {
+constexpr hfca::QuantizeImageKernels quantize_image_kernels() {
   return {&image_range, [](float low, float high) { return byte_steps(low, high, DotInt8::steps); }, &quantise_image};
 }
 

@@ -26,7 +26,7 @@ struct OutputTile {
 };
 
 // The sums of tiles with one panel of weights.
-struct TileSums {
+struct WinogradSums {
   const OutputTile* tiles;
   int64_t count, out_width;
   const float* sums;                // of a position: [tile][panel_columns]
@@ -34,6 +34,6 @@ struct TileSums {
 };
 
 // To the outputs of `g`, whose integer weights have scales and sums [position][n].
-using FinishTiles = void (*)(const Gemm& g, const TileSums&, int64_t panel);
+using WinogradOutputKernel = void (*)(const Gemm& g, const WinogradSums&, int64_t panel);
 
 }  // namespace hfca

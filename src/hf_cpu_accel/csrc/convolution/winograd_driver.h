@@ -10,10 +10,10 @@
 namespace hfca {
 
 // The tiles of all images, numbered row by row: patches of 4 x 4 pixels, each two further than the last.
-class ImageTiles {
+class WinogradTiles {
  public:
   // of: the patches whose convolution it is, with their zeros.
-  ImageTiles(const Patches& of, int64_t images) : tiles_(of), out_height_(of.out_height), out_width_(of.out_width) {
+  WinogradTiles(const Patches& of, int64_t images) : tiles_(of), out_height_(of.out_height), out_width_(of.out_width) {
     tiles_.rows = {tile_side, 2, of.rows.padding}, tiles_.columns = {tile_side, 2, of.columns.padding};
     tiles_.out_height = (out_height_ + 1) / 2, tiles_.out_width = (out_width_ + 1) / 2;
     count_ = images * tiles_.out_height * tiles_.out_width;
@@ -38,10 +38,10 @@ class ImageTiles {
 };
 
 // One convolution: the tiles in blocks, and for each block all of what becomes of it.
-class TileConvolution {
+class WinogradConvolution {
  public:
   // g: k channels to n; its weight has the positions of each panel side by side. `patches` have their zeros.
-  TileConvolution(const Gemm& g, const Patches& patches, int64_t threads)
+  WinogradConvolution(const Gemm& g, const Patches& patches, int64_t threads)
       : g_(g),
         kernels_(kernels_of(g)),
         tiles_(patches, g.m / (patches.out_height * patches.out_width)),
@@ -111,13 +111,13 @@ class TileConvolution {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t row = grid.tile_row(t);
         tiles_.set(first + row, grid.tile_height(t), mine.starts, block.outputs + row);
-        kernels_.pack_tiles(g, {mine.starts, packed_apart_, most_tiles_, mine.scratch}, row, grid.tile_height(t));
+        kernels_.pack_winograd(g, {mine.starts, packed_apart_, most_tiles_, mine.scratch}, row, grid.tile_height(t));
       }
     });
     team.each(grid.panels, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel) {
         multiply(g, grid, panel, block.words, mine.sums);
-        dispatch().finish_tiles(g, {block.outputs, count, tiles_.out_width(), mine.sums, sums_apart_, most_tiles_}, panel);
+        dispatch().winograd_output(g, {block.outputs, count, tiles_.out_width(), mine.sums, sums_apart_, most_tiles_}, panel);
       }
     });
   }
@@ -140,7 +140,7 @@ class TileConvolution {
 
   Gemm g_;
   GemmKernels kernels_;
-  ImageTiles tiles_;
+  WinogradTiles tiles_;
   int64_t threads_, blocks_, most_tiles_, packed_apart_, sums_apart_, steps_, scratch_;
   bool apart_;
   std::vector<BlockMemory> blocks_memory_;

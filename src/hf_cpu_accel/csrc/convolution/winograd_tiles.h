@@ -31,7 +31,7 @@ HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, con
 
 // Tiles of bfloat16 or float32 pixels as packed rows of each position, those of the first from g.words on.
 template <class Words, bool quantised>
-inline void pack_tiles(const Gemm& g, const hfca::TileRows& tiles, int64_t row, int rows) {
+inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_t row, int rows) {
   uint32_t* const out = g.words + row * g.input_words;
   const auto pack = [&](auto of_type) HFCA_INLINE {
     using T = decltype(of_type);
@@ -61,14 +61,14 @@ HFCA_INLINE inline void tile_sums(const Simd::Float (&x)[4], Simd::Float (&to)[2
 }
 
 template <bool quantised>
-inline void finish_tiles_of(const Gemm& g, const hfca::TileSums& s, int64_t panel) {
+inline void winograd_output_of(const Gemm& g, const hfca::WinogradSums& s, int64_t panel) {
   constexpr int most = 8;  // tiles whose pixels are finished together
   alignas(64) float pixels[most * 4 * hfca::panel_columns];
-  int32_t places[most * 4];
+  int32_t indices[most * 4];
   const int64_t column = panel * hfca::panel_columns, left = g.n - column;
   const int columns = left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns;
   Gemm part = g;
-  part.outputs[0].index = part.residual.index = places;
+  part.outputs[0].index = part.residual.index = indices;
   for (int64_t first = 0; first < s.count; first += most) {
     int count = 0;
     for (int64_t i = first; i < s.count && i < first + most; ++i) {
@@ -100,14 +100,14 @@ inline void finish_tiles_of(const Gemm& g, const hfca::TileSums& s, int64_t pane
         }
       }
       for (int y = 0; y < height; ++y)
-        for (int x = 0; x < width; ++x) places[count++] = static_cast<int32_t>(tile.pixel + y * s.out_width + x);
+        for (int x = 0; x < width; ++x) indices[count++] = static_cast<int32_t>(tile.pixel + y * s.out_width + x);
     }
     finish<false>(part, pixels, 0, count, column, columns);
   }
 }
 
-inline void finish_tiles(const Gemm& g, const hfca::TileSums& sums, int64_t panel) {
-  g.weight_scale ? finish_tiles_of<true>(g, sums, panel) : finish_tiles_of<false>(g, sums, panel);
+inline void winograd_output(const Gemm& g, const hfca::WinogradSums& sums, int64_t panel) {
+  g.weight_scale ? winograd_output_of<true>(g, sums, panel) : winograd_output_of<false>(g, sums, panel);
 }
 
 }  // namespace HFCA_TIER

@@ -104,9 +104,9 @@ constexpr int64_t largest_head = 1024;  // features, checked by the op
 inline void write_heads(const hfca::TokenHeads& t, const float* row, const float* cos, const float* sin, int64_t begin, int64_t end,
                         const hfca::HeadTargets& to) {
   const int64_t group = t.heads / t.kv_heads, dim = t.head_dim;
-  const auto all_heads = [&](const hfca::HeadNorm& norm, const hfca::HeadPlaces& places, int64_t width) {
+  const auto all_heads = [&](const hfca::HeadNorm& norm, const hfca::HeadOffsets& offsets, int64_t width) {
     if (norm.kind == hfca::NormKind::none || norm.scope != hfca::NormScope::all_heads) return Statistics{0.0f, 1.0f};
-    return statistics_of(norm, row + places.first, t.kv_heads, places.stride, width);
+    return statistics_of(norm, row + offsets.first, t.kv_heads, offsets.stride, width);
   };
   const auto finish = [&](const hfca::HeadNorm& norm, Statistics all, const float* x, int64_t head, float* out) {
     if (norm.kind != hfca::NormKind::none) normalise_head(norm, x, head, dim, all, out);

@@ -16,13 +16,13 @@ struct HeadNorm {
 };
 
 // Head h of a query, or key or value j, begins `first` + (h / group) * stride + (h % group) * head_dim features into the row.
-struct HeadPlaces {
+struct HeadOffsets {
   int64_t first = 0, stride = 0;
 };
 
 struct TokenHeads {
   int64_t heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
-  HeadPlaces query, key, value;
+  HeadOffsets query, key, value;
   HeadNorm query_norm, key_norm;
   int64_t rotary_dim = 0;  // features of a head that are rotated
   bool interleaved = false;  // pairs are features (2i, 2i + 1), not (i, i + rotary_dim / 2)

@@ -3,7 +3,7 @@
 //   norm after (BERT):  y = norm1(x + output(attention(qkv(x)))),   result = norm2(y + down(activation(up(y))))
 //   norm before (ViT):  y = x + output(attention(qkv(norm1(x)))),   result = y + down(activation(up(norm2(y))))
 //
-// up may be gated; with norms before, branches may be multiplied by a gain for each feature before they are added, and norm1 may be missing.
+// up may be gated; with norms before, branches may be multiplied by a layer scale for each feature before they are added, and norm1 may be missing.
 //
 // It is shared out in one of two ways:
 //   steps      all threads work on each step, which is cut along tokens and output features, and meet after it.
@@ -27,9 +27,9 @@ namespace hfca {
 struct EncoderLayer {
   Gemm qkv, output, up, down;  // the weight sides
   OptionalNorm attention_norm, ffn_norm;
-  Array attention_gain, ffn_gain;  // [features]; data may be null
+  Array attention_layer_scale, ffn_layer_scale;  // [features]; data may be null
   Rotation rotation;               // of queries and keys; half 0: none
-  bool norm_before = false, narrow = false;
+  bool pre_norm = false, narrow = false;
   Matrix input, result;           // a row per token, padding left out by their index
   Matrix query, key, value, context;  // [tokens, attention_features]
   int64_t tokens = 0, features = 0, attention_features = 0, intermediate_features = 0;
@@ -115,7 +115,7 @@ inline void project(const Team& team, const EncoderLayer& layer, TokenBlock toke
   qkv.m = tokens.count;
   qkv.input = rows_from(layer.input, tokens.begin);
   for (Matrix* output = qkv.outputs; output != qkv.outputs + 3; ++output) *output = rows_from(*output, tokens.begin);
-  if (layer.norm_before && layer.attention_norm.exists()) {
+  if (layer.pre_norm && layer.attention_norm.exists()) {
     const Matrix input = qkv.input, normed = memory.normed;
     qkv.input = normed;
     run_gemm(team, qkv, memory.gemm, [&](int64_t row, int rows) { layer.attention_norm.run(input, normed, row, row + rows, scratch); });
@@ -137,31 +137,31 @@ inline void transform(const Team& team, const EncoderLayer& layer, TokenBlock to
   Gemm output = layer.output;
   output.m = tokens.count;
   output.input = rows_from(layer.context, tokens.begin);
-  if (!layer.attention_gain.data) output.residual = input;
+  if (!layer.attention_layer_scale.data) output.residual = input;
   output.write_to(sum);
   run_gemm(team, output, memory.gemm);
 
-  const OptionalNorm& between = layer.norm_before ? layer.ffn_norm : layer.attention_norm;
+  const OptionalNorm& between = layer.pre_norm ? layer.ffn_norm : layer.attention_norm;
   Gemm up = layer.up;
   up.m = tokens.count;
   up.input = normed;
   up.write_to(intermediate);
   if (up.gated) up.outputs[1] = intermediate, up.output_begin[1] = layer.intermediate_features, up.output_begin[2] = up.n;
   run_gemm(team, up, memory.gemm, [&](int64_t row, int rows) {
-    if (layer.attention_gain.data) steps.add_scaled(input, sum, layer.attention_gain, sum, layer.features, row, row + rows);
+    if (layer.attention_layer_scale.data) steps.add_scaled(input, sum, layer.attention_layer_scale, sum, layer.features, row, row + rows);
     between.run(sum, normed, row, row + rows, scratch);
   });
 
-  const bool added_last = layer.ffn_gain.data;
+  const bool added_last = layer.ffn_layer_scale.data;
   Gemm down = layer.down;
   down.m = tokens.count;
   down.input = intermediate;
-  if (!added_last) down.residual = layer.norm_before ? sum : normed;
-  down.write_to(added_last ? normed : layer.norm_before ? result : sum);
+  if (!added_last) down.residual = layer.pre_norm ? sum : normed;
+  down.write_to(added_last ? normed : layer.pre_norm ? result : sum);
   run_gemm(team, down, memory.gemm);
-  if (layer.norm_before && !added_last) return;
+  if (layer.pre_norm && !added_last) return;
   team.each(tokens.count, [&](int64_t begin, int64_t end) {
-    if (added_last) steps.add_scaled(sum, normed, layer.ffn_gain, result, layer.features, begin, end);
+    if (added_last) steps.add_scaled(sum, normed, layer.ffn_layer_scale, result, layer.features, begin, end);
     else layer.ffn_norm.run(sum, result, begin, end, scratch);
   });
 }

@@ -35,13 +35,13 @@ inline void rotate_tokens(const hfca::Rotation& r, const hfca::Matrix& x, int64_
   }
 }
 
-inline void add_scaled_rows(const hfca::Matrix& x, const hfca::Matrix& branch, const hfca::Array& gain, const hfca::Matrix& sum, int64_t columns,
+inline void add_scaled_rows(const hfca::Matrix& x, const hfca::Matrix& branch, const hfca::Array& layer_scale, const hfca::Matrix& sum, int64_t columns,
                             int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const void *left = row_of(x, row), *right = row_of(branch, row);
     void* out = row_of(sum, row);
     each_vector(columns, [&](int64_t j, int n) {
-      const Float factor = load_any_columns(gain.bf16, gain.data, j, n);
+      const Float factor = load_any_columns(layer_scale.bf16, layer_scale.data, j, n);
       const Float value = Simd::fma(factor, load_any_columns(branch.bf16, right, j, n), load_any_columns(x.bf16, left, j, n));
       store_any_columns(sum.bf16, out, j, n, value);
     });

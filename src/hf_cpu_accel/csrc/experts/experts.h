@@ -26,12 +26,12 @@ struct Mixture {
 // Memory of a mixture that all threads work on.
 struct MixtureMemory {
   Assignment assignment;
-  Matrix hidden, shared_hidden;    // [places, intermediate], [tokens, that of the shared expert]
-  Matrix outputs, shared_outputs;  // [places, features], [tokens, features]
+  Matrix hidden, shared_hidden;    // [slots, intermediate], [tokens, that of the shared expert]
+  Matrix outputs, shared_outputs;  // [slots, features], [tokens, features]
 
   // Carved from `memory`, of which it takes `bytes`; with null, only to know how many.
   MixtureMemory(const Mixture& m, int64_t tokens, char* memory) {
-    const int64_t places = tokens * m.top_k, features = m.down.n / m.experts;
+    const int64_t slots = tokens * m.top_k, features = m.down.n / m.experts;
     const auto take = [&](auto& to, int64_t count) {
       using T = std::remove_pointer_t<std::remove_reference_t<decltype(to)>>;
       if (memory) to = reinterpret_cast<T*>(memory + bytes);
@@ -43,15 +43,15 @@ struct MixtureMemory {
       to = {data, columns};
     };
     assignment.tokens = tokens, assignment.top_k = m.top_k, assignment.experts = m.experts;
-    take(assignment.expert, places), take(assignment.weight, places), take(assignment.place, places), take(assignment.source, places);
+    take(assignment.expert, slots), take(assignment.weight, slots), take(assignment.slot, slots), take(assignment.source, slots);
     take(assignment.begin, m.experts + 1);
-    rows(hidden, places, m.intermediate), rows(outputs, places, features);
+    rows(hidden, slots, m.intermediate), rows(outputs, slots, features);
     if (m.has_shared()) rows(shared_hidden, tokens, m.shared_down.k), rows(shared_outputs, tokens, features);
   }
   int64_t bytes = 0;
 };
 
-// One of the two products of a mixture. input: rows by place (with an index, gathered), shared_input: by token.
+// One of the two products of a mixture. input: rows by slot (with an index, gathered), shared_input: by token.
 struct ExpertProduct {
   const Gemm *routed, *shared;
   Matrix input, output, shared_input, shared_output;
@@ -159,7 +159,7 @@ inline void run_mixture(const Team& team, const Mixture& m, const MixtureMemory&
     for (int64_t i = begin; i < end; ++i) {
       const int64_t token = i / pieces, first = i % pieces * columns;
       for (int64_t j = 0; j < a.top_k; ++j) {
-        rows[j] = row_of(memory.outputs, a.place[token * a.top_k + j]);
+        rows[j] = row_of(memory.outputs, a.slot[token * a.top_k + j]);
         weights[j] = a.weight[token * a.top_k + j];
       }
       if (m.has_shared()) rows[a.top_k] = row_of(memory.shared_outputs, token), weights[a.top_k] = gate ? gate[token * gate_stride] : 1.0f;

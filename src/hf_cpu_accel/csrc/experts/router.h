@@ -51,26 +51,26 @@ inline void choose_experts(const Router& router, float* logits, int64_t experts,
   if (router.gates_shared) logits[experts] = sigmoid(logits[experts]);
 }
 
-// Which experts the tokens go to, and the places [tokens * top_k] at which they stand when they are sorted by expert.
+// Which experts the tokens go to, and the slots [tokens * top_k] at which they stand when they are sorted by expert.
 struct Assignment {
   int64_t tokens = 0, top_k = 0, experts = 0;
   int32_t* expert = nullptr;  // [tokens][top_k]
   float* weight = nullptr;    // [tokens][top_k]
-  int32_t* place = nullptr;   // [tokens][top_k]
-  int32_t* source = nullptr;  // [places]: the row of the input
-  int32_t* begin = nullptr;   // [experts + 1]: the first place of each expert
+  int32_t* slot = nullptr;   // [tokens][top_k]
+  int32_t* source = nullptr;  // [slots]: the row of the input
+  int32_t* begin = nullptr;   // [experts + 1]: the first slot of each expert
 
-  int64_t places() const { return tokens * top_k; }
+  int64_t slots() const { return tokens * top_k; }
 };
 
-// From `expert` to `place`, `source` and `begin`. rows: where the tokens lie in the input, null for one after another.
+// From `expert` to `slot`, `source` and `begin`. rows: where the tokens lie in the input, null for one after another.
 inline void sort_by_expert(const Assignment& a, const int32_t* rows) {
   std::fill_n(a.begin, a.experts + 1, 0);
-  for (int64_t i = 0; i < a.places(); ++i) ++a.begin[a.expert[i] + 1];
+  for (int64_t i = 0; i < a.slots(); ++i) ++a.begin[a.expert[i] + 1];
   for (int64_t e = 0; e < a.experts; ++e) a.begin[e + 1] += a.begin[e];
-  for (int64_t i = 0; i < a.places(); ++i) {
-    const int32_t place = a.place[i] = a.begin[a.expert[i]]++;
-    a.source[place] = rows ? rows[i / a.top_k] : static_cast<int32_t>(i / a.top_k);
+  for (int64_t i = 0; i < a.slots(); ++i) {
+    const int32_t slot = a.slot[i] = a.begin[a.expert[i]]++;
+    a.source[slot] = rows ? rows[i / a.top_k] : static_cast<int32_t>(i / a.top_k);
   }
   for (int64_t e = a.experts; e > 0; --e) a.begin[e] = a.begin[e - 1];
   a.begin[0] = 0;

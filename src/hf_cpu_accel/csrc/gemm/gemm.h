@@ -127,7 +127,7 @@ struct Part {
 };
 
 // Tiles of images in place of rows of input (convolution/winograd.h).
-struct TileRows {
+struct WinogradRows {
   const void* const* pixels;  // pixels[16 * i]: the first channel of the first pixel of tile i
   int64_t words_apart, rows_apart;  // from one position of a tile to the next: packed words, and what they were quantised with
   float* scratch;  // integer weights: 16 * k numbers
@@ -144,7 +144,7 @@ struct GemmKernels {
   // What `weight` must point to where it is not the panel itself: the panel unpacked, so many bytes of it. Null elsewhere.
   int64_t (*unpacked_bytes)(const Gemm&) = nullptr;
   void (*unpack)(const Gemm&, const void* panel, void* unpacked) = nullptr;
-  void (*pack_tiles)(const Gemm&, const TileRows&, int64_t row, int rows) = nullptr;  // null where the kind takes none
+  void (*pack_winograd)(const Gemm&, const WinogradRows&, int64_t row, int rows) = nullptr;  // null where the kind takes none
   int64_t run_elements = 0;  // rows may lie in several runs, each of a multiple of so many elements; 0: in one only
 };
 

@@ -103,7 +103,7 @@ struct TierGemm {
 
   static constexpr hfca::GemmKernels kernels() {
     return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
-            &pack_tiles<typename Dot::Words, quantised>, Dot::Words::run_elements};
+            &pack_winograd<typename Dot::Words, quantised>, Dot::Words::run_elements};
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {

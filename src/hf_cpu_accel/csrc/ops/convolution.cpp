@@ -58,9 +58,9 @@ Images output_of(const char* op, const Images& input, const Patches& patches, co
 }
 
 // g with its rows, what is added and where they go.
-Gemm with_images(const char* op, Gemm g, const Images& output, const Images* residual, bool tiled) {
+Gemm with_images(const char* op, Gemm g, const Images& output, const Images* residual, bool by_winograd) {
   g.m = output.count * output.height * output.width;
-  STD_TORCH_CHECK(!tiled || g.m <= std::numeric_limits<int32_t>::max(), "hf_cpu_accel::", op, ": an output of ", g.m,
+  STD_TORCH_CHECK(!by_winograd || g.m <= std::numeric_limits<int32_t>::max(), "hf_cpu_accel::", op, ": an output of ", g.m,
                   " pixels is too large for a weight for tiles");
   if (residual) {
     const auto shape = [](const Images& of) { return std::vector<int64_t>{of.count, of.height, of.width, of.channels}; };
@@ -81,19 +81,19 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
                   ": kernel_size, stride, padding and dilation must have two numbers each");
   const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
   const Gemm g = gemm_of_convolution(op, out_channels, images.channels, window, weight, scale, bias, activation_of(activation, op));
-  const bool tiled = is_of_tiles(weight);
-  if (tiled || !gathers(g.kind, images.channels, window.pixels() > 1)) images = images_of(op, "input", input, keep_input);
+  const bool by_winograd = is_winograd(weight);
+  if (by_winograd || !gathers(g.kind, images.channels, window.pixels() > 1)) images = images_of(op, "input", input, keep_input);
   const Patches patches = patches_of(op, images, window);
   Images output = output_of(op, images, patches, g, input.scalar_type());
   Tensor made = empty_images(output, input.scalar_type());
   output.pixels.data = made.mutable_data_ptr();
   std::optional<Images> added;
   if (residual) added = images_of(op, "residual", *residual, keep_residual);
-  const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, tiled);
+  const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, by_winograd);
   if (made.numel() == 0) return made;
-  ConvolutionChain chain(team_size(multiply_adds(whole) * (tiled ? 4 : 1)));
+  ConvolutionChain chain(team_size(multiply_adds(whole) * (by_winograd ? 4 : 1)));
   const size_t source = chain.add(images, {true, patches.have_several_pixels()});
-  chain.convolve(whole, patches, tiled, source, chain.add(output, {}));
+  chain.convolve(whole, patches, by_winograd, source, chain.add(output, {}));
   chain.run();
   return made;
 }
@@ -138,7 +138,7 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
     }
     const WeightKind kind = kind_of(*weight, op);
     const bool several = step.size[0] > 1 || step.size[1] > 1;
-    readers.dense_input |= step.source == 0 && (is_of_tiles(*weight) || !gathers(kind, channels, several));
+    readers.dense_input |= step.source == 0 && (is_winograd(*weight) || !gathers(kind, channels, several));
     if (kind != WeightKind::int8_image) continue;
     Wanted& of = readers.wanted[static_cast<size_t>(step.source)];
     of.steps = true, of.bytes |= several;
@@ -172,7 +172,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     const Patches patches = patches_of(op, source, window);
     const auto weight = part(step.weight);
     STD_TORCH_CHECK(step.activation >= 0 && step.activation < activations, "hf_cpu_accel::", op, ": unknown activation ", step.activation);
-    const bool tiled = weight && is_of_tiles(*weight), pools = !weight;
+    const bool by_winograd = weight && is_winograd(*weight), pools = !weight;
     Gemm g;
     g.n = step.out_channels;
     if (weight)
@@ -184,10 +184,10 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     if (i + 1 == count) last = empty_images(output, dtype);
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
-    const Gemm whole = with_images(op, g, output, residual, tiled);
+    const Gemm whole = with_images(op, g, output, residual, by_winograd);
     const size_t number = chain.add(output, readers.wanted[i + 1]);
     if (whole.m > 0) pools ? chain.pool(patches, static_cast<size_t>(step.source), number)
-                           : chain.convolve(whole, patches, tiled, static_cast<size_t>(step.source), number);
+                           : chain.convolve(whole, patches, by_winograd, static_cast<size_t>(step.source), number);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
       if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
     images.push_back(output);

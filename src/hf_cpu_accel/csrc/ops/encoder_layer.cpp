@@ -206,7 +206,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   const Tokens tokens = rows ? tokens_at(*rows, total) : tokens_of(tokens_in, padding ? keep_padding.stride(0) : 0, batch, length);
 
   EncoderLayer layer;
-  layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.norm_before = norm_before, layer.narrow = narrow;
+  layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.pre_norm = norm_before, layer.narrow = narrow;
   layer.intermediate_features = intermediate_features;
   layer.qkv = gemm_of(op, tokens.total, times_features(3, attention_features), features, qkv, qkv_scale, qkv_bias);
   layer.output = gemm_of(op, tokens.total, features, attention_features, output, output_scale, output_bias);
@@ -215,7 +215,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
   layer.down = gemm_of(op, tokens.total, features, intermediate_features, down, down_scale, down_bias);
   layer.attention_norm = norm_of(norms[0], attention_norm_weight, attention_norm_bias, attention_norm_eps, features);
   layer.ffn_norm = norm_of(norms[1], ffn_norm_weight, ffn_norm_bias, ffn_norm_eps, features);
-  layer.attention_gain = as_vector(attention_gain, features, op, "attention_gain"), layer.ffn_gain = as_vector(ffn_gain, features, op, "ffn_gain");
+  layer.attention_layer_scale = as_vector(attention_gain, features, op, "attention_gain"), layer.ffn_layer_scale = as_vector(ffn_gain, features, op, "ffn_gain");
   split_outputs(layer.qkv, {attention_features, attention_features, attention_features}, op);
 
   Tensor result = empty_of(hidden_states, sizes_of(hidden_states));

@@ -13,7 +13,7 @@ constexpr const char* op = "experts_ffn";
 void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights) {
   const Tensor chosen = torch::stable::contiguous(index), weight = torch::stable::contiguous(weights);
   const auto* from = static_cast<const int64_t*>(chosen.const_data_ptr());
-  for (int64_t i = 0; i < a.places(); ++i) {
+  for (int64_t i = 0; i < a.slots(); ++i) {
     STD_TORCH_CHECK(0 <= from[i] && from[i] < a.experts, "hf_cpu_accel::experts_ffn: expert_index names expert ", from[i], " of ", a.experts);
     a.expert[i] = static_cast<int32_t>(from[i]);
     if (is_bf16(weight)) {

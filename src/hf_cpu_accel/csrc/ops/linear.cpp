@@ -32,7 +32,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   g.input = as_rows(input, keep_input);
   g.residual = residual_rows(residual, output, "linear", keep_residual);
   g.write_to({output.mutable_data_ptr(), out_features, is_bf16(output)});
-  run_alone(g);
+  run_gemm_op(g);
   return output;
 }
 
@@ -52,7 +52,7 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
     outputs.push_back(output_for(input, sizes[i]));
     g.outputs[i] = {outputs[i].mutable_data_ptr(), sizes[i], is_bf16(input)};
   }
-  run_alone(g);
+  run_gemm_op(g);
   return outputs;
 }
 
@@ -75,7 +75,7 @@ Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up,
   first.input = as_rows(input, keep_input);
   second.residual = residual_rows(residual, output, op, keep_residual);
   second.write_to({output.mutable_data_ptr(), out_features, is_bf16(output)});
-  run_pair(first, second);
+  run_gemm_pair(first, second);
   return output;
 }
 

@@ -32,7 +32,7 @@ void multiply(const tiles::Product& product) {
   Gemm& last = pair ? second : first;
   last.residual = matrix_of(product.residual);
   last.store = {product.store, product.context};
-  pair ? run_pair(first, second) : run_alone(first);
+  pair ? run_gemm_pair(first, second) : run_gemm_op(first);
 }
 
 bool add_up(const tiles::Sums& sums) {
