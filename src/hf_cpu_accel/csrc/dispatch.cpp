@@ -73,38 +73,18 @@ double rate(const Kernels& kernels, WeightKind kind) {
 
 Dispatch choose() {
   const Tier& tier = chosen_tier();
-  const Kernels& kernels = tier.kernels();
-  Dispatch d{tier.name,
-             false,
-             {kernels.gemm_float32, kernels.gemm_bfloat16, kernels.gemm_int8, kernels.gemm_int8_weight, kernels.gemm_int4,
-              kernels.gemm_int8_image},
-             kernels.gemm_int4_unpacked,
-             kernels.images,
-             kernels.pixels,
-             kernels.winograd_output,
-             kernels.attention,
-             kernels.norm,
-             kernels.group_norm,
-             kernels.heads,
-             kernels.token_rows,
-             kernels.rotary_embedding,
-             kernels.sparse,
-             kernels.messages,
-             kernels.embedding_norm,
-             kernels.combine,
-             kernels.quantize_int4,
-             kernels.multiply_adds,
-             kernels.read_stream};
+  Dispatch d{tier.name, false, tier.kernels()};
 #if defined(HFCA_X86)
   if (tier.kernels == &kernels_avx512_bf16) {
     // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:
     // there bfloat16 weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
     // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
     const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
-    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(kernels, WeightKind::bfloat16) > rate(kernels, WeightKind::float32);
+    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
     if (!d.bf16_dot) {
-      d.gemm[static_cast<int>(WeightKind::bfloat16)] = kernels_avx512_vnni().gemm_bfloat16;
-      d.attention = kernels_avx512_vnni().attention;
+      constexpr int bfloat16 = static_cast<int>(WeightKind::bfloat16);
+      d.kernels.gemm[bfloat16] = kernels_avx512_vnni().gemm[bfloat16];
+      d.kernels.attention = kernels_avx512_vnni().attention;
     }
   }
 #endif

@@ -1,4 +1,5 @@
-// The table of kernels that a tier offers, and the choice among tiers. Plain data: one translation unit per tier fills it.
+// The table of kernels that a tier offers: the only list of them. Plain data: one translation unit per tier fills it (tier.cpp), and
+// Dispatch holds that of the tier that was chosen.
 #pragma once
 #include "attention/attention.h"
 #include "convolution/quantize.h"
@@ -19,7 +20,8 @@
 namespace hfca {
 
 struct Kernels {
-  GemmKernels gemm_float32, gemm_bfloat16, gemm_int8, gemm_int8_weight, gemm_int4, gemm_int4_unpacked, gemm_int8_image;
+  GemmKernels gemm[weight_kinds];  // by WeightKind; int4 for few rows
+  GemmKernels gemm_int4_unpacked;
   QuantizeImageKernels images;
   GatherKernels pixels;
   WinogradOutputKernel winograd_output;

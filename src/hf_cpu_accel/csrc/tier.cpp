@@ -31,13 +31,15 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
   using Bf16 = HFCA_TIER::DotBf16Widen;
 #endif
   static constexpr Kernels table{
-      HFCA_TIER::TierGemm<HFCA_TIER::DotF32>::kernels(),
-      HFCA_TIER::TierGemm<Bf16>::kernels(),
-      HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
-      HFCA_TIER::Int8WeightGemm::kernels(),
-      HFCA_TIER::Int4Gemm::kernels(),
+      {
+          HFCA_TIER::TierGemm<HFCA_TIER::DotF32>::kernels(),
+          HFCA_TIER::TierGemm<Bf16>::kernels(),
+          HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels(),
+          HFCA_TIER::Int8WeightGemm::kernels(),
+          HFCA_TIER::Int4Gemm::kernels(),
+          HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
+      },
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
-      HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
       HFCA_TIER::quantize_image_kernels(),
       HFCA_TIER::gather_kernels(),
       &HFCA_TIER::winograd_output,

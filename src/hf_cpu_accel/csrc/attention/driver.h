@@ -54,7 +54,7 @@ struct AttentionPlan {
 
 // cut_keys: run_attention is called for all tasks together.
 inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count, int64_t kv_heads, int64_t threads, bool cut_keys) {
-  const AttentionKernels& kernels = dispatch().attention;
+  const AttentionKernels& kernels = dispatch().kernels.attention;
   AttentionPlan plan{sequences, count, kv_heads};
   for (int64_t i = 0; i < count; ++i) {
     AttentionSequence& s = sequences[i];
@@ -88,7 +88,7 @@ inline void run_attention_task(const AttentionPlan& plan, int64_t number, float*
     task.row_begin = piece * rows / s.blocks, task.row_end = (piece + 1) * rows / s.blocks;
   }
   prepare(a, task);
-  dispatch().attention.run(a, task, scratch);
+  dispatch().kernels.attention.run(a, task, scratch);
 }
 
 inline void run_attention_task(const AttentionPlan& plan, int64_t number, float* scratch) {
@@ -106,7 +106,7 @@ inline void run_attention(Team& team, const AttentionPlan& plan, float* scratch,
       if (s.parts == 1) continue;
       const int64_t head = pair % plan.kv_heads, number = s.first_task + head * s.parts;
       const AttentionTask first{s.batch, head, 0, s.rows(), s.kv_begin, s.kv_end, partials + number * plan.partial_floats};
-      dispatch().attention.merge(s.attention, first, s.parts);
+      dispatch().kernels.attention.merge(s.attention, first, s.parts);
     }
   });
 }

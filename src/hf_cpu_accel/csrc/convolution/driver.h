@@ -14,7 +14,7 @@ namespace hfca {
 // Whether patches are gathered before they are packed: where windows have several pixels whose channels do not fill whole lines of packed
 // input.
 inline bool gathers(WeightKind kind, int64_t channels, bool several_pixels) {
-  const int64_t unit = dispatch().gemm[static_cast<int>(kind)].run_elements;
+  const int64_t unit = dispatch().kernels.gemm[static_cast<int>(kind)].run_elements;
   return several_pixels && (unit == 0 || channels % unit > 0);
 }
 
@@ -58,7 +58,7 @@ class PatchRows {
         continue;
       }
       char* const gathered = memory_ + (thread * tile_rows_ + i) * gathered_bytes_;
-      dispatch().pixels.gather(patches_.pieces(place), gathered);
+      dispatch().kernels.pixels.gather(patches_.pieces(place), gathered);
       starts[i] = gathered;
     }
   }

@@ -44,13 +44,13 @@ class QuantizedImages {
   void make(const Team& team) const {
     if (!seen_)
       each_piece(team, [&](int64_t image, int64_t piece, int64_t begin, int64_t end) {
-        dispatch().images.range(pixels_, channels_, begin, end, ranges_ + 2 * (image * pieces_ + piece));
+        dispatch().kernels.images.range(pixels_, channels_, begin, end, ranges_ + 2 * (image * pieces_ + piece));
       });
     each_piece(team, [&](int64_t image, int64_t piece, int64_t begin, int64_t end) {
       const ByteSteps steps = steps_of(image);
       if (piece == 0) steps_[image] = steps;
       if (byte_count_ == 0) return;
-      dispatch().images.quantise(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
+      dispatch().kernels.images.quantise(pixels_, channels_, begin, end, steps, bytes_ + begin * channels_);
       if (piece == 0) std::fill_n(bytes_ + (images_ * pixels_of_image_ + image) * channels_, channels_, static_cast<uint8_t>(steps.zero));
     });
   }
@@ -79,9 +79,9 @@ class QuantizedImages {
       const float* const range = seen_ ? seen_ + piece * range_numbers : ranges_ + 2 * (image * pieces_ + piece);
       const int64_t lanes = seen_ ? range_numbers / 2 : 1;
       for (int64_t lane = 0; lane < lanes; ++lane)
-        if (!add(range[lane], range[lanes + lane])) return dispatch().images.steps(low, high);
+        if (!add(range[lane], range[lanes + lane])) return dispatch().kernels.images.steps(low, high);
     }
-    return dispatch().images.steps(low, high);
+    return dispatch().kernels.images.steps(low, high);
   }
 
   Matrix pixels_;

@@ -117,7 +117,7 @@ class WinogradConvolution {
     team.each(grid.panels, [&](int64_t begin, int64_t end) {
       for (int64_t panel = begin; panel < end; ++panel) {
         multiply(g, grid, panel, block.words, mine.sums);
-        dispatch().winograd_output(g, {block.outputs, count, tiles_.out_width(), mine.sums, sums_apart_, most_tiles_}, panel);
+        dispatch().kernels.winograd_output(g, {block.outputs, count, tiles_.out_width(), mine.sums, sums_apart_, most_tiles_}, panel);
       }
     });
   }

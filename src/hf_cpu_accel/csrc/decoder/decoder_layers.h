@@ -122,7 +122,7 @@ inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int6
     const RotaryTables& t = call.tables[static_cast<size_t>(layer.tables)];
     cos = t.own_cos + row * t.half, sin = t.own_sin + row * t.half;
   }
-  dispatch().heads.write(layer.heads, call.merged + row * layer.qkv.n, cos, sin, begin, end, to);
+  dispatch().kernels.heads.write(layer.heads, call.merged + row * layer.qkv.n, cos, sin, begin, end, to);
 }
 
 inline void attend(Team& team, const DecoderCall& call, const DecoderLayer& layer, const DecoderMemory& mine) {
@@ -152,7 +152,7 @@ inline void close_branch(const BranchEnd& ending, const Matrix& x, const Matrix&
   if (!ending.adds()) {
     if (ending.post.exists()) ending.post.run(branch, mine.normed, begin, end, mine.buffer);
     sum = ending.out.exists() ? mine.normed : to;
-    dispatch().heads.add_scaled(x, ending.post.exists() ? mine.normed : branch, ending.scale, sum, columns, begin, end);
+    dispatch().kernels.heads.add_scaled(x, ending.post.exists() ? mine.normed : branch, ending.scale, sum, columns, begin, end);
   }
   if (ending.out.exists()) ending.out.run(sum, to, begin, end, mine.buffer);
 }

@@ -124,13 +124,13 @@ inline void project(const Team& team, const EncoderLayer& layer, TokenBlock toke
   }
   if (layer.rotation.half == 0) return;
   team.each(tokens.count, [&](int64_t begin, int64_t end) {
-    for (const Matrix& x : {layer.query, layer.key}) dispatch().token_rows.rotate(layer.rotation, x, tokens.begin + begin, tokens.begin + end);
+    for (const Matrix& x : {layer.query, layer.key}) dispatch().kernels.token_rows.rotate(layer.rotation, x, tokens.begin + begin, tokens.begin + end);
   });
 }
 
 // The rest of the layer, from the attended values of a block of tokens to its result.
 inline void transform(const Team& team, const EncoderLayer& layer, TokenBlock tokens, const BlockMemory& memory, float* scratch) {
-  const TokenRowKernels& steps = dispatch().token_rows;
+  const TokenRowKernels& steps = dispatch().kernels.token_rows;
   const Matrix sum = memory.sum, normed = memory.normed, intermediate = memory.intermediate;
   const Matrix input = rows_from(layer.input, tokens.begin), result = rows_from(layer.result, tokens.begin);
 

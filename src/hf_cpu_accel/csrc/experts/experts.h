@@ -163,7 +163,7 @@ inline void run_mixture(const Team& team, const Mixture& m, const MixtureMemory&
         weights[j] = a.weight[token * a.top_k + j];
       }
       if (m.has_shared()) rows[a.top_k] = row_of(memory.shared_outputs, token), weights[a.top_k] = gate ? gate[token * gate_stride] : 1.0f;
-      dispatch().combine(residual, rows, weights, a.top_k + m.has_shared(), sum, token, first, std::min(first + columns, features));
+      dispatch().kernels.combine(residual, rows, weights, a.top_k + m.has_shared(), sum, token, first, std::min(first + columns, features));
     }
   });
 }

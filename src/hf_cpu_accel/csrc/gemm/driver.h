@@ -26,9 +26,9 @@ struct GemmMemory {
 
 // int4 weights are read as they are by few rows; for many each panel is unpacked once.
 inline const GemmKernels& kernels_of(WeightKind kind, int64_t rows) {
-  const Dispatch& d = dispatch();
-  const GemmKernels& kernels = d.gemm[static_cast<int>(kind)];
-  return kind == WeightKind::int4 && rows > kernels.tile_rows ? d.gemm_int4_unpacked : kernels;
+  const Kernels& all = dispatch().kernels;
+  const GemmKernels& kernels = all.gemm[static_cast<int>(kind)];
+  return kind == WeightKind::int4 && rows > kernels.tile_rows ? all.gemm_int4_unpacked : kernels;
 }
 inline const GemmKernels& kernels_of(const Gemm& g) { return kernels_of(g.kind, g.m); }
 inline int64_t input_words(const Gemm& g) { return kernels_of(g).input_words(g); }

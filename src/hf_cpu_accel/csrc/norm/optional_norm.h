@@ -13,7 +13,7 @@ struct OptionalNorm {
   void run(const Matrix& input, const Matrix& output, int64_t begin, int64_t end, float* buffer) const {
     Norm n = norm;
     n.input = input, n.output = output;
-    const NormKernels& kernels = dispatch().norm;
+    const NormKernels& kernels = dispatch().kernels.norm;
     (kind == NormKind::rms_norm ? kernels.rms_norm : kernels.layer_norm)(n, begin, end, buffer);
   }
 };

@@ -194,7 +194,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.key = cache_of(keys[i], "keys", step.batch, l.kv_heads, past[i] + step.q_len, l.head_dim);
     layer.value = cache_of(values[i], "values", step.batch, l.kv_heads, past[i] + step.q_len, l.value_dim);
     layer.tables = tables_of(call.tables, l, rotary, step.batch, step.q_len);
-    layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().attention.few_rows;
+    layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
     for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {

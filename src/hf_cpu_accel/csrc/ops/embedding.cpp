@@ -106,7 +106,7 @@ Tensor embedding_norm(const Tensor& ids, const Tensor& words, const std::optiona
   Tensor output = empty_of(words, {batch, length, columns});
   embedding.norm.output = {output.mutable_data_ptr(), columns, is_bf16(output)};
   if (tokens == 0 || columns == 0) return output;
-  const auto kernel = dispatch().embedding_norm;
+  const auto kernel = dispatch().kernels.embedding_norm;
   torch::stable::parallel_for(0, tokens, 1 + grain_elements / columns, [&](int64_t begin, int64_t end) {
     const int64_t count = norm_buffer_rows * columns;
     Workspace workspace(Workspace::size_of<float>(count));

@@ -34,12 +34,12 @@ void run_planes(const GroupNorm& norm, int64_t images) {
     const int64_t count = group_norm_vectors * norm.channels;
     Workspace workspace(Workspace::size_of<float>(count));
     const GroupNorm mine = norm;  // not on the calling thread's stack: see gemm/driver.h
-    dispatch().group_norm.planes(mine, begin, end, workspace.take<float>(count));
+    dispatch().kernels.group_norm.planes(mine, begin, end, workspace.take<float>(count));
   });
 }
 
 void run_channels_last(const GroupNorm& norm, int64_t images) {
-  const GroupNormKernels& kernels = dispatch().group_norm;
+  const GroupNormKernels& kernels = dispatch().kernels.group_norm;
   const int64_t chunks = (norm.pixels + group_norm_chunk - 1) / group_norm_chunk;
   const int64_t grain = 1 + grain_elements / (group_norm_chunk * norm.channels);
   const int64_t per_image = chunks * group_norm_moments * norm.channels, vectors = group_norm_vectors * norm.channels;

@@ -35,7 +35,7 @@ Message message_of(const char* op, const Tensor& rowptr, const std::optional<Ten
 bool valid_order(const Message& m, int64_t edge_rows, int64_t begin, int64_t end) {
   if (!m.order) return true;
   const Csr edges{m.graph.rowptr, m.order, m.graph.rows, m.graph.edges, edge_rows};
-  return dispatch().sparse.valid(edges, begin, end);
+  return dispatch().kernels.sparse.valid(edges, begin, end);
 }
 
 template <class F>
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optio
   }
   r.output = dense(output);
   if (with_ties) r.ties = static_cast<float*>(ties.mutable_data_ptr());
-  each_target(op, r.message, edge, r.message.features, [&](int64_t begin, int64_t end) { dispatch().messages.reduce(r, begin, end); });
+  each_target(op, r.message, edge, r.message.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.reduce(r, begin, end); });
   return {output, ties};
 }
 
@@ -97,7 +97,7 @@ Tensor edge_messages(const Tensor& rowptr, const std::optional<Tensor>& col, con
     return output;
   }
   const Matrix rows = dense(output);
-  each_target(op, m, edge, m.features, [&](int64_t begin, int64_t end) { dispatch().messages.write(m, rows, begin, end); });
+  each_target(op, m, edge, m.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.write(m, rows, begin, end); });
   const int64_t element = static_cast<int64_t>(output.element_size()), used = std::max<int64_t>(m.graph.rowptr[m.graph.rows], 0);
   std::memset(static_cast<char*>(output.mutable_data_ptr()) + used * m.features * element, 0, static_cast<size_t>((m.graph.edges - used) * m.features * element));
   return output;
@@ -140,7 +140,7 @@ std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::o
     if (edge_rows != g.message.graph.rowptr[g.message.graph.rows])  // some edges are in no row
       std::memset(grad_edge.mutable_data_ptr(), 0, static_cast<size_t>(grad_edge.numel()) * sizeof(float));
   }
-  each_target(op, g.message, edge, 2 * g.message.features, [&](int64_t begin, int64_t end) { dispatch().messages.gradient_by_target(g, begin, end); });
+  each_target(op, g.message, edge, 2 * g.message.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.gradient_by_target(g, begin, end); });
   return {grad_target, grad_edge};
 }
 
@@ -165,7 +165,7 @@ Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const T
     return grad_x;
   }
   g.grad_x = dense(grad_x);
-  const auto kernel = dispatch().messages.gradient_by_source;
+  const auto kernel = dispatch().kernels.messages.gradient_by_source;
   check_graph(each_rows(g.message.graph, g.groups * g.message.features, [&](int64_t begin, int64_t end) { kernel(g, begin, end); }), op);
   return grad_x;
 }

@@ -33,7 +33,7 @@ Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* res
     norm.residual = as_rows(*residual, keep_residual);
     norm.sum = {sum->mutable_data_ptr(), norm.columns, is_bf16(*sum)};
   }
-  const auto kernel = rms ? dispatch().norm.rms_norm : dispatch().norm.layer_norm;
+  const auto kernel = rms ? dispatch().kernels.norm.rms_norm : dispatch().kernels.norm.layer_norm;
   torch::stable::parallel_for(0, rows, 1 + grain_elements / norm.columns, [&](int64_t begin, int64_t end) {
     const int64_t count = norm_buffer_rows * norm.columns;
     Workspace workspace(Workspace::size_of<float>(count));

@@ -40,8 +40,8 @@ double measure_flops(const Text& dtype, int64_t threads) {
   STD_TORCH_CHECK(dtype == "int8" || dtype == "bfloat16" || dtype == "float32", "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
   STD_TORCH_CHECK(threads >= 1, "hf_cpu_accel::measure_flops: threads must be at least 1");
   constexpr int64_t iterations = 2000000;
-  const double operations = dispatch().multiply_adds(kind, 1) * iterations;
-  return best_rate(threads, operations, [&](int64_t) { dispatch().multiply_adds(kind, iterations); }) * 1e-9;
+  const double operations = dispatch().kernels.multiply_adds(kind, 1) * iterations;
+  return best_rate(threads, operations, [&](int64_t) { dispatch().kernels.multiply_adds(kind, iterations); }) * 1e-9;
 }
 
 // Billions of bytes per second read from `megabytes` of memory, shared out over `threads` of torch's threads.
@@ -52,7 +52,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
   const int64_t floats = megabytes * (1 << 20) / 4 / threads / 128 * 128;
   std::vector<float> memory(static_cast<size_t>(floats * threads), 1.0f);
   const auto read = [&](int64_t t) {
-    volatile float sink = dispatch().read_stream(memory.data() + t * floats, floats);
+    volatile float sink = dispatch().kernels.read_stream(memory.data() + t * floats, floats);
     (void)sink;
   };
   return best_rate(threads, static_cast<double>(floats) * 4, read) * 1e-9;

@@ -28,7 +28,7 @@ Tensor rotary_embedding(const Tensor& input, const Tensor& cos, const Tensor& si
   if (output.numel() == 0) return output;
   const Tensor dense = input.stride(3) == 1 ? input : torch::stable::contiguous(input);
   r.input = heads_of(dense), r.output = heads_of(output);
-  const auto kernel = dispatch().rotary_embedding;
+  const auto kernel = dispatch().kernels.rotary_embedding;
   torch::stable::parallel_for(0, input.size(0) * r.length, 1 + grain_elements / (r.heads * r.features), [&](int64_t begin, int64_t end) {
     const RotaryEmbedding mine = r;  // not on the calling thread's stack: see gemm/driver.h
     kernel(mine, begin, end);

@@ -86,7 +86,7 @@ Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const 
     check_graph(valid_graph(b.graph), op);
     return grad_x;
   }
-  check_graph(each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().sparse.extreme_backward_rows(b, begin, end); }), op);
+  check_graph(each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.extreme_backward_rows(b, begin, end); }), op);
   return grad_x;
 }
 
@@ -105,7 +105,7 @@ Tensor sddmm(const Tensor& rowptr, const std::optional<Tensor>& col, const Tenso
   s.a = rows_like(a, b, s.graph.rows, s.features, "sddmm", "a", keep_a);
   s.b = as_rows(b, keep_b);
   s.dot = static_cast<float*>(dot.mutable_data_ptr());
-  check_graph(each_rows(s.graph, s.features, [&](int64_t begin, int64_t end) { dispatch().sparse.sddmm_rows(s, begin, end); }), "sddmm");
+  check_graph(each_rows(s.graph, s.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.sddmm_rows(s, begin, end); }), "sddmm");
   clear_rest(s.graph, heads, s.dot);
   return dot;
 }
@@ -119,7 +119,7 @@ Tensor run_softmax(const char* op, const Tensor& rowptr, const Tensor& scores, c
   if (grad) s.grad = floats(*grad, op, "grad", sizes_of(scores));
   Tensor output = empty_float32(sizes_of(scores));
   s.output = static_cast<float*>(output.mutable_data_ptr());
-  const auto rows = dispatch().sparse.segment_softmax_rows;
+  const auto rows = dispatch().kernels.sparse.segment_softmax_rows;
   const bool valid = each_rows(s.graph, 4 * s.heads, [&](int64_t begin, int64_t end) { rows(s, begin, end); });
   check_graph(valid, op);
   clear_rest(s.graph, s.heads, s.output);
@@ -146,7 +146,7 @@ Tensor run_attention(const char* op, GraphAttention& g, const Tensor& rowptr, co
   }
   const bool valid = each_rows(s.graph, 2 * s.features, [&](int64_t begin, int64_t end) {
     Workspace workspace(Workspace::size_of<float>(heads * longest_row(s.graph, begin, end)));
-    dispatch().sparse.attention_rows(g, begin, end, workspace.take<float>(0));
+    dispatch().kernels.sparse.attention_rows(g, begin, end, workspace.take<float>(0));
   });
   check_graph(valid, op);
   return output;

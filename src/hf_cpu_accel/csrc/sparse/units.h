@@ -54,7 +54,7 @@ struct RowUnits {
 inline int64_t sparse_team(double edges, double rows, double features) { return team_size((edges + rows) * (features + 4)); }
 
 // Whether all rows refer to what is there, and the one number of rowptr where there are none.
-inline bool valid_graph(const Csr& graph) { return dispatch().sparse.valid(graph, 0, graph.rows); }
+inline bool valid_graph(const Csr& graph) { return dispatch().kernels.sparse.valid(graph, 0, graph.rows); }
 
 // f(begin, end) over all rows once what they refer to was found to be there; false if it was not. share_hubs is for callers that do the
 // parts themselves.
@@ -63,7 +63,7 @@ bool each_rows(const Csr& graph, int64_t features, const F& f) {
   if (graph.rows == 0) return valid_graph(graph);
   const RowUnits work(graph, false);
   std::atomic<bool> valid{true};
-  const auto check = dispatch().sparse.valid;
+  const auto check = dispatch().kernels.sparse.valid;
   run_team(sparse_team(static_cast<double>(graph.edges), static_cast<double>(graph.rows), static_cast<double>(features)), [&](Team& team) {
     team.claim(static_cast<int64_t>(work.units.size()), [&](int64_t u) {
       const RowUnit unit = work.units[static_cast<size_t>(u)];
@@ -137,7 +137,7 @@ inline bool run_spmm(const Spmm& problem) {
     work.parts[i].ties = all_ties + static_cast<int64_t>(i) * features;
   }
   std::atomic<bool> valid{true};
-  const SparseKernels& kernels = dispatch().sparse;
+  const SparseKernels& kernels = dispatch().kernels.sparse;
   const int64_t sweep = problem.heads > 1 && problem.value ? features : sweep_features;
   const double edges = static_cast<double>(problem.graph.edges), rows = static_cast<double>(problem.graph.rows);
   run_team(sparse_team(edges, rows, static_cast<double>(features)), [&](Team& team) {
