@@ -30,12 +30,14 @@ struct Options {
   int threads = 0, repeat = 1;
 };
 
-constexpr const char* usage = "usage: run_model MODEL.pt2 --ops LIBRARY.so --inputs INPUTS.pt [--outputs OUTPUTS.pt] [--threads N] [--repeat N]";
+constexpr const char* usage =
+    "usage: run_model MODEL.pt2 --ops LIBRARY.so --inputs INPUTS.pt [--outputs OUTPUTS.pt] [--threads N] [--repeat N]";
 
 int positive(const std::string& option, const std::string& value) {
   char* end = nullptr;
   const long number = std::strtol(value.c_str(), &end, 10);
-  if (*end != '\0' || number < 1 || number > 1 << 20) throw std::invalid_argument(option + " " + value + ": accepted are whole numbers from 1");
+  if (*end != '\0' || number < 1 || number > 1 << 20)
+    throw std::invalid_argument(option + " " + value + ": accepted are whole numbers from 1");
   return static_cast<int>(number);
 }
 
@@ -125,13 +127,17 @@ int run(const Options& options) {
     outputs = loader.run(inputs);
     milliseconds.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
   }
-  if (outputs.size() != names.size()) throw std::runtime_error("the model has " + std::to_string(outputs.size()) + " outputs, its file names " + std::to_string(names.size()));
+  if (outputs.size() != names.size())
+    throw std::runtime_error("the model has " + std::to_string(outputs.size()) + " outputs, its file names " +
+                             std::to_string(names.size()));
 
   for (size_t i = 0; i < outputs.size(); ++i) print(names[i], outputs[i]);
   std::sort(milliseconds.begin(), milliseconds.end());
-  std::cout << milliseconds[milliseconds.size() / 2] << " ms, the median of " << milliseconds.size() << " on " << at::get_num_threads() << " threads\n";
+  std::cout << milliseconds[milliseconds.size() / 2] << " ms, the median of " << milliseconds.size() << " on " << at::get_num_threads()
+            << " threads\n";
   if (!options.outputs.empty()) {
-    const std::vector<char> bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(std::vector<c10::IValue>(outputs.begin(), outputs.end())));
+    const std::vector<char> bytes =
+        torch::jit::pickle_save(c10::ivalue::Tuple::create(std::vector<c10::IValue>(outputs.begin(), outputs.end())));
     std::ofstream file(options.outputs, std::ios::binary);
     if (!file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()))) throw std::runtime_error("cannot write " + options.outputs);
   }

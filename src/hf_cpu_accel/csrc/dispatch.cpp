@@ -80,7 +80,8 @@ Dispatch choose() {
     // there bfloat16 weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
     // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
     const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
-    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
+    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1'
+                                                        : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
     if (!d.bf16_dot) {
       constexpr int bfloat16 = static_cast<int>(WeightKind::bfloat16);
       d.kernels.gemm[bfloat16] = kernels_avx512_vnni().gemm[bfloat16];

@@ -20,8 +20,7 @@ using torch::stable::Tensor;
 inline bool is_bf16(const Tensor& t) { return t.scalar_type() == ScalarType::BFloat16; }
 
 inline void check_floating(const Tensor& t, const char* op, const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || is_bf16(t), "hf_cpu_accel::", op, ": ", name,
-                  " must be float32 or bfloat16");
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || is_bf16(t), "hf_cpu_accel::", op, ": ", name, " must be float32 or bfloat16");
   STD_TORCH_CHECK(t.is_cpu(), "hf_cpu_accel::", op, ": ", name, " must be on the CPU");
 }
 

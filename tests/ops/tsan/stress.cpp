@@ -45,9 +45,14 @@ void chain_steps(Random& random) {
   run_team(draw(random, 1, 6), [&](Team& team) {
     std::vector<int64_t>*from = &now, *to = &next;
     for (int64_t step = 0; step < steps; ++step) {
-      const auto add = [&](int64_t i) { (*to)[static_cast<size_t>(i)] = (*from)[static_cast<size_t>(i)] + (*from)[static_cast<size_t>(count - 1 - i)]; };
+      const auto add = [&](int64_t i) {
+        (*to)[static_cast<size_t>(i)] = (*from)[static_cast<size_t>(i)] + (*from)[static_cast<size_t>(count - 1 - i)];
+      };
       if (step % 2) team.claim(count, add);
-      else team.each(count, [&](int64_t begin, int64_t end) { for (int64_t i = begin; i < end; ++i) add(i); });
+      else
+        team.each(count, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) add(i);
+        });
       std::swap(from, to);
     }
   });
@@ -71,7 +76,8 @@ void sort_edges(Random& random) {
   });
   std::vector<int32_t> expected(static_cast<size_t>(edges));
   std::iota(expected.begin(), expected.end(), 0);
-  std::stable_sort(expected.begin(), expected.end(), [&](int32_t a, int32_t b) { return row[static_cast<size_t>(a)] < row[static_cast<size_t>(b)]; });
+  std::stable_sort(expected.begin(), expected.end(),
+                   [&](int32_t a, int32_t b) { return row[static_cast<size_t>(a)] < row[static_cast<size_t>(b)]; });
   expect(valid && order == expected && rowptr.back() == edges, "a sort of edges");
 }
 
@@ -89,23 +95,28 @@ void sum_rows(Random& random) {
   s.features = features, s.x = {x.data(), features}, s.output = {output.data(), features};
   expect(run_spmm(s), "a graph");
   for (int64_t i = 0; i < 20 * features; ++i)
-    expect(output[static_cast<size_t>(i)] == static_cast<float>(rowptr[static_cast<size_t>(i / features) + 1] - rowptr[static_cast<size_t>(i / features)]), "sums over a graph");
+    expect(output[static_cast<size_t>(i)] ==
+               static_cast<float>(rowptr[static_cast<size_t>(i / features) + 1] - rowptr[static_cast<size_t>(i / features)]),
+           "sums over a graph");
 }
 
 // Few rows, which all pack alone; some, which the team packs together; many, in blocks.
 void multiply(Random& random) {
   const int64_t m = draw(random, 0, 2) ? draw(random, 1, 40) : 1500, n = draw(random, 1, 100), k = draw(random, 1, 90);
   const int64_t panels = (n + panel_columns - 1) / panel_columns;
-  std::vector<float> x = draw_floats(random, m * k), output(static_cast<size_t>(m * n)), weight(static_cast<size_t>(panels * k * panel_columns));
+  std::vector<float> x = draw_floats(random, m * k), output(static_cast<size_t>(m * n)),
+                     weight(static_cast<size_t>(panels * k * panel_columns));
   for (int64_t column = 0; column < n; ++column)
-    for (int64_t i = 0; i < k; ++i) weight[static_cast<size_t>((column / panel_columns * k + i) * panel_columns + column % panel_columns)] = 1.0f;
+    for (int64_t i = 0; i < k; ++i)
+      weight[static_cast<size_t>((column / panel_columns * k + i) * panel_columns + column % panel_columns)] = 1.0f;
   Gemm g;
   g.m = m, g.n = n, g.k = k, g.weight = weight.data(), g.input = {x.data(), k};
   g.write_to({output.data(), n});
   run_gemm_op(g);
   for (int64_t row = 0; row < m; ++row) {
     const double sum = std::accumulate(x.begin() + row * k, x.begin() + (row + 1) * k, 0.0);
-    for (int64_t column = 0; column < n; ++column) expect(std::abs(output[static_cast<size_t>(row * n + column)] - sum) < 1e-3, "a product");
+    for (int64_t column = 0; column < n; ++column)
+      expect(std::abs(output[static_cast<size_t>(row * n + column)] - sum) < 1e-3, "a product");
   }
 }
 

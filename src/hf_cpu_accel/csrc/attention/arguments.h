@@ -34,13 +34,15 @@ inline bool has_holes(const bool* row, TokenRange range) { return std::find(row 
 
 // A mask [batch or 1, heads or 1, q_len or 1, kv_len], boolean or added.
 inline void read_mask(Attention& a, const Tensor& mask, const int64_t (&sizes)[4], const char* op, Tensor& keep) {
-  STD_TORCH_CHECK(mask.dim() == 4 && mask.size(3) == sizes[3], "hf_cpu_accel::", op, ": mask must be [batch, kv_len] boolean or have four "
+  STD_TORCH_CHECK(mask.dim() == 4 && mask.size(3) == sizes[3], "hf_cpu_accel::", op,
+                  ": mask must be [batch, kv_len] boolean or have four "
                   "dimensions of which the last is kv_len");
   if (mask.scalar_type() != ScalarType::Bool) check_floating(mask, op, "mask");
   keep = mask.size(3) == 1 || mask.stride(3) == 1 ? mask : torch::stable::contiguous(mask);
   int64_t strides[3];
   for (int64_t i = 0; i < 3; ++i) {
-    STD_TORCH_CHECK(mask.size(i) == sizes[i] || mask.size(i) == 1, "hf_cpu_accel::", op, ": dimension ", i, " of mask must be 1 or ", sizes[i]);
+    STD_TORCH_CHECK(mask.size(i) == sizes[i] || mask.size(i) == 1, "hf_cpu_accel::", op, ": dimension ", i, " of mask must be 1 or ",
+                    sizes[i]);
     strides[i] = mask.size(i) == 1 ? 0 : keep.stride(i);
   }
   a.mask_kind = mask.scalar_type() == ScalarType::Bool ? MaskKind::boolean : is_bf16(mask) ? MaskKind::bfloat16 : MaskKind::float32;

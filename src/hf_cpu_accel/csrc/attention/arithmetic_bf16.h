@@ -40,9 +40,9 @@ class ArithmeticBf16 {
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
     return approx_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, 0.0f,
-                              [&](int64_t key, auto, Float low, Float high) HFCA_INLINE {
-                                Simd::store_words(probabilities_ + (key / chunk * rows + i) * packed_words, Simd::bf16_words(low, high));
-                              });
+                               [&](int64_t key, auto, Float low, Float high) HFCA_INLINE {
+                                 Simd::store_words(probabilities_ + (key / chunk * rows + i) * packed_words, Simd::bf16_words(low, high));
+                               });
   }
 
   void weigh(const float*, int rows, int64_t keys, float* sums, bool accumulate) const {

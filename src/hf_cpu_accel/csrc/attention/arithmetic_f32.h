@@ -10,7 +10,10 @@ namespace HFCA_TIER {
 class QueriesF32 {
  public:
   QueriesF32(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : a_(a), task_(task), head_columns_(round_up(a.head_dim, chunk)), queries_(memory.take((task.row_end - task.row_begin) * head_columns_)) {}
+      : a_(a),
+        task_(task),
+        head_columns_(round_up(a.head_dim, chunk)),
+        queries_(memory.take((task.row_end - task.row_begin) * head_columns_)) {}
 
   void take_queries(int64_t row, int rows) const { pack_queries(a_, task_, row, rows, queries_of(row)); }
 
@@ -36,7 +39,9 @@ class ArithmeticF32 : public QueriesF32 {
   static constexpr int rows_at_once = tile_rows;  // that are computed together
 
   ArithmeticF32(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : QueriesF32(a, task, memory), keys_(memory.take(key_block * a.head_dim)), values_(memory.take(key_block * round_up(a.value_dim, chunk))) {}
+      : QueriesF32(a, task, memory),
+        keys_(memory.take(key_block * a.head_dim)),
+        values_(memory.take(key_block * round_up(a.value_dim, chunk))) {}
 
   void take_keys(int64_t begin, int64_t end) const {
     with_head_type(a_.key, [&](auto type) { pack_keys<decltype(type)::value>(a_, task_, begin, end, keys_); });

@@ -48,7 +48,8 @@ class ArithmeticInt8 {
   void take_keys(int64_t begin, int64_t end) {
     for (int64_t k = 0; k < round_up(end - begin, chunk); k += Simd::width) pack_keys(begin, k, end - begin);
     with_type(a_.value, [&](const auto* x) {
-      pack_values(x + task_.batch * a_.value.batch_stride + task_.kv_head * a_.value.head_stride + begin * a_.value.position_stride, end - begin);
+      pack_values(x + task_.batch * a_.value.batch_stride + task_.kv_head * a_.value.head_stride + begin * a_.value.position_stride,
+                  end - begin);
     });
   }
 
@@ -75,9 +76,9 @@ class ArithmeticInt8 {
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
     return approx_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, most_probability_log2,
-                              [&](int64_t key, auto v, Float low, Float high) HFCA_INLINE {
-                                Simd::store_pairs(probabilities_ + (key / chunk * rows + i) * packed_words + v * Simd::width, low, high);
-                              });
+                               [&](int64_t key, auto v, Float low, Float high) HFCA_INLINE {
+                                 Simd::store_pairs(probabilities_ + (key / chunk * rows + i) * packed_words + v * Simd::width, low, high);
+                               });
   }
 
   void weigh(const float*, int rows, int64_t keys, float* sums, bool accumulate) const {
@@ -106,11 +107,14 @@ class ArithmeticInt8 {
   template <class Dot>
   static Multiply multiply_of(int rows) {
     switch (rows) {
-#define HFCA_ROWS(R) \
-  case R:            \
-    if constexpr (R <= tile_rows) return &multiply<Dot, R>; else break;
+#define HFCA_ROWS(R)                                        \
+  case R:                                                   \
+    if constexpr (R <= tile_rows) return &multiply<Dot, R>; \
+    else break;
+      // clang-format off
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
       HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
+      // clang-format on
 #undef HFCA_ROWS
     }
     return nullptr;
@@ -130,7 +134,8 @@ class ArithmeticInt8 {
     for (int i = 0; i < Simd::width; ++i) {
       magnitude[i] = Simd::zero();
       if (i < rows)
-        for (int64_t d = 0; d < features; d += Simd::width) magnitude[i] = Simd::highest(magnitude[i], Simd::abs(load_padded(row(i), d, features)));
+        for (int64_t d = 0; d < features; d += Simd::width)
+          magnitude[i] = Simd::highest(magnitude[i], Simd::abs(load_padded(row(i), d, features)));
     }
     Simd::transpose(magnitude);
     for (int i = 1; i < Simd::width; ++i) magnitude[0] = Simd::highest(magnitude[0], magnitude[i]);
@@ -145,7 +150,8 @@ class ArithmeticInt8 {
       for (int64_t d = 0; d < features; d += 4 * packed_words)
         for (int64_t w = 0; w < packed_words; w += Simd::width) {
           Float bytes[4];
-          unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(load_padded(row(i), d + 4 * w + v * Simd::width, features), scale, zero); });
+          unroll<0, 4>([&](auto v)
+                           HFCA_INLINE { bytes[v] = Simd::fma(load_padded(row(i), d + 4 * w + v * Simd::width, features), scale, zero); });
           Simd::store_bytes(reinterpret_cast<uint8_t*>(to(i, d / 4 + w)), bytes);
         }
     }
@@ -185,7 +191,8 @@ class ArithmeticInt8 {
     const int64_t stride = a_.value.position_stride, features = a_.value_dim;
     Float magnitude = Simd::zero();
     for (int64_t k = 0; k < count; ++k)
-      for (int64_t d = 0; d < features; d += Simd::width) magnitude = Simd::highest(magnitude, Simd::abs(load_padded(values + k * stride, d, features)));
+      for (int64_t d = 0; d < features; d += Simd::width)
+        magnitude = Simd::highest(magnitude, Simd::abs(load_padded(values + k * stride, d, features)));
     const float largest = Simd::reduce_highest(magnitude);
     value_scale_ = largest <= largest_float ? largest / most_value : not_a_number;
     const Float inverse = Simd::set1(largest <= largest_float && largest > 1e-33f ? most_value / largest : 0.0f);

@@ -50,12 +50,12 @@ struct Attention {
   float scale = 1.0f;
   float softcap = 0.0f;                      // scores become softcap * tanh(score / softcap); 0: they stay
   const float* alibi = nullptr;              // [query head], what a score loses per position between query and key
-  const float* relative = nullptr;           // [query head][relative_count], what a score gains for a key behind the query: the last entry for the
-  int64_t relative_count = 0;                // query's own position, the first for all that are so far behind, or farther
-  const float* sinks = nullptr;              // [query head], a score that counts in the sum and has no value
-  const int32_t* rows = nullptr;             // the "batch" in which each of the first row_keys keys lies; the others lie in their own
+  const float* relative = nullptr;  // [query head][relative_count], what a score gains for a key behind the query: the last entry for the
+  int64_t relative_count = 0;  // query's own position, the first for all that are so far behind, or farther
+  const float* sinks = nullptr;  // [query head], a score that counts in the sum and has no value
+  const int32_t* rows = nullptr;  // the "batch" in which each of the first row_keys keys lies; the others lie in their own
   int64_t row_keys = 0;
-  bool quantised = false;                    // may be computed in integers, where the CPU has the instructions: arithmetic_int8.h
+  bool quantised = false;  // may be computed in integers, where the CPU has the instructions: arithmetic_int8.h
 
   int64_t batch_of_key(int64_t key, int64_t own) const { return key < row_keys ? rows[key] : own; }
   int64_t first_visible(int64_t position) const {
@@ -72,9 +72,9 @@ struct AttentionTask {
 };
 
 struct AttentionKernels {
-  int tile_rows;                                                       // rows that are computed together
-  int64_t few_rows;                                                    // up to so many, the time of a task is that of reading the keys
-  int64_t (*scratch_floats)(const Attention&, int64_t rows);           // for a task of so many rows
+  int tile_rows;  // rows that are computed together
+  int64_t few_rows;  // up to so many, the time of a task is that of reading the keys
+  int64_t (*scratch_floats)(const Attention&, int64_t rows);  // for a task of so many rows
   int64_t (*partial_floats)(const Attention&, int64_t rows);
   void (*run)(const Attention&, const AttentionTask&, float* scratch);  // scratch: 64-byte aligned
   void (*merge)(const Attention&, const AttentionTask& first, int64_t parts);  // whose partials follow one another

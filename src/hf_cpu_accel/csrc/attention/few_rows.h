@@ -7,7 +7,7 @@
 namespace HFCA_TIER {
 
 constexpr int64_t unpacked_rows = 16;  // up to so many rows of a task are taken without packing
-constexpr int row_group = 4;           // rows that share the loads
+constexpr int row_group = 4;  // rows that share the loads
 constexpr int row_vectors = Simd::registers == 32 ? 4 : 2;  // of each row in registers
 
 // The sum of the lanes of each vector.
@@ -39,7 +39,8 @@ inline Float lane_sums(Float (&x)[Simd::width]) {
 
 // Scores of `width` keys, of which `keys` exist: dot[row][key] (+)= the products of row_vectors or 1 vector of features from `feature` on.
 template <hfca::HeadType type, int rows, int vectors>
-inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, int n, const float* queries, Float (&dot)[rows][Simd::width]) {
+inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, int n, const float* queries,
+                          Float (&dot)[rows][Simd::width]) {
   Float query[rows][vectors];
   unroll<0, rows>([&](auto i) HFCA_INLINE {
     unroll<0, vectors>([&](auto v) HFCA_INLINE {
@@ -49,7 +50,8 @@ inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, 
   });
   for (int k = 0; k < Simd::width; ++k) {
     Float key[vectors];
-    unroll<0, vectors>([&](auto v) HFCA_INLINE { key[v] = load_features<type>(keys, at[k] + feature + v * Simd::width, vectors == 1 ? n : Simd::width); });
+    unroll<0, vectors>(
+        [&](auto v) HFCA_INLINE { key[v] = load_features<type>(keys, at[k] + feature + v * Simd::width, vectors == 1 ? n : Simd::width); });
     unroll<0, rows>([&](auto i) HFCA_INLINE {
       Float sum = feature == 0 ? Simd::mul(query[i][0], key[0]) : Simd::fma(query[i][0], key[0], dot[i][k]);
       unroll<1, vectors>([&](auto v) HFCA_INLINE { sum = Simd::fma(query[i][v], key[v], sum); });
@@ -60,7 +62,8 @@ inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, 
 
 // scores[keys / 32][rows][32] = queries . keys [begin, begin + keys). Scores up to the next multiple of the vector width are overwritten.
 template <hfca::HeadType type, int rows>
-inline void score_keys(const hfca::Attention& a, const hfca::AttentionTask& task, const float* queries, int64_t begin, int64_t keys, float* scores) {
+inline void score_keys(const hfca::Attention& a, const hfca::AttentionTask& task, const float* queries, int64_t begin, int64_t keys,
+                       float* scores) {
   constexpr int64_t together = row_vectors * Simd::width;
   const int64_t origin = task.kv_head * a.key.head_stride;
   for (int64_t k = 0; k < keys; k += Simd::width) {
@@ -92,7 +95,8 @@ inline void scale_probabilities(const hfca::Attention& a, const hfca::AttentionT
     alignas(64) float scale[Simd::width] = {};
     for (int i = 0; i < Simd::width && k + i < keys; ++i) {
       const int64_t key = begin + k + i;
-      scale[i] = a.value.scale(origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride, a.value_dim);
+      scale[i] =
+          a.value.scale(origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride, a.value_dim);
     }
     float* p = scores + k / chunk * rows * chunk + k % chunk;
     unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(p + i * chunk, Simd::mul(Simd::load(scale), Simd::load(p + i * chunk))); });
@@ -101,8 +105,8 @@ inline void scale_probabilities(const hfca::Attention& a, const hfca::AttentionT
 
 // sums[value_dim / 32][rows][32] (+)= scores @ values of keys [begin, begin + keys).
 template <hfca::HeadType type, int rows>
-inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& task, const float* scores, int64_t begin, int64_t keys, float* sums,
-                         bool accumulate) {
+inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& task, const float* scores, int64_t begin, int64_t keys,
+                         float* sums, bool accumulate) {
   const int64_t origin = task.kv_head * a.value.head_stride;
   for (int64_t d = 0; d < a.value_dim; d += row_vectors * Simd::width) {
     int n[row_vectors];
@@ -116,9 +120,11 @@ inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& ta
     });
     for (int64_t k = 0; k < keys; ++k) {
       const float* p = scores + k / chunk * rows * chunk + k % chunk;
-      const int64_t key = begin + k, at = origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride + d;
+      const int64_t key = begin + k,
+                    at = origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride + d;
       Float value[row_vectors];
-      unroll<0, row_vectors>([&](auto v) HFCA_INLINE { value[v] = n[v] > 0 ? load_features<type>(a.value.data, at + v * Simd::width, n[v]) : Simd::zero(); });
+      unroll<0, row_vectors>(
+          [&](auto v) HFCA_INLINE { value[v] = n[v] > 0 ? load_features<type>(a.value.data, at + v * Simd::width, n[v]) : Simd::zero(); });
       unroll<0, rows>([&](auto i) HFCA_INLINE {
         const Float probability = Simd::set1(p[i * chunk]);
         unroll<0, row_vectors>([&](auto v) HFCA_INLINE { acc[i][v] = Simd::fma(probability, value[v], acc[i][v]); });
@@ -140,7 +146,8 @@ class FewRows : public QueriesF32 {
 
   void score(int64_t row, int rows, int64_t keys, float* scores) const {
     with_head_type(a_.key, [&](auto type) {
-      with_rows(rows, [&](auto n) { score_keys<decltype(type)::value, decltype(n)::number>(a_, task_, queries_of(row), begin_, keys, scores); });
+      with_rows(rows,
+                [&](auto n) { score_keys<decltype(type)::value, decltype(n)::number>(a_, task_, queries_of(row), begin_, keys, scores); });
     });
   }
 

@@ -31,8 +31,8 @@ struct AttentionState {
 
 // Rows [row, row + rows) of the task against keys [begin, end), which the arithmetic has taken.
 template <class State>
-inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const State& s, int64_t row, int rows, int64_t begin, int64_t end,
-                        bool first_block) {
+inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const State& s, int64_t row, int rows, int64_t begin,
+                        int64_t end, bool first_block) {
   const float infinity = __builtin_inff();
   const int64_t index = row - task.row_begin, distance = static_cast<int64_t>(rows) * chunk;
   int64_t visible[tile_rows], keys = 0;  // keys of this block that a row, that any row may attend
@@ -51,7 +51,8 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t origin = task.batch * a.mask_batch_stride + at.offset(a.mask_head_stride, a.mask_query_stride) + begin;
     float* scores = s.scores + i * chunk;
-    if (a.softcap > 0.0f || a.alibi || a.relative) vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
+    if (a.softcap > 0.0f || a.alibi || a.relative)
+      vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
     const int64_t hidden = a.first_visible(at.position) - begin;
     if (hidden > 0) hide_scores(scores, distance, hidden < visible[i] ? hidden : visible[i]);
     maximum[i] = mask_and_maximum(scores, distance, visible[i], mask_row(a, origin, visible[i], s.mask));
@@ -97,7 +98,8 @@ inline void write_tile(const hfca::Attention& a, const hfca::AttentionTask& task
     const Float inverse = Simd::set1(normaliser(a, at.head, s.maximum[index + i], s.total[index + i]));
     const int64_t origin = task.batch * a.output.batch_stride + at.offset(a.output.head_stride, a.output.position_stride);
     for (int64_t d = 0; d < a.value_dim; d += Simd::width)
-      store_features(a.output, origin + d, lanes(a.value_dim - d), Simd::mul(inverse, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk)));
+      store_features(a.output, origin + d, lanes(a.value_dim - d),
+                     Simd::mul(inverse, Simd::load(sums + (d / chunk * rows + i) * chunk + d % chunk)));
   }
 }
 
@@ -190,10 +192,12 @@ inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t r
   using hfca::HeadType;
   if (rows <= unpacked_rows) return f(Type<FewRows>{});
 #if HFCA_VNNI
-  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features) return f(Type<ArithmeticInt8>{});
+  if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
+    return f(Type<ArithmeticInt8>{});
 #endif
 #if HFCA_ARITHMETIC_BF16
-  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16) return f(Type<ArithmeticBf16>{});
+  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16)
+    return f(Type<ArithmeticBf16>{});
 #endif
   return f(Type<ArithmeticF32>{});
 }

@@ -89,8 +89,7 @@ inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task,
     for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
       const int n = lanes(a.head_dim - d);
       Float block[Simd::width];
-      for (int i = 0; i < Simd::width; ++i)
-        block[i] = k + i < end ? load_features<type>(a.key.data, at(k + i) + d, n) : Simd::zero();
+      for (int i = 0; i < Simd::width; ++i) block[i] = k + i < end ? load_features<type>(a.key.data, at(k + i) + d, n) : Simd::zero();
       Simd::transpose(block);
       if constexpr (type == hfca::HeadType::int8)
         for (int i = 0; i < n; ++i) block[i] = Simd::mul(block[i], Simd::load(scale));
@@ -101,9 +100,11 @@ inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task,
 
 // out[value_dim / 32][key_rows][32] = values [begin, end); columns behind value_dim are zero up to the vector width.
 template <hfca::HeadType type>
-inline void pack_values(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, int64_t key_rows, float* out) {
+inline void pack_values(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, int64_t key_rows,
+                        float* out) {
   for (int64_t k = begin; k < end; ++k, out += chunk) {
-    const int64_t row = a.batch_of_key(k, task.batch), at = row * a.value.batch_stride + task.kv_head * a.value.head_stride + k * a.value.position_stride;
+    const int64_t row = a.batch_of_key(k, task.batch),
+                  at = row * a.value.batch_stride + task.kv_head * a.value.head_stride + k * a.value.position_stride;
     [[maybe_unused]] const Float scale = Simd::set1(a.value.scale(at, a.value_dim));
     for (int64_t d = 0; d < a.value_dim; d += Simd::width) {
       const Float x = load_features<type>(a.value.data, at + d, lanes(a.value_dim - d));

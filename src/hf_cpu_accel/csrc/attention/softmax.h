@@ -75,7 +75,8 @@ inline Float relative_bias(const hfca::Attention& a, int64_t head, int64_t dista
 
 // The decoders' variants of the first `visible` scores of a row, which come before its mask. Key j is `distance_to_first` - j positions
 // before the query.
-inline void vary_scores(const hfca::Attention& a, int64_t head, float* scores, int64_t distance, int64_t visible, int64_t distance_to_first) {
+inline void vary_scores(const hfca::Attention& a, int64_t head, float* scores, int64_t distance, int64_t visible,
+                        int64_t distance_to_first) {
   alignas(64) float count[Simd::width];
   for (int i = 0; i < Simd::width; ++i) count[i] = static_cast<float>(i);
   const Float slope = Simd::set1(a.alibi ? a.alibi[head] : 0.0f), cap = Simd::set1(a.softcap), ramp = Simd::load(count);

@@ -18,7 +18,8 @@ inline Float approx_power_of_two(Float t) {
 
 // Sums 2^exponent(score) of a row, 0 from `visible` on; see approx_exponentials.
 template <class Exponent, class Store>
-inline float approx_powers(const float* scores, int64_t distance, int64_t visible, int64_t keys, const Exponent& exponent, const Store& store) {
+inline float approx_powers(const float* scores, int64_t distance, int64_t visible, int64_t keys, const Exponent& exponent,
+                           const Store& store) {
   constexpr int halves = chunk / Simd::width / 2;
   Float sum[2] = {Simd::zero(), Simd::zero()};
   for (int64_t k = 0; k < keys; k += chunk, scores += distance) {
@@ -44,7 +45,8 @@ inline float approx_powers(const float* scores, int64_t distance, int64_t visibl
 // 2^power exp(score - shift) of a row, 0 from `visible` on, roughly; returns their sum. store(key, v, low, high) takes vector v of the lower
 // and of the higher half of a chunk of keys.
 template <class Store>
-inline float approx_exponentials(const float* scores, int64_t distance, int64_t visible, int64_t keys, float shift, float power, const Store& store) {
+inline float approx_exponentials(const float* scores, int64_t distance, int64_t visible, int64_t keys, float shift, float power,
+                                 const Store& store) {
   constexpr float log2_e = 1.44269504088896341f, far = 1e4f;
   const Float factor = Simd::set1(log2_e);
   if (shift > -far && shift < far) {
@@ -53,8 +55,8 @@ inline float approx_exponentials(const float* scores, int64_t distance, int64_t 
   }
   // All scores of the row are masked, by the lowest float or -1e9: of such numbers, the difference is all that counts.
   const Float offset = Simd::set1(power), centre = Simd::set1(shift);
-  return approx_powers(scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, centre), factor, offset); },
-                      store);
+  return approx_powers(
+      scores, distance, visible, keys, [&](Float score) HFCA_INLINE { return Simd::fma(Simd::sub(score, centre), factor, offset); }, store);
 }
 
 }  // namespace HFCA_TIER

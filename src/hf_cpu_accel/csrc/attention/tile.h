@@ -21,14 +21,13 @@ constexpr int values_of_word = Dot::Words::count(chunk) == chunk ? 1 : 2;
 // sums[rows][columns] = factor * left[k / 32][rows][32] @ right[k][columns], or with `accumulate` the old sums + the product, columns =
 // vectors * Simd::width of a chunk. Where two values share a word, so do those of two neighbouring rows of `right`. `words`: of k.
 template <class Dot, int rows, int vectors>
-inline void multiply_tile(const uint32_t* __restrict left, int64_t words, const uint32_t* __restrict right, float* __restrict sums, bool accumulate,
-                          float factor) {
+inline void multiply_tile(const uint32_t* __restrict left, int64_t words, const uint32_t* __restrict right, float* __restrict sums,
+                          bool accumulate, float factor) {
   constexpr int row_words = chunk / values_of_word<Dot>;
   Float acc[rows * vectors];
   if (accumulate)
     unroll<0, rows * vectors>([&](auto i) HFCA_INLINE { acc[i] = Simd::load(sums + i / vectors * chunk + i % vectors * Simd::width); });
-  else
-    unroll<0, rows * vectors>([&](auto i) HFCA_INLINE { acc[i] = Simd::zero(); });
+  else unroll<0, rows * vectors>([&](auto i) HFCA_INLINE { acc[i] = Simd::zero(); });
   for (; words > 0; words -= row_words, left += rows * row_words) {
     const uint32_t* end = left + (words < row_words ? words : row_words);
     for (const uint32_t* a = left; a < end; ++a, right += chunk) {
@@ -52,11 +51,14 @@ using MultiplyTile = void (*)(const uint32_t*, int64_t, const uint32_t*, float*,
 template <class Dot>
 inline MultiplyTile multiply_tile_of(int rows, bool full) {
   switch (rows) {
-#define HFCA_ROWS(R) \
-  case R:            \
-    if constexpr (R <= tile_rows) return full ? &multiply_tile<Dot, R, Dot::vectors> : &multiply_tile<Dot, R, 1>; else break;
+#define HFCA_ROWS(R)                                                                                              \
+  case R:                                                                                                         \
+    if constexpr (R <= tile_rows) return full ? &multiply_tile<Dot, R, Dot::vectors> : &multiply_tile<Dot, R, 1>; \
+    else break;
+    // clang-format off
     HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
     HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
+    // clang-format on
 #undef HFCA_ROWS
   }
   return nullptr;
@@ -65,8 +67,8 @@ inline MultiplyTile multiply_tile_of(int rows, bool full) {
 // out[rows][n] = factor * left[rows][k] @ right[k][n] for any n; `right` has `right_words` rows of storage per chunk. Columns from n up to
 // the next multiple of the vector width are computed as well, those behind are left alone.
 template <class Dot>
-inline void multiply_chunks(int rows, const uint32_t* left, int64_t words, const uint32_t* right, int64_t right_words, int64_t n, float* out,
-                            bool accumulate, float factor = 1.0f) {
+inline void multiply_chunks(int rows, const uint32_t* left, int64_t words, const uint32_t* right, int64_t right_words, int64_t n,
+                            float* out, bool accumulate, float factor = 1.0f) {
   const MultiplyTile full = multiply_tile_of<Dot>(rows, true), narrow = multiply_tile_of<Dot>(rows, false);
   for (int64_t c = 0; c < n; c += tile_columns)
     (n - c > Simd::width ? full : narrow)(left, words, right + c / chunk * right_words * chunk + c % chunk,

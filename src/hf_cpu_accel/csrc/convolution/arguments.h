@@ -16,8 +16,8 @@ struct Window {
 // Whether that is the weight of a Winograd convolution (winograd.h), [panels, 4, 4, words, panel_columns, values of a word].
 inline bool is_winograd(const Tensor& weight) { return weight.dim() == 6; }
 
-inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight, const std::optional<Tensor>& scale,
-                          const std::optional<Tensor>& bias, Activation activation) {
+inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight,
+                             const std::optional<Tensor>& scale, const std::optional<Tensor>& bias, Activation activation) {
   const auto by_pixels = [](const WindowSide& side) { return side.size == 3 && side.stride == 1 && side.dilation == 1; };
   STD_TORCH_CHECK(by_pixels(window.rows) && by_pixels(window.columns), "hf_cpu_accel::", op,
                   ": a weight for tiles needs kernel_size 3, stride 1 and dilation 1");
@@ -26,7 +26,8 @@ inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const 
   STD_TORCH_CHECK(g.kind != WeightKind::int4 && n > 0 && channels > 0, "hf_cpu_accel::", op,
                   ": a weight for tiles is float32, bfloat16 or int8 and has input and output channels");
   const int64_t per_word = 4 / static_cast<int64_t>(weight.element_size());
-  const std::vector<int64_t> packed{(n + panel_columns - 1) / panel_columns, tile_side, tile_side, channels / per_word, panel_columns, per_word};
+  const std::vector<int64_t> packed{
+      (n + panel_columns - 1) / panel_columns, tile_side, tile_side, channels / per_word, panel_columns, per_word};
   STD_TORCH_CHECK(weight.is_contiguous() && channels % 32 == 0 && sizes_of(weight) == packed, "hf_cpu_accel::", op,
                   ": the packed weight for tiles does not fit ", channels, " input and ", n, " output channels");
   g.weight = weight.const_data_ptr();

@@ -74,8 +74,8 @@ class ConvolutionChain {
     if (g.kind == WeightKind::int8_image) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
-        bytes_.push_back(std::make_unique<QuantizedImages>(g.input, from.images.count, pixels, from.images.channels, threads_, from.wanted.bytes,
-                                                      from.range));
+        bytes_.push_back(std::make_unique<QuantizedImages>(g.input, from.images.count, pixels, from.images.channels, threads_,
+                                                           from.wanted.bytes, from.range));
         from.bytes = step.makes = bytes_.back().get();
         memory_of_bytes_.push_back(std::make_unique<Workspace>(from.bytes->memory()));
         from.bytes->take(*memory_of_bytes_.back());

@@ -30,7 +30,8 @@ class PatchRows {
   }
 
   size_t bytes(int64_t threads) const {
-    return Workspace::size_of<const void*>(threads * tile_rows_ * runs_.count) + Workspace::size_of<char>(threads * tile_rows_ * gathered_bytes_);
+    return Workspace::size_of<const void*>(threads * tile_rows_ * runs_.count) +
+           Workspace::size_of<char>(threads * tile_rows_ * gathered_bytes_);
   }
   // data: the pixels.
   void take(Workspace& workspace, int64_t threads, const char* data) {

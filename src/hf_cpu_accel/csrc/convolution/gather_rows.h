@@ -11,7 +11,8 @@ inline void store_from_float(uint16_t* p, Simd::Float x, int n) { Simd::store_bf
 // f(from, to) with pointers to the types of the elements.
 template <class F>
 HFCA_INLINE inline void typed_pair(const void* from, bool from_bf16, void* to, bool to_bf16, const F& f) {
-  const auto with = [&](auto* out) HFCA_INLINE { from_bf16 ? f(static_cast<const uint16_t*>(from), out) : f(static_cast<const float*>(from), out); };
+  const auto with = [&](auto* out)
+                        HFCA_INLINE { from_bf16 ? f(static_cast<const uint16_t*>(from), out) : f(static_cast<const float*>(from), out); };
   to_bf16 ? with(static_cast<uint16_t*>(to)) : with(static_cast<float*>(to));
 }
 

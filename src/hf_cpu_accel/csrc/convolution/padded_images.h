@@ -52,7 +52,7 @@ class PaddedImages {
     const int64_t first = image * images_.apart.image + y * images_.apart.row;
     const char* const from = static_cast<const char*>(images_.pixels.data) + first * images_.element_bytes();
     dispatch().kernels.pixels.copy({from, images_.pixels.bf16, images_.apart.pixel, images_.apart.channel}, pixels, images_.channels,
-                           to + before * padded_.pixel_bytes, bf16_);
+                                   to + before * padded_.pixel_bytes, bf16_);
     zeros(before + pixels, padded_.width - before - pixels);
   }
 

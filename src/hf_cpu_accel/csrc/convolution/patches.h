@@ -75,9 +75,14 @@ struct Patches {
 
   // Where its patch lies, one piece for each row of the window or, dilated, each pixel: where no window reaches beyond the image.
   Pieces pieces(const Place& output) const {
-    const char* const first = data + ((output.image * height + output.row * rows.stride) * width + output.column * columns.stride) * pixel_bytes;
+    const char* const first =
+        data + ((output.image * height + output.row * rows.stride) * width + output.column * columns.stride) * pixel_bytes;
     const bool together = columns.dilation == 1;
-    return {first, rows.size, rows.dilation * width * pixel_bytes, together ? 1 : columns.size, columns.dilation * pixel_bytes,
+    return {first,
+            rows.size,
+            rows.dilation * width * pixel_bytes,
+            together ? 1 : columns.size,
+            columns.dilation * pixel_bytes,
             together ? columns.size * pixel_bytes : pixel_bytes};
   }
 

@@ -25,7 +25,8 @@ class MaxPooling {
       Patches::Place place = patches_.place_of(begin);
       char* to = static_cast<char*>(output_.pixels.data) + begin * pixel_bytes;
       for (int64_t i = begin; i < end; ++i, patches_.advance(place), to += pixel_bytes)
-        dispatch().kernels.pixels.largest(starts, input_bf16_, patches_.within(place, starts), output_.channels, to, output_.pixels.bf16, range);
+        dispatch().kernels.pixels.largest(starts, input_bf16_, patches_.within(place, starts), output_.channels, to, output_.pixels.bf16,
+                                          range);
     });
   }
 

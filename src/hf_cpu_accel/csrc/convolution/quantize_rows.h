@@ -21,7 +21,7 @@ inline void each_four_vectors(const hfca::Matrix& pixels, int64_t channels, int6
 
 inline void image_range(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, float* low_high) {
   Range range[4];
-  each_four_vectors(pixels, channels, begin, end, [&](const Simd::Float (&values)[4], int64_t) HFCA_INLINE {
+  each_four_vectors(pixels, channels, begin, end, [&](const Simd::Float(&values)[4], int64_t) HFCA_INLINE {
     unroll<0, 4>([&](auto v) HFCA_INLINE { range[v].add(values[v]); });
   });
   low_high[0] = low_high[1] = 0.0f;
@@ -33,8 +33,10 @@ inline void image_range(const hfca::Matrix& pixels, int64_t channels, int64_t be
   }
 }
 
-inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const hfca::ByteSteps& with, uint8_t* to) {
-  each_four_vectors(pixels, channels, begin, end, [&](const Simd::Float (&values)[4], int64_t at) HFCA_INLINE { store_as_bytes(to + at, values, with); });
+inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const hfca::ByteSteps& with,
+                           uint8_t* to) {
+  each_four_vectors(pixels, channels, begin, end,
+                    [&](const Simd::Float(&values)[4], int64_t at) HFCA_INLINE { store_as_bytes(to + at, values, with); });
 }
 
 constexpr hfca::QuantizeImageKernels quantize_image_kernels() {

@@ -14,7 +14,8 @@ class QuantizedImages {
  public:
   // pixels: of all images, `images` of `pixels_of_image`. in_bytes: some convolution wants the bytes. seen: the range of the only image, which
   // others have seen while they made it, for `threads` threads (Gemm::range); null where nobody has.
-  QuantizedImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads, bool in_bytes, const float* seen)
+  QuantizedImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads, bool in_bytes,
+                  const float* seen)
       : pixels_(pixels),
         images_(images),
         pixels_of_image_(pixels_of_image),
@@ -24,7 +25,8 @@ class QuantizedImages {
         seen_(seen) {}
 
   size_t memory() const {
-    return Workspace::size_of<uint8_t>(byte_count_) + Workspace::size_of<float>(2 * images_ * pieces_) + Workspace::size_of<ByteSteps>(images_);
+    return Workspace::size_of<uint8_t>(byte_count_) + Workspace::size_of<float>(2 * images_ * pieces_) +
+           Workspace::size_of<ByteSteps>(images_);
   }
   void take(Workspace& from) {
     bytes_ = from.take<uint8_t>(byte_count_);

@@ -42,14 +42,12 @@ class WinogradConvolution {
  public:
   // g: k channels to n; its weight has the positions of each panel side by side. `patches` have their zeros.
   WinogradConvolution(const Gemm& g, const Patches& patches, int64_t threads)
-      : g_(g),
-        kernels_(kernels_of(g)),
-        tiles_(patches, g.m / (patches.out_height * patches.out_width)),
-        threads_(threads) {
+      : g_(g), kernels_(kernels_of(g)), tiles_(patches, g.m / (patches.out_height * patches.out_width)), threads_(threads) {
     g_.input_words = input_words(g);
     // A block's packed input and sums stay in L2 while the panels pass by; but every block reads all weights.
     constexpr int64_t least_tiles = 84, least_apart = 24;
-    const int64_t room = level2_bytes() * 3 / 4 / 4, fit = std::max(room / (tile_positions * (g_.input_words + panel_columns)), least_tiles);
+    const int64_t room = level2_bytes() * 3 / 4 / 4,
+                  fit = std::max(room / (tile_positions * (g_.input_words + panel_columns)), least_tiles);
     apart_ = threads_ == 1 || tiles_.count() >= threads_ * least_apart;
     blocks_ = apart_ ? (tiles_.count() + threads_ * fit - 1) / (threads_ * fit) * threads_ : 1;
     most_tiles_ = (tiles_.count() + blocks_ - 1) / blocks_;
@@ -68,10 +66,11 @@ class WinogradConvolution {
 
   void take(Workspace& from) {
     for (int64_t i = 0; i < memories(); ++i)
-      blocks_memory_.push_back({from.take<uint32_t>(tile_positions * packed_apart_), from.take<OutputTile>(most_tiles_), from.take<float>(steps_),
-                                from.take<float>(steps_)});
+      blocks_memory_.push_back({from.take<uint32_t>(tile_positions * packed_apart_), from.take<OutputTile>(most_tiles_),
+                                from.take<float>(steps_), from.take<float>(steps_)});
     for (int64_t i = 0; i < threads_; ++i)
-      thread_memory_.push_back({from.take<float>(tile_positions * sums_apart_), from.take<const void*>(starts()), from.take<float>(scratch_)});
+      thread_memory_.push_back(
+          {from.take<float>(tile_positions * sums_apart_), from.take<const void*>(starts()), from.take<float>(scratch_)});
   }
 
   void run(const Team& team) const {

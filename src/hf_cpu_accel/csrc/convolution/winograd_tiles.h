@@ -17,7 +17,8 @@ HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, con
     Simd::Float halfway[hfca::tile_side][hfca::tile_side];  // [column][row]
     unroll<0, hfca::tile_side>([&](auto column) HFCA_INLINE {
       Simd::Float x[hfca::tile_side];
-      unroll<0, hfca::tile_side>([&](auto y) HFCA_INLINE { x[y] = load_as_float(static_cast<const T*>(pixels[y * hfca::tile_side + column]) + c); });
+      unroll<0, hfca::tile_side>(
+          [&](auto y) HFCA_INLINE { x[y] = load_as_float(static_cast<const T*>(pixels[y * hfca::tile_side + column]) + c); });
       tile_differences(x, halfway[column]);
     });
     unroll<0, hfca::tile_side>([&](auto y) HFCA_INLINE {
@@ -38,7 +39,8 @@ inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_
     for (int i = 0; i < rows; ++i) {
       const void* const* const pixels = tiles.pixels + i * hfca::tile_positions;
       if constexpr (quantised) {
-        transform_tile<T>(pixels, g.k, [&](int position, int64_t c, Simd::Float x) HFCA_INLINE { Simd::store(tiles.scratch + position * g.k + c, x); });
+        transform_tile<T>(pixels, g.k,
+                          [&](int position, int64_t c, Simd::Float x) HFCA_INLINE { Simd::store(tiles.scratch + position * g.k + c, x); });
         for (int position = 0; position < hfca::tile_positions; ++position) {
           const hfca::ByteSteps steps = Words::pack_row(tiles.scratch + position * g.k, g.k, out + position * tiles.words_apart, rows, i);
           const int64_t at = position * tiles.rows_apart + row + i;

@@ -18,14 +18,16 @@ struct LayerArguments {
 
   const float* vector(int64_t first, int64_t count) const {
     if (first < 0) return nullptr;
-    STD_TORCH_CHECK(0 <= count && count <= elements && first <= elements - count, "hf_cpu_accel::decoder_layers: layout names elements that vectors does not have");
+    STD_TORCH_CHECK(0 <= count && count <= elements && first <= elements - count,
+                    "hf_cpu_accel::decoder_layers: layout names elements that vectors does not have");
     return vectors + first;
   }
   Array array(int64_t first, int64_t count) const { return {const_cast<float*>(vector(first, count)), false}; }
 
   Gemm gemm(const ProjectionLayout& p, int64_t tokens, int64_t n, int64_t k) const {
     const int64_t count = static_cast<int64_t>(weights.size());
-    STD_TORCH_CHECK(0 <= p.weight && p.weight < count && p.scale < count, "hf_cpu_accel::decoder_layers: layout names weights that there are not");
+    STD_TORCH_CHECK(0 <= p.weight && p.weight < count && p.scale < count,
+                    "hf_cpu_accel::decoder_layers: layout names weights that there are not");
     const auto scale = p.scale < 0 ? std::nullopt : std::optional<Tensor>(weights[static_cast<size_t>(p.scale)]);
     Gemm g = gemm_of(decoder_op, tokens, n, k, weights[static_cast<size_t>(p.weight)], scale, std::nullopt);
     g.bias = array(p.bias, n);
@@ -33,12 +35,14 @@ struct LayerArguments {
   }
 
   OptionalNorm norm(const NormLayout& n, double eps, int64_t features) const {
-    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm), "hf_cpu_accel::decoder_layers: layout names a norm of no kind");
+    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm),
+                    "hf_cpu_accel::decoder_layers: layout names a norm of no kind");
     return optional_norm(n.kind, array(n.weight, features), array(n.bias, features), eps, features);
   }
 
   HeadNorm head_norm(const NormLayout& n, int64_t scope, double eps, int64_t heads, int64_t head_dim) const {
-    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm) && 0 <= scope && scope <= static_cast<int64_t>(NormScope::all_heads),
+    STD_TORCH_CHECK(0 <= n.kind && n.kind <= static_cast<int64_t>(NormKind::rms_norm) && 0 <= scope &&
+                        scope <= static_cast<int64_t>(NormScope::all_heads),
                     "hf_cpu_accel::decoder_layers: layout names a norm of heads of no kind");
     HeadNorm norm;
     norm.kind = static_cast<NormKind>(n.kind), norm.scope = static_cast<NormScope>(scope);
@@ -50,7 +54,8 @@ struct LayerArguments {
 };
 
 inline void check_places(const HeadsLayout& h, int64_t kv_heads, int64_t width, int64_t features) {
-  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first <= features && h.stride <= features && h.first + (kv_heads - 1) * h.stride + width <= features,
+  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first <= features && h.stride <= features &&
+                      h.first + (kv_heads - 1) * h.stride + width <= features,
                   "hf_cpu_accel::decoder_layers: heads lie outside of the qkv projection");
 }
 
@@ -59,28 +64,32 @@ inline void check_activation(int64_t number) {
 }
 
 // The mixture of experts in place of an FFN, which is its shared expert then.
-inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
+inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens,
+                         int64_t features) {
   check_activation(l.experts_activation);
   STD_TORCH_CHECK(l.experts <= INT32_MAX && 0 <= l.scoring && l.scoring <= static_cast<int64_t>(Scoring::sigmoid),
                   "hf_cpu_accel::decoder_layers: layout names a scoring that there is not");
   const int64_t width = times_features(l.experts_gated ? 2 : 1, l.expert_features);
-  layer.mixture = mixture_of(decoder_op, arguments.gemm(l.experts_up, tokens, times_features(l.experts, width), features),
-                             arguments.gemm(l.experts_down, tokens, times_features(l.experts, features), l.expert_features), l.experts, l.top_k, l.expert_features, features,
-                             static_cast<Activation>(l.experts_activation), l.experts_gated != 0, s.experts_limit);
+  layer.mixture =
+      mixture_of(decoder_op, arguments.gemm(l.experts_up, tokens, times_features(l.experts, width), features),
+                 arguments.gemm(l.experts_down, tokens, times_features(l.experts, features), l.expert_features), l.experts, l.top_k,
+                 l.expert_features, features, static_cast<Activation>(l.experts_activation), l.experts_gated != 0, s.experts_limit);
   layer.mixture.shared_up = layer.up, layer.mixture.shared_down = layer.down;
   Router& router = layer.router;
   router.gates_shared = l.shared_gate != 0;
   STD_TORCH_CHECK(!router.gates_shared || layer.up.n > 0, "hf_cpu_accel::decoder_layers: the gate of a shared expert needs that expert");
   router.logits = arguments.gemm(l.router, tokens, l.experts + router.gates_shared, features);
-  router.scoring = static_cast<Scoring>(l.scoring), router.renormalise = l.renormalise != 0, router.scale = static_cast<float>(s.experts_scale);
+  router.scoring = static_cast<Scoring>(l.scoring), router.renormalise = l.renormalise != 0,
+  router.scale = static_cast<float>(s.experts_scale);
   router.choice_bias = arguments.vector(l.choice_bias, l.experts);
   layer.up = layer.down = Gemm();
 }
 
-inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens, int64_t features) {
+inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens,
+                             int64_t features) {
   DecoderLayer layer;
-  STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads <= INT32_MAX && l.heads % l.kv_heads == 0 && l.head_dim >= 1 && l.head_dim <= largest_head_dim &&
-                      l.value_dim >= 1 && l.value_dim <= INT32_MAX,
+  STD_TORCH_CHECK(l.kv_heads >= 1 && l.heads >= 1 && l.heads <= INT32_MAX && l.heads % l.kv_heads == 0 && l.head_dim >= 1 &&
+                      l.head_dim <= largest_head_dim && l.value_dim >= 1 && l.value_dim <= INT32_MAX,
                   "hf_cpu_accel::decoder_layers: heads must be a multiple of kv_heads and of 1 to ", largest_head_dim, " features");
   STD_TORCH_CHECK(0 <= l.window && l.window <= INT32_MAX && (l.relative < 0 || (1 <= l.relative_count && l.relative_count <= INT32_MAX)),
                   "hf_cpu_accel::decoder_layers: window must not be negative, and relative needs a number for each head");
@@ -95,8 +104,8 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
     check_activation(l.activation);
     layer.up = arguments.gemm(l.up, tokens, times_features(l.gated ? 2 : 1, l.intermediate_features), features);
     layer.up.activation = static_cast<Activation>(l.activation), layer.up.gated = l.gated != 0;
-    STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0, "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ",
-                    panel_columns);
+    STD_TORCH_CHECK(!l.gated || l.intermediate_features % panel_columns == 0,
+                    "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ", panel_columns);
     layer.down = arguments.gemm(l.down, tokens, features, l.intermediate_features);
   }
   STD_TORCH_CHECK(l.experts > 0 || layer.up.n > 0, "hf_cpu_accel::decoder_layers: a layer needs an FFN or experts");
@@ -120,9 +129,17 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
     layer.cross_end.out = arguments.norm(l.cross_out_norm, s.cross_out_norm_eps, features);
     layer.cross_end.scale = static_cast<float>(s.residual_scale);
   }
-  layer.heads = {l.heads, l.kv_heads, l.head_dim, l.value_dim, {l.query.first, l.query.stride}, {l.key.first, l.key.stride}, {l.value.first, l.value.stride},
+  layer.heads = {l.heads,
+                 l.kv_heads,
+                 l.head_dim,
+                 l.value_dim,
+                 {l.query.first, l.query.stride},
+                 {l.key.first, l.key.stride},
+                 {l.value.first, l.value.stride},
                  arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim),
-                 arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim), l.rotary_dim, l.rotary_interleaved != 0};
+                 arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim),
+                 l.rotary_dim,
+                 l.rotary_interleaved != 0};
   return layer;
 }
 
@@ -132,28 +149,32 @@ inline Heads cache_of(const Tensor& t, const char* name, int64_t batch, int64_t 
   const int64_t width = width_of(type, features);
   STD_TORCH_CHECK(t.dim() == 4 && t.size(0) >= batch && t.size(1) == kv_heads && t.size(2) >= positions && t.size(3) == width &&
                       (width == 1 || t.stride(3) == 1),
-                  "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ", width,
-                  "], with a dense last dimension");
+                  "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ",
+                  width, "], with a dense last dimension");
   return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), type};
 }
 
 // The number of the tables that this layer uses among those of the call.
-inline int64_t tables_of(std::vector<RotaryTables>& tables, const LayerLayout& l, const std::vector<Tensor>& rotary, int64_t batch, int64_t q_len) {
+inline int64_t tables_of(std::vector<RotaryTables>& tables, const LayerLayout& l, const std::vector<Tensor>& rotary, int64_t batch,
+                         int64_t q_len) {
   if (l.rotary_dim == 0) return -1;
-  STD_TORCH_CHECK(l.rotary >= 0 && l.rotary < static_cast<int64_t>(rotary.size() / 2), "hf_cpu_accel::decoder_layers: rotary has no table ", l.rotary);
+  STD_TORCH_CHECK(l.rotary >= 0 && l.rotary < static_cast<int64_t>(rotary.size() / 2), "hf_cpu_accel::decoder_layers: rotary has no table ",
+                  l.rotary);
   RotaryTables t;
   t.half = l.rotary_dim / 2;
   const auto read = [&](const Tensor& table, const void*& data, int64_t (&strides)[2]) {
     check_floating(table, decoder_op, "rotary");
     STD_TORCH_CHECK(table.dim() == 3 && (table.size(0) == 1 || table.size(0) == batch) && table.size(1) == q_len &&
                         (table.size(2) == l.rotary_dim || table.size(2) == t.half) && (table.size(2) == 1 || table.stride(2) == 1),
-                    "hf_cpu_accel::decoder_layers: rotary tables must be [1 or ", batch, ", ", q_len, ", ", l.rotary_dim, " or half of it], dense");
+                    "hf_cpu_accel::decoder_layers: rotary tables must be [1 or ", batch, ", ", q_len, ", ", l.rotary_dim,
+                    " or half of it], dense");
     data = table.const_data_ptr();
     strides[0] = table.size(0) == 1 ? 0 : table.stride(0), strides[1] = table.stride(1);
     t.step = l.rotary_interleaved && table.size(2) == l.rotary_dim ? 2 : 1;
   };
   const Tensor &cos = rotary[static_cast<size_t>(2 * l.rotary)], &sin = rotary[static_cast<size_t>(2 * l.rotary + 1)];
-  STD_TORCH_CHECK(cos.scalar_type() == sin.scalar_type() && sizes_of(cos) == sizes_of(sin), "hf_cpu_accel::decoder_layers: cos and sin must be alike");
+  STD_TORCH_CHECK(cos.scalar_type() == sin.scalar_type() && sizes_of(cos) == sizes_of(sin),
+                  "hf_cpu_accel::decoder_layers: cos and sin must be alike");
   read(cos, t.cos, t.cos_strides), read(sin, t.sin, t.sin_strides);
   t.bf16 = is_bf16(cos);
   for (size_t i = 0; i < tables.size(); ++i)

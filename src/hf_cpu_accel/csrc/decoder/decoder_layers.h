@@ -109,13 +109,14 @@ inline void read_tables(const DecoderCall& call, int64_t begin, int64_t end) {
 }
 
 // kv heads [begin, end) of one token, and their query heads: the query to `query`, key and value to the cache if `store`.
-inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int64_t sequence, int64_t row, int64_t position, int64_t begin, int64_t end,
-                        float* query, bool store) {
+inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int64_t sequence, int64_t row, int64_t position, int64_t begin,
+                        int64_t end, float* query, bool store) {
   HeadTargets to;
   to.query = query;
   if (store) {
     to.key = layer.key, to.value = layer.value;
-    for (Heads* cache : {&to.key, &to.value}) cache->data = cache->at(sequence * cache->batch_stride + (layer.past + position) * cache->position_stride);
+    for (Heads* cache : {&to.key, &to.value})
+      cache->data = cache->at(sequence * cache->batch_stride + (layer.past + position) * cache->position_stride);
   }
   const float *cos = nullptr, *sin = nullptr;
   if (layer.tables >= 0) {
@@ -146,8 +147,8 @@ inline void attend(Team& team, const DecoderCall& call, const DecoderLayer& laye
 }
 
 // Rows [begin, end) of what `end` left open, to `to`. x + branch is in x already if end.adds().
-inline void close_branch(const BranchEnd& ending, const Matrix& x, const Matrix& branch, const Matrix& to, const DecoderMemory& mine, int64_t columns,
-                         int64_t begin, int64_t end) {
+inline void close_branch(const BranchEnd& ending, const Matrix& x, const Matrix& branch, const Matrix& to, const DecoderMemory& mine,
+                         int64_t columns, int64_t begin, int64_t end) {
   Matrix sum = x;
   if (!ending.adds()) {
     if (ending.post.exists()) ending.post.run(branch, mine.normed, begin, end, mine.buffer);
@@ -208,7 +209,8 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
     });
     Matrix residual;
     const Matrix to = destination(layer.ffn_end, result, residual);
-    run_mixture(team, layer.mixture, memory, input, residual, to, router.gates_shared ? call.logits + a.experts : nullptr, logits, mine.experts);
+    run_mixture(team, layer.mixture, memory, input, residual, to, router.gates_shared ? call.logits + a.experts : nullptr, logits,
+                mine.experts);
   };
 
   if (!call.tables.empty()) team.each(call.tokens, [&](int64_t begin, int64_t end) { read_tables(call, begin, end); });
@@ -233,7 +235,8 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
   }
   if (!open) return;
   const BranchEnd& last = *open;
-  team.each(call.tokens, [&](int64_t begin, int64_t end) { close_branch(last, x, call.branch, call.result, mine, call.features, begin, end); });
+  team.each(call.tokens,
+            [&](int64_t begin, int64_t end) { close_branch(last, x, call.branch, call.result, mine, call.features, begin, end); });
 }
 
 }  // namespace hfca

@@ -15,7 +15,8 @@ inline Statistics statistics_of(const hfca::HeadNorm& norm, const float* x, int6
   const float all = static_cast<float>(count * width);
   float mean = 0.0f, squares = 0.0f;
   if (norm.kind == hfca::NormKind::layer_norm) {
-    for (int64_t g = 0; g < count; ++g) mean += sum_columns(width, [=](int64_t j, int n) { return load_columns<false>(x + g * stride, j, n); });
+    for (int64_t g = 0; g < count; ++g)
+      mean += sum_columns(width, [=](int64_t j, int n) { return load_columns<false>(x + g * stride, j, n); });
     mean /= all;
   }
   const Float centre = Simd::set1(mean);
@@ -116,7 +117,8 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   if (to.query) {
     const Statistics all = all_heads(t.query_norm, t.query, group * dim);
     for (int64_t h = begin * group; h < end * group; ++h)
-      finish(t.query_norm, all, row + t.query.first + h / group * t.query.stride + h % group * dim, h, to.query + (h - begin * group) * dim);
+      finish(t.query_norm, all, row + t.query.first + h / group * t.query.stride + h % group * dim, h,
+             to.query + (h - begin * group) * dim);
   }
   if (!to.key.data) return;
   const Statistics all = all_heads(t.key_norm, t.key, dim);
@@ -128,11 +130,11 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   }
 }
 
-inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale, const hfca::Matrix& sum, int64_t columns, int64_t begin, int64_t end) {
+inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale, const hfca::Matrix& sum, int64_t columns, int64_t begin,
+                       int64_t end) {
   const Float factor = Simd::set1(scale);
-  const auto load = [](const hfca::Matrix& m, const void* row, int64_t j, int n) HFCA_INLINE {
-    return m.bf16 ? load_columns<true>(row, j, n) : load_columns<false>(row, j, n);
-  };
+  const auto load = [](const hfca::Matrix& m, const void* row, int64_t j, int n)
+                        HFCA_INLINE { return m.bf16 ? load_columns<true>(row, j, n) : load_columns<false>(row, j, n); };
   for (int64_t row = begin; row < end; ++row) {
     const void *left = row_of(x, row), *right = row_of(y, row);
     void* out = row_of(sum, row);

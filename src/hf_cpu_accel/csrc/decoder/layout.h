@@ -18,7 +18,8 @@ struct HeadsLayout {
 
 struct LayerLayout {
   ProjectionLayout qkv, output, cross_query, cross_output, up, down, router, experts_up, experts_down;
-  NormLayout attention_norm, attention_post_norm, attention_out_norm, cross_norm, cross_out_norm, ffn_norm, ffn_post_norm, ffn_out_norm, query_norm, key_norm;
+  NormLayout attention_norm, attention_post_norm, attention_out_norm, cross_norm, cross_out_norm, ffn_norm, ffn_post_norm, ffn_out_norm,
+      query_norm, key_norm;
   int64_t query_norm_scope, key_norm_scope, sinks, alibi, relative, relative_count;
   int64_t heads, kv_heads, head_dim, value_dim;
   HeadsLayout query, key, value;

@@ -26,7 +26,9 @@ inline void typed_embedding_norm(const hfca::EmbeddingNorm& embedding, int64_t b
   const hfca::Norm& norm = embedding.norm;
   const float* weight = as_float32(norm.weight, norm.columns, 1.0f, buffer + norm.columns);
   const float* bias = as_float32(norm.bias, norm.columns, 0.0f, buffer + 2 * norm.columns);
-  const auto add = embedding.table_count == 1 ? &add_tables<bf16, 1> : embedding.table_count == 2 ? &add_tables<bf16, 2> : &add_tables<bf16, 3>;
+  const auto add = embedding.table_count == 1   ? &add_tables<bf16, 1>
+                   : embedding.table_count == 2 ? &add_tables<bf16, 2>
+                                                : &add_tables<bf16, 3>;
   for (int64_t row = begin; row < end; ++row) {
     const float total = add(embedding, row, buffer);
     finish_row<false, bf16>(norm, buffer, total, weight, bias, row_of(norm.output, row));

@@ -28,9 +28,9 @@ struct EncoderLayer {
   Gemm qkv, output, up, down;  // the weight sides
   OptionalNorm attention_norm, ffn_norm;
   Array attention_layer_scale, ffn_layer_scale;  // [features]; data may be null
-  Rotation rotation;               // of queries and keys; half 0: none
+  Rotation rotation;  // of queries and keys; half 0: none
   bool pre_norm = false, narrow = false;
-  Matrix input, result;           // a row per token, padding left out by their index
+  Matrix input, result;  // a row per token, padding left out by their index
   Matrix query, key, value, context;  // [tokens, attention_features]
   int64_t tokens = 0, features = 0, attention_features = 0, intermediate_features = 0;
 
@@ -54,15 +54,16 @@ inline Matrix rows_from(Matrix x, int64_t row) {
 
 // How a layer is shared out.
 struct EncoderPlan {
-  std::vector<TokenBlock> blocks;     // one: steps
+  std::vector<TokenBlock> blocks;  // one: steps
   int64_t threads, block_tokens = 0;  // of the largest block
-  int64_t input_words = 0;            // of the widest GEMM
-  int64_t scratch_floats;             // per thread, for norms and attention
+  int64_t input_words = 0;  // of the widest GEMM
+  int64_t scratch_floats;  // per thread, for norms and attention
 
   EncoderPlan(const EncoderLayer& layer, const AttentionPlan& attention, int64_t team) : threads(team) {
     for (const Gemm* g : {&layer.qkv, &layer.output, &layer.up, &layer.down}) input_words = std::max(input_words, hfca::input_words(*g));
     scratch_floats = (std::max(attention.scratch_floats, norm_buffer_rows * layer.features) + 15) / 16 * 16;
-    const int64_t token_bytes = 4 * (input_words + 2 * layer.features) + static_cast<int64_t>(layer.element()) * layer.intermediate_features;
+    const int64_t token_bytes =
+        4 * (input_words + 2 * layer.features) + static_cast<int64_t>(layer.element()) * layer.intermediate_features;
     take_sequences(attention, std::max(level2_bytes() / 2 / token_bytes, 3 * least_tokens));
     if (blocks.empty()) blocks.push_back({0, layer.tokens});
     for (const TokenBlock& block : blocks) block_tokens = std::max(block_tokens, block.count);
@@ -124,7 +125,8 @@ inline void project(const Team& team, const EncoderLayer& layer, TokenBlock toke
   }
   if (layer.rotation.half == 0) return;
   team.each(tokens.count, [&](int64_t begin, int64_t end) {
-    for (const Matrix& x : {layer.query, layer.key}) dispatch().kernels.token_rows.rotate(layer.rotation, x, tokens.begin + begin, tokens.begin + end);
+    for (const Matrix& x : {layer.query, layer.key})
+      dispatch().kernels.token_rows.rotate(layer.rotation, x, tokens.begin + begin, tokens.begin + end);
   });
 }
 

@@ -35,8 +35,8 @@ inline void rotate_tokens(const hfca::Rotation& r, const hfca::Matrix& x, int64_
   }
 }
 
-inline void add_scaled_rows(const hfca::Matrix& x, const hfca::Matrix& branch, const hfca::Array& layer_scale, const hfca::Matrix& sum, int64_t columns,
-                            int64_t begin, int64_t end) {
+inline void add_scaled_rows(const hfca::Matrix& x, const hfca::Matrix& branch, const hfca::Array& layer_scale, const hfca::Matrix& sum,
+                            int64_t columns, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const void *left = row_of(x, row), *right = row_of(branch, row);
     void* out = row_of(sum, row);

@@ -16,7 +16,8 @@ struct TokenRowKernels {
   // Turns features (i, half + i) of each head of tokens [begin, end), in place (Su et al. 2021, arXiv:2104.09864).
   void (*rotate)(const Rotation&, const Matrix& x, int64_t begin, int64_t end);
   // sum[row] = x[row] + layer_scale * branch[row], layer_scale [columns] (LayerScale: Touvron et al. 2021, arXiv:2103.17239). sum may be either of them.
-  void (*add_scaled)(const Matrix& x, const Matrix& branch, const Array& layer_scale, const Matrix& sum, int64_t columns, int64_t begin, int64_t end);
+  void (*add_scaled)(const Matrix& x, const Matrix& branch, const Array& layer_scale, const Matrix& sum, int64_t columns, int64_t begin,
+                     int64_t end);
 };
 
 }  // namespace hfca

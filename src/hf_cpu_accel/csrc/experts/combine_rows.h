@@ -5,8 +5,8 @@
 
 namespace HFCA_TIER {
 
-inline void combine_rows(const hfca::Matrix& residual, const float* const* rows, const float* weights, int64_t count, const hfca::Matrix& sum, int64_t row,
-                         int64_t begin, int64_t end) {
+inline void combine_rows(const hfca::Matrix& residual, const float* const* rows, const float* weights, int64_t count,
+                         const hfca::Matrix& sum, int64_t row, int64_t begin, int64_t end) {
   const void* before = residual.data ? row_of(residual, row) : nullptr;
   void* out = row_of(sum, row);
   for (int64_t j = begin; j < end; j += Simd::width) {

@@ -77,7 +77,8 @@ int64_t each_block(const ExpertProduct& p, const Assignment& a, const F& f) {
   constexpr int64_t fetch = 6;  // a panel's way from memory takes as long as its product with so many rows
   int64_t cost = 0;
   const auto cut = [&](const Gemm& side, int64_t n, int64_t expert, int64_t first, int64_t count) {
-    const int64_t blocks = (count + most_block_rows - 1) / most_block_rows, panels = (n + panel_columns - 1) / panel_columns / (side.gated ? 2 : 1);
+    const int64_t blocks = (count + most_block_rows - 1) / most_block_rows,
+                  panels = (n + panel_columns - 1) / panel_columns / (side.gated ? 2 : 1);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t begin = b * count / blocks, rows = (b + 1) * count / blocks - begin;
       const int64_t tile_rows = kernels_of(side.kind, rows).tile_rows, tiles = (rows + tile_rows - 1) / tile_rows;
@@ -101,7 +102,8 @@ inline Gemm gemm_of_block(const ExpertProduct& p, const Assignment& a, const Exp
     const int64_t feature = block.expert * g.n;
     g.weight = static_cast<const char*>(g.weight) + feature / panel_columns * kernels_of(g.kind, block.rows).panel_bytes(g);
     if (g.weight_scale) g.weight_scale += feature, g.weight_sum += feature;
-    if (g.bias.data) g.bias.data = static_cast<char*>(g.bias.data) + feature * static_cast<int64_t>(g.bias.bf16 ? sizeof(uint16_t) : sizeof(float));
+    if (g.bias.data)
+      g.bias.data = static_cast<char*>(g.bias.data) + feature * static_cast<int64_t>(g.bias.bf16 ? sizeof(uint16_t) : sizeof(float));
   }
   g.m = block.rows;
   g.input = from_row(shared ? p.shared_input : p.input, block.first);
@@ -143,8 +145,8 @@ inline void run_product(const Team& team, const ExpertProduct& p, const Assignme
 
 // `input` [tokens, features] through the experts of memory.assignment, whose `expert` and `weight` are there. sum = residual (none where
 // its data is null) + what the experts make of it, the shared one's by its gate [tokens] at distance gate_stride (null: 1).
-inline void run_mixture(const Team& team, const Mixture& m, const MixtureMemory& memory, const Matrix& input, const Matrix& residual, const Matrix& sum,
-                        const float* gate, int64_t gate_stride, const GemmMemory& mine) {
+inline void run_mixture(const Team& team, const Mixture& m, const MixtureMemory& memory, const Matrix& input, const Matrix& residual,
+                        const Matrix& sum, const float* gate, int64_t gate_stride, const GemmMemory& mine) {
   const Assignment& a = memory.assignment;
   Matrix gathered = input;
   gathered.index = a.source;

@@ -17,7 +17,8 @@ inline WeightKind kind_of(const Tensor& weight, const char* op) {
   switch (weight.scalar_type()) {
     case ScalarType::Float: return WeightKind::float32;
     case ScalarType::BFloat16: return WeightKind::bfloat16;
-    case ScalarType::Char: return weight.dim() == 3 ? WeightKind::int8_weight : weight.dim() == 5 ? WeightKind::int8_image : WeightKind::int8;
+    case ScalarType::Char:
+      return weight.dim() == 3 ? WeightKind::int8_weight : weight.dim() == 5 ? WeightKind::int8_image : WeightKind::int8;
     case ScalarType::Byte: return WeightKind::int4;
     default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16, int8 or (four-bit) uint8");
   }
@@ -38,7 +39,11 @@ constexpr int64_t max_integer_features = 65536;  // 255 * 127 * 65536 < 2^31
 // window of a convolution.
 inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
   const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4, image = g.kind == WeightKind::int8_image;
-  if (weight.dim() != (blocks ? 3 : image ? 5 : 4) || !weight.is_contiguous() || weight.size(0) != (g.n + panel_columns - 1) / panel_columns) return false;
+  if (weight.dim() != (blocks  ? 3
+                       : image ? 5
+                               : 4) ||
+      !weight.is_contiguous() || weight.size(0) != (g.n + panel_columns - 1) / panel_columns)
+    return false;
   g.weight = weight.const_data_ptr();
   if (g.kind == WeightKind::int4) {
     g.group = (weight.size(2) - panel_columns) / (panel_columns / 2);
@@ -46,7 +51,8 @@ inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
     return known && weight.size(2) == panel_columns + g.group * panel_columns / 2 && weight.size(1) == (g.k + g.group - 1) / g.group;
   }
   if (image)
-    return pixels > 0 && weight.size(1) == pixels && weight.size(2) % 16 == 0 && pixels * weight.size(2) * 4 == g.k && weight.size(3) == panel_columns && weight.size(4) == 4;
+    return pixels > 0 && weight.size(1) == pixels && weight.size(2) % 16 == 0 && pixels * weight.size(2) * 4 == g.k &&
+           weight.size(3) == panel_columns && weight.size(4) == 4;
   const int64_t per_word = g.kind == WeightKind::float32 ? 1 : g.kind == WeightKind::bfloat16 ? 2 : 4;
   if (weight.size(1) != (g.k + per_word - 1) / per_word) return false;
   return blocks ? weight.size(2) == panel_columns * per_word : weight.size(2) == panel_columns && weight.size(3) == per_word;
@@ -57,9 +63,10 @@ inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tenso
                     const std::optional<Tensor>& bias, Activation activation = Activation::none, int64_t pixels = 0) {
   Gemm g;
   g.m = m, g.n = n, g.k = k, g.kind = kind_of(weight, op), g.activation = activation;
-  STD_TORCH_CHECK(0 <= n && n <= most_features && 0 <= k && k <= most_features, "hf_cpu_accel::", op, ": no weight has ", k, " input and ", n,
+  STD_TORCH_CHECK(0 <= n && n <= most_features && 0 <= k && k <= most_features, "hf_cpu_accel::", op, ": no weight has ", k, " input and ",
+                  n, " output features");
+  STD_TORCH_CHECK(take_weight(g, weight, pixels), "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n,
                   " output features");
-  STD_TORCH_CHECK(take_weight(g, weight, pixels), "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n, " output features");
   if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16) {
     STD_TORCH_CHECK(k <= max_integer_features, "hf_cpu_accel::", op, ": integer sums of more than ", max_integer_features,
                     " input features would overflow");
@@ -77,8 +84,8 @@ inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tenso
 inline void split_outputs(Gemm& g, const std::vector<int64_t>& sizes, const char* op) {
   STD_TORCH_CHECK(!sizes.empty() && sizes.size() <= max_outputs, "hf_cpu_accel::", op, ": sizes must have 1 to ", max_outputs, " entries");
   for (size_t i = 0; i < sizes.size(); ++i) {
-    STD_TORCH_CHECK(sizes[i] > 0 && sizes[i] <= most_features && g.output_begin[i] % panel_columns == 0, "hf_cpu_accel::", op, ": all sizes but the last must be multiples of ",
-                    panel_columns);
+    STD_TORCH_CHECK(sizes[i] > 0 && sizes[i] <= most_features && g.output_begin[i] % panel_columns == 0, "hf_cpu_accel::", op,
+                    ": all sizes but the last must be multiples of ", panel_columns);
     g.output_begin[i + 1] = g.output_begin[i] + sizes[i];
   }
   STD_TORCH_CHECK(g.output_begin[sizes.size()] == g.n, "hf_cpu_accel::", op, ": sizes must add up to ", g.n);

@@ -52,13 +52,15 @@ struct DotBf16Widen {
   using Weight = __m512i;
   static Weight load(const uint32_t* p) { return in_register(_mm512_loadu_si512(p)); }
   static Simd::Float widen(Weight w, int substep) {
-    return _mm512_castsi512_ps(substep == 0 ? _mm512_slli_epi32(w, 16) : _mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+    return _mm512_castsi512_ps(substep == 0 ? _mm512_slli_epi32(w, 16)
+                                            : _mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 #elif defined(HFCA_SIMD_AVX2)
   using Weight = __m256i;
   static Weight load(const uint32_t* p) { return in_register(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static Simd::Float widen(Weight w, int substep) {
-    return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16) : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+    return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16)
+                                            : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
 #else
   using Weight = Simd::Int;
@@ -149,13 +151,16 @@ struct DotInt8 {
 #else
   using Acc = Simd::Int;
   using Weight = Simd::Int;  // four bytes per lane
-  struct Input { int32_t byte[4]; };
+  struct Input {
+    int32_t byte[4];
+  };
   static constexpr int rows = 4, steps = 253, vectors = 1;
   static Acc add(Acc a, Acc b) { return a + b; }
   static Acc zero() { return Acc{}; }
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
   static Input broadcast(const uint32_t* p) {
-    return {{static_cast<int32_t>(*p & 0xFF), static_cast<int32_t>(*p >> 8 & 0xFF), static_cast<int32_t>(*p >> 16 & 0xFF), static_cast<int32_t>(*p >> 24)}};
+    return {{static_cast<int32_t>(*p & 0xFF), static_cast<int32_t>(*p >> 8 & 0xFF), static_cast<int32_t>(*p >> 16 & 0xFF),
+             static_cast<int32_t>(*p >> 24)}};
   }
   static Acc step(Acc acc, Input a, Weight b) {
     return acc + a.byte[0] * (b << 24 >> 24) + a.byte[1] * (b << 16 >> 24) + a.byte[2] * (b << 8 >> 24) + a.byte[3] * (b >> 24);

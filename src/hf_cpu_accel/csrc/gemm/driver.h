@@ -41,7 +41,9 @@ struct GemmGrid {
   int64_t part_words, parts;
 
   GemmGrid(const Gemm& g, const GemmKernels& kernels)
-      : m(g.m), tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows), panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
+      : m(g.m),
+        tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows),
+        panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
     // Every block reads all weights. With fewer rows than these, memory would be the limit.
     constexpr int64_t least_tiles = 3, wanted_rows = 128, line = 16;  // parts are whole lines of packed input
     const int64_t room = level2_bytes() * 5 / 16 / 4;
@@ -76,14 +78,16 @@ struct UnitMemory {
 
 // Work units [begin, end) of the order (block, panel, tile), part of k by part. While one panel is multiplied by the tiles of a block, each
 // tile asks for its share of the next panel: weights come from memory at the arithmetic's pace instead of stopping it at each new panel.
-inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end, const UnitMemory& memory) {
+inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end,
+                      const UnitMemory& memory) {
   const int64_t panel_bytes = kernels.panel_bytes(g), sides = g.gated ? 2 : 1;
   for (int64_t block = 0, base = 0; block < grid.blocks; ++block) {
     const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, units = height * grid.panels;
     const int64_t from = std::max(begin - base, int64_t{0}), to = std::min(end - base, units);  // of this block
     for (int64_t k = 0; from < to && k < grid.parts; ++k) {
       const bool last = k + 1 == grid.parts;
-      const int64_t offset = k * grid.part_words * kernels.word_bytes, bytes = last ? panel_bytes - offset : grid.part_words * kernels.word_bytes;
+      const int64_t offset = k * grid.part_words * kernels.word_bytes,
+                    bytes = last ? panel_bytes - offset : grid.part_words * kernels.word_bytes;
       const int64_t words = (memory.unpacked ? kernels.unpacked_bytes(g) : bytes) / (4 * panel_columns);
       const int64_t share = (bytes / height + 63) / 64 * 64, step = words > 0 ? (share + words - 1) / words : 0;
       for (int64_t unit = from; unit < to;) {
@@ -115,9 +119,11 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
 // The same with memory of its own.
 inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end) {
   if (!kernels.unpack && grid.parts == 1) return run_units(kernels, g, grid, begin, end, {});
-  const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0, unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
+  const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0,
+                unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
   Workspace workspace(Workspace::size_of<float>(sums) + Workspace::size_of<char>(unpacked));
-  run_units(kernels, g, grid, begin, end, {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
+  run_units(kernels, g, grid, begin, end,
+            {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
 }
 
 // g over the team. prepare(first row, rows) is called for each tile of input rows before it is packed, by the thread that packs it:
@@ -141,9 +147,7 @@ void run_gemm(const Team& team, const Gemm& problem, const GemmMemory& memory, c
     }
   };
   memory.own ? pack(0, grid.tiles) : team.each(grid.tiles, pack);
-  team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) {
-    run_units(kernels, g, grid, begin, end);
-  });
+  team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) { run_units(kernels, g, grid, begin, end); });
 }
 
 inline void run_gemm(const Team& team, const Gemm& g, const GemmMemory& memory) {

@@ -104,7 +104,9 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
       if (any && residual.data && !g.activates_sum) add_residual();
       const int64_t at = output.offset(row + i) + first;
       if (any && multiplied)
-        unroll<0, vectors>([&](auto v) HFCA_INLINE { x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v))); });
+        unroll<0, vectors>([&](auto v) HFCA_INLINE {
+          x[v] = Simd::mul(Simd::add(x[v], added), load_lanes<full>(output, at + v * Simd::width, lanes(v)));
+        });
       unroll<0, vectors>([&](auto v) HFCA_INLINE { store_lanes<full>(output, at + v * Simd::width, x[v], lanes(v)); });
       if (g.range) unroll<0, vectors>([&](auto v) HFCA_INLINE { range.add(full ? x[v] : Simd::select_n(x[v], lanes(v), Simd::zero())); });
     }
@@ -126,8 +128,8 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
     case Activation::gelu:
       return g.outputs[0].bf16 ? finish_tile<Activation::gelu, quantised, full, true>(g, sums, row, rows, column, columns)
                                : finish_tile<Activation::gelu, quantised, full, false>(g, sums, row, rows, column, columns);
-    HFCA_ACTIVATION(none) HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu)
-    HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
+      HFCA_ACTIVATION(none)
+      HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
 #undef HFCA_ACTIVATION
   }
 }

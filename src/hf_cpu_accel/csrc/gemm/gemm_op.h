@@ -28,7 +28,8 @@ inline void run_gemm_pair(const Gemm& first, const Gemm& second) {
   const int64_t threads = team_size(multiply_adds(first) + multiply_adds(second));
   const RowBlocks blocks(first.m, words + between, threads);
   const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();
-  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(rows_at_once, words) + Workspace::size_of<float>(rows_at_once * between)));
+  Workspace workspace(static_cast<size_t>(memories) *
+                      (GemmMemory::size_of(rows_at_once, words) + Workspace::size_of<float>(rows_at_once * between)));
   std::vector<GemmMemory> memory;
   std::vector<float*> intermediate;
   for (int64_t i = 0; i < memories; ++i) {

@@ -25,10 +25,13 @@ alignas(16) constexpr int8_t level_table[16] = {-10, -8, -6, -5, -4, -3, -2, -1,
 inline Levels load_levels(const uint8_t* p) {
   const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(level_table)));
   const __m512i packed = _mm512_loadu_si512(p), half = _mm512_set1_epi8(15);
-  return {_mm512_shuffle_epi8(table, _mm512_and_si512(packed, half)), _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(packed, 4), half))};
+  return {_mm512_shuffle_epi8(table, _mm512_and_si512(packed, half)),
+          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(packed, 4), half))};
 }
 inline Simd::Int load_multipliers(const uint8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-inline Simd::Int both_halves(Simd::Int m) { return _mm512_or_si512(_mm512_slli_epi32(m, 16), _mm512_and_si512(m, _mm512_set1_epi32(0xFFFF))); }
+inline Simd::Int both_halves(Simd::Int m) {
+  return _mm512_or_si512(_mm512_slli_epi32(m, 16), _mm512_and_si512(m, _mm512_set1_epi32(0xFFFF)));
+}
 // Bytes times m, which has the multiplier in both halves of each lane.
 inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
   const __m512i high = _mm512_set1_epi16(static_cast<int16_t>(0xFF00));
@@ -38,10 +41,13 @@ inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
 inline Levels load_levels(const uint8_t* p) {
   const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(level_table)));
   const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), half = _mm256_set1_epi8(15);
-  return {_mm256_shuffle_epi8(table, _mm256_and_si256(packed, half)), _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), half))};
+  return {_mm256_shuffle_epi8(table, _mm256_and_si256(packed, half)),
+          _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(packed, 4), half))};
 }
 inline Simd::Int load_multipliers(const uint8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
-inline Simd::Int both_halves(Simd::Int m) { return _mm256_or_si256(_mm256_slli_epi32(m, 16), _mm256_and_si256(m, _mm256_set1_epi32(0xFFFF))); }
+inline Simd::Int both_halves(Simd::Int m) {
+  return _mm256_or_si256(_mm256_slli_epi32(m, 16), _mm256_and_si256(m, _mm256_set1_epi32(0xFFFF)));
+}
 inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
   const __m256i high = _mm256_set1_epi16(static_cast<int16_t>(0xFF00));
   const __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(bytes, high), m), even = _mm256_mullo_epi16(bytes, m);
@@ -70,19 +76,25 @@ inline Simd::Int both_halves(Simd::Int m) {
   typedef uint32_t Unsigned __attribute__((vector_size(sizeof(Simd::Int))));
   return reinterpret_cast<Simd::Int>((reinterpret_cast<Unsigned>(m) & 0xFFu) * 0x01010101u);
 }
-inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) { return reinterpret_cast<Simd::Int>(reinterpret_cast<Bytes>(bytes) * reinterpret_cast<Bytes>(m)); }
+inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
+  return reinterpret_cast<Simd::Int>(reinterpret_cast<Bytes>(bytes) * reinterpret_cast<Bytes>(m));
+}
 #endif
 
 // Sums over 32 input features. Without VNNI they fit into the int16 pairs of vpmaddubsw: 8 * 2 * 127 * 10 < 2^15.
 #if defined(HFCA_SIMD_AVX512) && !defined(__AVX512VNNI__)
 struct BlockSum {
-  static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(input, levels)); }
+  static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) {
+    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(input, levels));
+  }
   static Simd::Int multiplier(const uint8_t* p) { return both_halves(load_multipliers(p)); }
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm512_madd_epi16(sum, m); }
 };
 #elif defined(HFCA_SIMD_AVX2) && !defined(__AVXVNNI__)
 struct BlockSum {
-  static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(input, levels)); }
+  static Simd::Int step(Simd::Int sum, Simd::Int input, Simd::Int levels) {
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(input, levels));
+  }
   static Simd::Int multiplier(const uint8_t* p) { return both_halves(load_multipliers(p)); }
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm256_madd_epi16(sum, m); }
 };
@@ -103,7 +115,8 @@ struct BlockSum {
 struct Int4Gemm {
   static constexpr int tile_rows = Simd::registers == 32 ? 8 : 4;  // sums of a block, levels and the total of all columns fit the registers
   static constexpr int vectors = hfca::panel_columns / Simd::width;
-  static constexpr int block = 32, block_words = block / 4, block_bytes = block * hfca::panel_columns / 2, pair_bytes = 4 * hfca::panel_columns;
+  static constexpr int block = 32, block_words = block / 4, block_bytes = block * hfca::panel_columns / 2,
+                       pair_bytes = 4 * hfca::panel_columns;
   static_assert(packed_words == 2 * block_words, "a line of the input is two blocks");
 
   static int64_t groups(const Gemm& g) { return (g.k + g.group - 1) / g.group; }
@@ -162,9 +175,8 @@ struct Int4Gemm {
       }
       weight = levels;
     }
-    unroll<0, vectors * rows>([&](auto i) HFCA_INLINE {
-      DotInt8::store(sums + i % rows * hfca::panel_columns + i / rows * Simd::width, total[i]);
-    });
+    unroll<0, vectors * rows>(
+        [&](auto i) HFCA_INLINE { DotInt8::store(sums + i % rows * hfca::panel_columns + i / rows * Simd::width, total[i]); });
   }
 
   template <int rows>
@@ -178,9 +190,10 @@ struct Int4Gemm {
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead, hfca::Part) {
     const auto* bytes = static_cast<const uint8_t*>(weight);
     switch (rows) {
-#define HFCA_ROWS(R) \
-  case R:            \
-    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, bytes); else return;
+#define HFCA_ROWS(R)                                                    \
+  case R:                                                               \
+    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, bytes); \
+    else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7) HFCA_ROWS(8)
 #undef HFCA_ROWS
     }

@@ -21,7 +21,7 @@ struct WideBytes : DotInt8::Words {
         const float inverse = finite && scale > 1e-35f ? 1.0f / scale : 0.0f;  // smaller rows count as zero
         g.input_scale[row + i] = !finite ? not_a_number : inverse > 0.0f ? scale : 0.0f;
         g.input_zero[row + i] = middle;
-        return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
+        return [=](int64_t w, const Simd::Float(&values)[4]) HFCA_INLINE {
           Simd::Float high[4], low[4];
           unroll<0, 4>([&](auto v) HFCA_INLINE {
             const Simd::Float integer = Simd::round(Simd::fma(values[v], Simd::set1(inverse), Simd::set1(middle)));
@@ -51,7 +51,8 @@ struct Int8WeightGemm {
     for (int i = 0; i < rows; ++i)
       for (int c = 0; c < hfca::panel_columns; c += Simd::width) {
         const float* high = sums + 2 * i * hfca::panel_columns + c;
-        Simd::store(sums + i * hfca::panel_columns + c, Simd::fma(Simd::load(high), Simd::set1(WideBytes::radix), Simd::load(high + hfca::panel_columns)));
+        Simd::store(sums + i * hfca::panel_columns + c,
+                    Simd::fma(Simd::load(high), Simd::set1(WideBytes::radix), Simd::load(high + hfca::panel_columns)));
       }
     finish<true>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
   }
@@ -59,9 +60,10 @@ struct Int8WeightGemm {
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part) {
     const auto* words = static_cast<const uint32_t*>(weight);
     switch (rows) {
-#define HFCA_ROWS(R) \
-  case R:            \
-    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, words, ahead); else return;
+#define HFCA_ROWS(R)                                                           \
+  case R:                                                                      \
+    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, words, ahead); \
+    else return;
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
 #undef HFCA_ROWS
     }

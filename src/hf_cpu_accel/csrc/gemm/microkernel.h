@@ -17,10 +17,12 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
   // So few rows are all there are (more would be dealt out to tiles of half the height or more) and wait for their weights: they take
   // all columns of a panel in one pass, as one stream.
   constexpr bool streaming = 2 * rows < Dot::rows;
-  constexpr int vectors = streaming ? hfca::panel_columns / Simd::width : Dot::vectors, columns = vectors * Simd::width, tile = rows * vectors;
+  constexpr int vectors = streaming ? hfca::panel_columns / Simd::width : Dot::vectors, columns = vectors * Simd::width,
+                tile = rows * vectors;
   // Few sums leave the multipliers waiting for their own last result: they are cut into parts over interleaved words of k. 16 keep any
   // CPU busy (2 multipliers with a latency of 4 or 5); no more than a full tile has, where a stream's weights leave room for so many.
-  constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16, chains = tile < parts ? parts / tile : 1;
+  constexpr int room = Dot::rows * Dot::vectors + Dot::vectors - vectors, parts = room < 16 ? room : 16,
+                chains = tile < parts ? parts / tile : 1;
   constexpr int block = packed_words / Dot::substeps;  // words of the weight that meet the words of a row that lie side by side
   // A whole row of the panel per word runs along this panel; less is this tile's share of the next one, for all passes together.
   const bool along = ahead.step == hfca::panel_columns * 4;
@@ -46,7 +48,8 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
         unroll<0, rows>([&](auto i) HFCA_INLINE {
           const auto x = Dot::broadcast(a + i * packed_words + s);
           auto& sum = acc[chain];
-          unroll<0, vectors>([&](auto v) HFCA_INLINE { sum[i * vectors + v] = Dot::step(sum[i * vectors + v], x, Dot::widen(packed[v], s)); });
+          unroll<0, vectors>([&](auto v)
+                                 HFCA_INLINE { sum[i * vectors + v] = Dot::step(sum[i * vectors + v], x, Dot::widen(packed[v], s)); });
         });
       });
       a += Dot::substeps;
@@ -63,9 +66,8 @@ inline void multiply(const uint32_t* __restrict input, const uint32_t* __restric
     if constexpr (chains > 1) {
       unroll<tile, chains * tile>([&](auto i) HFCA_INLINE { acc[0][i % tile] = Dot::add(acc[0][i % tile], acc[i / tile][i % tile]); });
     }
-    unroll<0, tile>([&](auto i) HFCA_INLINE {
-      Dot::store(sums + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width, acc[0][i]);
-    });
+    unroll<0, tile>(
+        [&](auto i) HFCA_INLINE { Dot::store(sums + i / vectors * hfca::panel_columns + column + i % vectors * Simd::width, acc[0][i]); });
   }
 }
 
@@ -92,22 +94,34 @@ struct TierGemm {
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part part) {
     const auto* words = static_cast<const uint32_t*>(weight);
     switch (rows) {
-#define HFCA_ROWS(R) \
-  case R:            \
-    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, words, ahead, part); else return;
+#define HFCA_ROWS(R)                                                                 \
+  case R:                                                                            \
+    if constexpr (R <= Dot::rows) return tile<R>(g, row, panel, words, ahead, part); \
+    else return;
+      // clang-format off
       HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6) HFCA_ROWS(7)
       HFCA_ROWS(8) HFCA_ROWS(9) HFCA_ROWS(10) HFCA_ROWS(11) HFCA_ROWS(12) HFCA_ROWS(13) HFCA_ROWS(14)
+      // clang-format on
 #undef HFCA_ROWS
     }
   }
 
   static constexpr hfca::GemmKernels kernels() {
-    return {Dot::rows, 4 * hfca::panel_columns / Dot::substeps, &input_words, &panel_bytes, &Dot::Words::pack, &compute, nullptr, nullptr,
-            &pack_winograd<typename Dot::Words, quantised>, Dot::Words::run_elements};
+    return {Dot::rows,
+            4 * hfca::panel_columns / Dot::substeps,
+            &input_words,
+            &panel_bytes,
+            &Dot::Words::pack,
+            &compute,
+            nullptr,
+            nullptr,
+            &pack_winograd<typename Dot::Words, quantised>,
+            Dot::Words::run_elements};
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr, nullptr, packed_words * 4};
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr,
+            nullptr,   packed_words * 4};
   }
 
  private:

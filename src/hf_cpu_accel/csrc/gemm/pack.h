@@ -186,9 +186,8 @@ struct ByteWords {
     hfca::ByteSteps with;
     convert(x, k, [&](const Range& range) HFCA_INLINE {
       with = byte_steps(range.least(), range.largest(), steps);
-      return [=](int64_t w, const Simd::Float (&values)[4]) HFCA_INLINE {
-        store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(tile, rows, i, w)), values, with);
-      };
+      return [=](int64_t w, const Simd::Float(&values)[4])
+                 HFCA_INLINE { store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(tile, rows, i, w)), values, with); };
     });
     return with;
   }
@@ -249,7 +248,8 @@ inline void pack_lines(const Gemm& g, int64_t row, int rows) {
   constexpr int64_t line = packed_words * sizeof(uint32_t);
   for (int64_t j = 0; j < g.runs.count; ++j)
     for (int64_t at = 0; at < g.runs.length; at += line)
-      for (int i = 0; i < rows; ++i, to += packed_words) std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
+      for (int i = 0; i < rows; ++i, to += packed_words)
+        std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
 }
 
 // Rows of images in whole lines of bytes, or, with steps, of numbers that become these.

@@ -10,7 +10,9 @@ namespace HFCA_TIER {
 inline const void* element(const void* data, int64_t index, bool bf16) {
   return static_cast<const char*>(data) + index * static_cast<int64_t>(bf16 ? sizeof(uint16_t) : sizeof(float));
 }
-inline void* element(void* data, int64_t index, bool bf16) { return const_cast<void*>(element(static_cast<const void*>(data), index, bf16)); }
+inline void* element(void* data, int64_t index, bool bf16) {
+  return const_cast<void*>(element(static_cast<const void*>(data), index, bf16));
+}
 
 template <bool silu>
 inline Float finished(Float x) {

@@ -125,7 +125,7 @@ inline void typed_norm_rows(const hfca::Norm& norm, int64_t begin, int64_t end, 
   const int64_t columns = norm.columns;
   const float* weight = as_float32(norm.weight, columns, 1.0f, buffer + columns);
   const float* bias = rms ? nullptr : as_float32(norm.bias, columns, 0.0f, buffer + 2 * columns);
-  const auto read = !norm.residual.data     ? &read_row<bf16, false, false>
+  const auto read = !norm.residual.data  ? &read_row<bf16, false, false>
                     : norm.residual.bf16 ? &read_row<bf16, true, true>
                                          : &read_row<bf16, true, false>;
   const auto finish = norm.output.bf16 ? &finish_row<rms, true> : &finish_row<rms, false>;

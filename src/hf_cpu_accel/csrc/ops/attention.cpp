@@ -38,9 +38,11 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                   "hf_cpu_accel::attention: query, key and value must be [batch, heads, positions, features]");
   const int64_t batch = query.size(0), heads = query.size(1), kv_heads = key.size(1);
   Attention a;
-  a.q_len = query.size(2), a.kv_len = key.size(2), a.head_dim = query.size(3), a.value_dim = value.size(3) - width_of(value_type, 0), a.causal = is_causal;
-  STD_TORCH_CHECK(a.head_dim >= 1 && key.size(3) == width_of(key_type, a.head_dim) && a.value_dim >= 0 && key.size(0) == batch && value.size(0) == batch && value.size(1) == kv_heads &&
-                      value.size(2) == a.kv_len && (kv_heads == heads || (kv_heads > 0 && heads % kv_heads == 0)),
+  a.q_len = query.size(2), a.kv_len = key.size(2), a.head_dim = query.size(3), a.value_dim = value.size(3) - width_of(value_type, 0),
+  a.causal = is_causal;
+  STD_TORCH_CHECK(a.head_dim >= 1 && key.size(3) == width_of(key_type, a.head_dim) && a.value_dim >= 0 && key.size(0) == batch &&
+                      value.size(0) == batch && value.size(1) == kv_heads && value.size(2) == a.kv_len &&
+                      (kv_heads == heads || (kv_heads > 0 && heads % kv_heads == 0)),
                   "hf_cpu_accel::attention: key and value do not fit the query");
   Tensor output = empty_of(query, {batch, a.q_len, heads, a.value_dim});
   a.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim)));
@@ -51,7 +53,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   std::vector<TokenRange> ranges(static_cast<size_t>(batch), TokenRange{0, a.kv_len});
   if (mask) {
     if (mask->scalar_type() == ScalarType::Bool && mask->dim() == 2) {
-      STD_TORCH_CHECK(mask->size(0) == batch && mask->size(1) == a.kv_len, "hf_cpu_accel::attention: a mask of two dimensions must be [batch, kv_len]");
+      STD_TORCH_CHECK(mask->size(0) == batch && mask->size(1) == a.kv_len,
+                      "hf_cpu_accel::attention: a mask of two dimensions must be [batch, kv_len]");
       ranges = read_padding(a, *mask, keep_mask);
     } else {
       read_mask(a, *mask, {batch, heads, a.q_len, a.kv_len}, "attention", keep_mask);

@@ -12,8 +12,8 @@ namespace {
 WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding, int64_t dilation) {
   constexpr int64_t most = 1 << 20;  // keeps all positions far within an int64
   const WindowSide found{size, stride, padding, dilation};
-  STD_TORCH_CHECK(found.size >= 1 && found.stride >= 1 && found.padding >= 0 && found.dilation >= 1 && found.size <= most && found.stride <= most &&
-                      found.padding <= most && found.dilation <= most,
+  STD_TORCH_CHECK(found.size >= 1 && found.stride >= 1 && found.padding >= 0 && found.dilation >= 1 && found.size <= most &&
+                      found.stride <= most && found.padding <= most && found.dilation <= most,
                   "hf_cpu_accel::", op, ": kernel_size, stride and dilation must be positive and padding not negative");
   return found;
 }
@@ -40,7 +40,8 @@ Images images_of(const char* op, const char* name, const Tensor& tensor, Tensor&
   STD_TORCH_CHECK(tensor.dim() == 4, "hf_cpu_accel::", op, ": ", name, " must be [batch, height, width, channels]");
   Images images = Images::dense({nullptr, tensor.size(3), is_bf16(tensor)}, tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3));
   if (dense) images = Images::dense(as_rows(tensor, keep), images.count, images.height, images.width, images.channels);
-  else images.pixels.data = tensor.mutable_data_ptr(), images.apart = {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
+  else
+    images.pixels.data = tensor.mutable_data_ptr(), images.apart = {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
   return images;
 }
 
@@ -52,7 +53,8 @@ Tensor empty_images(const Images& images, ScalarType dtype) {
 Images output_of(const char* op, const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype) {
   int64_t count = input.count;
   bool overflow = g.n < 0;
-  for (const int64_t size : {patches.out_height, patches.out_width, g.n, int64_t{4}}) overflow |= __builtin_mul_overflow(count, size, &count);
+  for (const int64_t size : {patches.out_height, patches.out_width, g.n, int64_t{4}})
+    overflow |= __builtin_mul_overflow(count, size, &count);
   STD_TORCH_CHECK(!overflow, "hf_cpu_accel::", op, ": an output of so many elements does not exist");
   return Images::dense({nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n);
 }
@@ -72,14 +74,16 @@ Gemm with_images(const char* op, Gemm g, const Images& output, const Images* res
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
-              const std::optional<Tensor>& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size, const std::vector<int64_t>& stride,
-              const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, const Text& activation) {
+              const std::optional<Tensor>& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size,
+              const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
+              const Text& activation) {
   constexpr const char* op = "conv2d";
   Tensor keep_input = input, keep_residual = input;
   Images images = images_of(op, "input", input, keep_input, false);
   STD_TORCH_CHECK(kernel_size.size() == 2 && stride.size() == 2 && padding.size() == 2 && dilation.size() == 2, "hf_cpu_accel::", op,
                   ": kernel_size, stride, padding and dilation must have two numbers each");
-  const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]), side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
+  const Window window{side_of(op, kernel_size[0], stride[0], padding[0], dilation[0]),
+                      side_of(op, kernel_size[1], stride[1], padding[1], dilation[1])};
   const Gemm g = gemm_of_convolution(op, out_channels, images.channels, window, weight, scale, bias, activation_of(activation, op));
   const bool by_winograd = is_winograd(weight);
   if (by_winograd || !gathers(g.kind, images.channels, window.pixels() > 1)) images = images_of(op, "input", input, keep_input);
@@ -148,7 +152,8 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
 
 Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow) {
   constexpr const char* op = "convolutions";
-  STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers, " numbers per step");
+  STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers,
+                  " numbers per step");
   const size_t count = layout.size() / step_numbers;
   const ScalarType between = narrow ? ScalarType::BFloat16 : input.scalar_type();
   const auto part = [&](int64_t place) -> std::optional<Tensor> {
@@ -186,8 +191,9 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
     const Gemm whole = with_images(op, g, output, residual, by_winograd);
     const size_t number = chain.add(output, readers.wanted[i + 1]);
-    if (whole.m > 0) pools ? chain.pool(patches, static_cast<size_t>(step.source), number)
-                           : chain.convolve(whole, patches, by_winograd, static_cast<size_t>(step.source), number);
+    if (whole.m > 0)
+      pools ? chain.pool(patches, static_cast<size_t>(step.source), number)
+            : chain.convolve(whole, patches, by_winograd, static_cast<size_t>(step.source), number);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
       if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
     images.push_back(output);

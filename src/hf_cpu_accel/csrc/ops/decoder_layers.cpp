@@ -28,21 +28,25 @@ void check_rows(const Step& step, const std::vector<Tensor>& keys, const std::ve
       const int32_t row = step.rows[b * step.rows_stride + position];
       least = std::min(least, row), most = std::max(most, row);
     }
-  STD_TORCH_CHECK(least >= 0 && most < there, "hf_cpu_accel::decoder_layers: rows must name rows from 0 to ", there - 1, " of keys and values, and names ",
-                  least < 0 ? least : most);
+  STD_TORCH_CHECK(least >= 0 && most < there, "hf_cpu_accel::decoder_layers: rows must name rows from 0 to ", there - 1,
+                  " of keys and values, and names ", least < 0 ? least : most);
 }
 
 // The attention of each sequence of a layer over its cache.
-std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const DecoderLayer& layer, const LayerLayout& l, const LayerScalars& s, const Step& step,
-                                            const LayerArguments& arguments) {
+std::vector<AttentionSequence> sequences_of(const DecoderCall& call, const DecoderLayer& layer, const LayerLayout& l, const LayerScalars& s,
+                                            const Step& step, const LayerArguments& arguments) {
   Attention shared = step.mask;
   shared.group = l.heads / l.kv_heads, shared.head_dim = l.head_dim, shared.value_dim = l.value_dim;
-  shared.causal = true, shared.window = l.window, shared.scale = static_cast<float>(s.scale), shared.softcap = static_cast<float>(s.softcap);
+  shared.causal = true, shared.window = l.window, shared.scale = static_cast<float>(s.scale),
+  shared.softcap = static_cast<float>(s.softcap);
   shared.alibi = arguments.vector(l.alibi, l.heads), shared.sinks = arguments.vector(l.sinks, l.heads);
   shared.relative = arguments.vector(l.relative, l.heads * l.relative_count), shared.relative_count = l.relative_count;
   shared.key = layer.key, shared.value = layer.value;
   shared.kv_len = layer.past + step.q_len;
-  const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean ? 1 : shared.mask_kind == MaskKind::bfloat16 ? 2 : 4, forgotten = step.longest - layer.past;
+  const int64_t mask_bytes = shared.mask_kind == MaskKind::boolean    ? 1
+                             : shared.mask_kind == MaskKind::bfloat16 ? 2
+                                                                      : 4,
+                forgotten = step.longest - layer.past;
   std::vector<AttentionSequence> sequences;
   sequences.reserve(call.sequences.size());
   for (size_t b = 0; b < call.sequences.size(); ++b) {
@@ -74,12 +78,15 @@ struct CrossCache {
     const int64_t width = width_of(type, features);
     STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == texts && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
                         (width == 1 || t.stride(3) == 1),
-                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", width, "], with a dense last dimension");
+                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", width,
+                    "], with a dense last dimension");
     return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2), type};
   }
 
   int64_t text_of(int64_t sequence) const { return rows ? rows[sequence] : sequence; }
-  const bool* padding_of(int64_t sequence) const { return static_cast<const bool*>(padding->const_data_ptr()) + sequence * padding->stride(0); }
+  const bool* padding_of(int64_t sequence) const {
+    return static_cast<const bool*>(padding->const_data_ptr()) + sequence * padding->stride(0);
+  }
 
   // Whether two sequences look at the very same keys.
   bool alike(int64_t one, int64_t other, int64_t length) const {
@@ -89,8 +96,8 @@ struct CrossCache {
 
 // The attention of a layer over the encoder's output. Beams of one text follow one another and look at the same keys: they are so
 // many queries of one sequence, which share the reading of them.
-std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t number, const LayerLayout& l, const LayerScalars& s, int64_t batch,
-                                           const CrossCache& cache) {
+std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t number, const LayerLayout& l, const LayerScalars& s,
+                                           int64_t batch, const CrossCache& cache) {
   const int64_t length = cache.keys[number].dim() == 4 ? cache.keys[number].size(2) : 0;
   const int64_t texts = cache.rows && cache.keys[number].dim() == 4 ? cache.keys[number].size(0) : batch;
   Attention shared;
@@ -105,9 +112,11 @@ std::vector<AttentionSequence> crossing_of(const DecoderCall& call, size_t numbe
   std::vector<AttentionSequence> sequences;
   sequences.reserve(call.sequences.size());
   for (int64_t b = 0, next = 0; b < batch; b = next) {
-    STD_TORCH_CHECK(0 <= cache.text_of(b) && cache.text_of(b) < texts, "hf_cpu_accel::decoder_layers: cross_rows names rows that cross_keys does not have");
+    STD_TORCH_CHECK(0 <= cache.text_of(b) && cache.text_of(b) < texts,
+                    "hf_cpu_accel::decoder_layers: cross_rows names rows that cross_keys does not have");
     DecoderSequence tokens = call.sequences[static_cast<size_t>(b)];
-    for (next = b + 1; next < batch && cache.alike(b, next, length); ++next) tokens.count += call.sequences[static_cast<size_t>(next)].count;
+    for (next = b + 1; next < batch && cache.alike(b, next, length); ++next)
+      tokens.count += call.sequences[static_cast<size_t>(next)].count;
     Attention a = shared;
     TokenRange range{0, length};
     if (cache.padding) {
@@ -131,18 +140,20 @@ struct Widths {
   int64_t logits = 0, mixture_bytes = 0, expert_words = 0;
 };
 
-Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& weights, const Tensor& vectors, const Tensor& layout, const Tensor& scalars,
-                      const std::vector<Tensor>& keys, const std::vector<Tensor>& values, const std::vector<int64_t>& past,
-                      const std::vector<Tensor>& rotary, const std::optional<Tensor>& start, const std::optional<Tensor>& rows,
-                      const std::optional<Tensor>& mask, const std::vector<Tensor>& cross_keys, const std::vector<Tensor>& cross_values,
-                      const std::optional<Tensor>& cross_padding, const std::optional<Tensor>& cross_rows) {
+Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& weights, const Tensor& vectors, const Tensor& layout,
+                      const Tensor& scalars, const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
+                      const std::vector<int64_t>& past, const std::vector<Tensor>& rotary, const std::optional<Tensor>& start,
+                      const std::optional<Tensor>& rows, const std::optional<Tensor>& mask, const std::vector<Tensor>& cross_keys,
+                      const std::vector<Tensor>& cross_values, const std::optional<Tensor>& cross_padding,
+                      const std::optional<Tensor>& cross_rows) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::decoder_layers: hidden_states must be [batch, q_len, features]");
   const int64_t features = hidden_states.size(2), count = layout.dim() == 2 ? layout.size(0) : 0;
   constexpr int64_t integers = sizeof(LayerLayout) / sizeof(int64_t), reals = sizeof(LayerScalars) / sizeof(double);
   STD_TORCH_CHECK(count > 0 && layout.scalar_type() == ScalarType::Long && layout.size(1) == integers && layout.is_contiguous() &&
-                      scalars.scalar_type() == ScalarType::Double && scalars.dim() == 2 && scalars.size(0) == count && scalars.size(1) == reals &&
-                      scalars.is_contiguous() && vectors.scalar_type() == ScalarType::Float && vectors.is_contiguous(),
+                      scalars.scalar_type() == ScalarType::Double && scalars.dim() == 2 && scalars.size(0) == count &&
+                      scalars.size(1) == reals && scalars.is_contiguous() && vectors.scalar_type() == ScalarType::Float &&
+                      vectors.is_contiguous(),
                   "hf_cpu_accel::decoder_layers: layout, scalars and vectors must be those of bind()");
   const size_t layers = static_cast<size_t>(count);
   STD_TORCH_CHECK(keys.size() == layers && values.size() == layers && past.size() == layers,
@@ -150,7 +161,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 
   Step step;
   step.batch = hidden_states.size(0), step.q_len = hidden_states.size(1), step.longest = *std::max_element(past.begin(), past.end());
-  STD_TORCH_CHECK(*std::min_element(past.begin(), past.end()) >= 0 && step.longest <= INT32_MAX && step.batch * (step.longest + step.q_len) <= INT32_MAX,
+  STD_TORCH_CHECK(*std::min_element(past.begin(), past.end()) >= 0 && step.longest <= INT32_MAX &&
+                      step.batch * (step.longest + step.q_len) <= INT32_MAX,
                   "hf_cpu_accel::decoder_layers: past must not be negative, and there may be at most 2^31 - 1 tokens");
   if (start) step.start = indices_of(*start, "start", step.batch, -1);
   if (rows) step.rows = indices_of(*rows, "rows", step.batch, step.longest), step.rows_stride = rows->stride(0);
@@ -197,7 +209,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
-    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {
+    for (const Gemm* g :
+         {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {
       if (g->n == 0) continue;
       widths.words = std::max(widths.words, input_words(*g));
       work += multiply_adds(*g);
@@ -215,14 +228,15 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.intermediate = std::max(widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0);
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
-  if (mask) read_mask(step.mask, *mask, {step.batch, mask->dim() == 4 ? mask->size(1) : 1, step.q_len, step.longest + step.q_len}, op, keep_mask);
+  if (mask)
+    read_mask(step.mask, *mask, {step.batch, mask->dim() == 4 ? mask->size(1) : 1, step.q_len, step.longest + step.q_len}, op, keep_mask);
 
   // Memory that all threads work on.
   const auto floats = [&](int64_t columns) { return Workspace::size_of<float>(tokens * columns); };
   int64_t table_floats = 0;
   for (const RotaryTables& t : call.tables) table_floats += 2 * t.half;
-  Workspace shared(floats(widths.merged) + floats(widths.query) + floats(widths.context) + floats(widths.intermediate) + 3 * floats(features) +
-                   floats(table_floats) + floats(widths.logits) + Workspace::size_of<char>(widths.mixture_bytes));
+  Workspace shared(floats(widths.merged) + floats(widths.query) + floats(widths.context) + floats(widths.intermediate) +
+                   3 * floats(features) + floats(table_floats) + floats(widths.logits) + Workspace::size_of<char>(widths.mixture_bytes));
   const auto take = [&](Workspace& from, int64_t columns) { return Matrix{from.take<float>(tokens * columns), columns}; };
   call.merged = shared.take<float>(tokens * widths.merged), call.query = shared.take<float>(tokens * widths.query);
   call.context = shared.take<float>(tokens * widths.context), call.intermediate = shared.take<float>(tokens * widths.intermediate);
@@ -236,13 +250,15 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   }
 
   const int64_t threads = team_size(work);
-  const CrossCache crossing{cross_keys, cross_values, cross_padding, cross_rows ? indices_of(*cross_rows, "cross_rows", step.batch, -1) : nullptr};
+  const CrossCache crossing{cross_keys, cross_values, cross_padding,
+                            cross_rows ? indices_of(*cross_rows, "cross_rows", step.batch, -1) : nullptr};
   std::vector<std::vector<AttentionSequence>> sequences(layers), crossings(layers);
   for (size_t i = 0; i < layers; ++i) {
     const LayerLayout& l = layouts[i];
     DecoderLayer& layer = call.layers[i];
     sequences[i] = sequences_of(call, layer, l, reals_of[i], step, arguments);
-    STD_TORCH_CHECK(!mask || mask->size(1) == 1 || mask->size(1) == l.heads, "hf_cpu_accel::decoder_layers: mask must have 1 or ", l.heads, " heads");
+    STD_TORCH_CHECK(!mask || mask->size(1) == 1 || mask->size(1) == l.heads, "hf_cpu_accel::decoder_layers: mask must have 1 or ", l.heads,
+                    " heads");
     layer.attention = plan_attention(sequences[i].data(), step.batch, l.kv_heads, threads, layer.few);
     widths.buffer = std::max(widths.buffer, layer.attention.scratch_floats);
     widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
@@ -256,7 +272,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.qkv.write_to({call.merged, l.qkv_features});
     layer.router.logits.write_to({call.logits, layer.router.logits.n});
     layer.up.write_to({call.intermediate, l.intermediate_features});
-    if (layer.up.gated) layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
+    if (layer.up.gated)
+      layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
   }
   if (step.rows) check_rows(step, keys, values);
   if (call.tokens == 0 || features == 0) return result;
@@ -265,8 +282,9 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   // Memory of each thread, or of all together.
   const int64_t memories = own ? threads : 1, expert_rows = widths.expert_words > 0 ? std::min(tokens, most_block_rows) : 0;
   Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + 3 * floats(features)) +
-                      static_cast<size_t>(threads) * (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
-                                                     GemmMemory::size_of(expert_rows, widths.expert_words)) +
+                      static_cast<size_t>(threads) *
+                          (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
+                           GemmMemory::size_of(expert_rows, widths.expert_words)) +
                       Workspace::size_of<float>(widths.partials));
   std::vector<DecoderMemory> memory;
   for (int64_t i = 0; i < threads; ++i) {

@@ -50,8 +50,8 @@ class Rows {
 
 Matrix as_table(const Tensor& t, const Tensor& words, Tensor& keep, const int32_t* index, const char* name) {
   check_floating(t, "embedding_norm", name);
-  STD_TORCH_CHECK(t.dim() == 2 && t.size(1) == words.size(1) && t.scalar_type() == words.scalar_type(), "hf_cpu_accel::embedding_norm: ",
-                  name, " must have ", words.size(1), " columns and the dtype of words");
+  STD_TORCH_CHECK(t.dim() == 2 && t.size(1) == words.size(1) && t.scalar_type() == words.scalar_type(),
+                  "hf_cpu_accel::embedding_norm: ", name, " must have ", words.size(1), " columns and the dtype of words");
   STD_TORCH_CHECK(t.size(0) <= INT32_MAX, "hf_cpu_accel::embedding_norm: ", name, " must have less than 2^31 rows");
   Matrix table = as_rows(t, keep);
   table.index = index;
@@ -60,12 +60,14 @@ Matrix as_table(const Tensor& t, const Tensor& words, Tensor& keep, const int32_
 
 Tensor embedding_norm(const Tensor& ids, const Tensor& words, const std::optional<Tensor>& type_ids, const std::optional<Tensor>& types,
                       const std::optional<Tensor>& position_ids, const std::optional<Tensor>& positions, int64_t first_position,
-                      std::optional<int64_t> padding_id, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
+                      std::optional<int64_t> padding_id, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                      double eps) {
   STD_TORCH_CHECK(ids.dim() == 2 && words.dim() == 2, "hf_cpu_accel::embedding_norm: ids and words must have two dimensions");
   STD_TORCH_CHECK(types || !type_ids, "hf_cpu_accel::embedding_norm: type_ids need types");
   STD_TORCH_CHECK(positions || !position_ids, "hf_cpu_accel::embedding_norm: position_ids need positions");
   constexpr int64_t most = int64_t{1} << 48;  // positions that are counted from there stay within an int64
-  STD_TORCH_CHECK(-most <= first_position && first_position <= most, "hf_cpu_accel::embedding_norm: no table has a position ", first_position);
+  STD_TORCH_CHECK(-most <= first_position && first_position <= most, "hf_cpu_accel::embedding_norm: no table has a position ",
+                  first_position);
   const int64_t batch = ids.size(0), length = ids.size(1), tokens = batch * length, columns = words.size(1);
   Workspace indices(max_tables * Workspace::size_of<int32_t>(tokens));
   EmbeddingNorm embedding;

@@ -14,7 +14,8 @@ void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights
   const Tensor chosen = torch::stable::contiguous(index), weight = torch::stable::contiguous(weights);
   const auto* from = static_cast<const int64_t*>(chosen.const_data_ptr());
   for (int64_t i = 0; i < a.slots(); ++i) {
-    STD_TORCH_CHECK(0 <= from[i] && from[i] < a.experts, "hf_cpu_accel::experts_ffn: expert_index names expert ", from[i], " of ", a.experts);
+    STD_TORCH_CHECK(0 <= from[i] && from[i] < a.experts, "hf_cpu_accel::experts_ffn: expert_index names expert ", from[i], " of ",
+                    a.experts);
     a.expert[i] = static_cast<int32_t>(from[i]);
     if (is_bf16(weight)) {
       const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(weight.const_data_ptr())[i]) << 16;
@@ -26,9 +27,9 @@ void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights
 }
 
 Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, const Tensor& expert_weights, const Tensor& up,
-                   const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down, const std::optional<Tensor>& down_scale,
-                   const std::optional<Tensor>& down_bias, int64_t experts, int64_t intermediate_features, bool gated, const Text& activation,
-                   double limit) {
+                   const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
+                   const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t experts,
+                   int64_t intermediate_features, bool gated, const Text& activation, double limit) {
   check_floating(hidden_states, op, "hidden_states");
   check_floating(expert_weights, op, "expert_weights");
   STD_TORCH_CHECK(hidden_states.dim() == 2, "hf_cpu_accel::experts_ffn: hidden_states must be [tokens, features]");
@@ -36,11 +37,12 @@ Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, cons
   STD_TORCH_CHECK(expert_index.scalar_type() == ScalarType::Long && expert_index.dim() == 2 && expert_index.size(0) == tokens &&
                       sizes_of(expert_weights) == sizes_of(expert_index),
                   "hf_cpu_accel::experts_ffn: expert_index must be int64 [", tokens, ", top_k] and expert_weights of the same shape");
-  STD_TORCH_CHECK(experts >= 1 && experts <= INT32_MAX && intermediate_features >= 1, "hf_cpu_accel::experts_ffn: at least one expert of some width");
+  STD_TORCH_CHECK(experts >= 1 && experts <= INT32_MAX && intermediate_features >= 1,
+                  "hf_cpu_accel::experts_ffn: at least one expert of some width");
   const int64_t width = times_features(gated ? 2 : 1, intermediate_features);
   const Mixture m = mixture_of(op, gemm_of(op, tokens, times_features(experts, width), features, up, up_scale, up_bias),
-                               gemm_of(op, tokens, times_features(experts, features), intermediate_features, down, down_scale, down_bias), experts, expert_index.size(1),
-                               intermediate_features, features, activation_of(activation, op), gated, limit);
+                               gemm_of(op, tokens, times_features(experts, features), intermediate_features, down, down_scale, down_bias),
+                               experts, expert_index.size(1), intermediate_features, features, activation_of(activation, op), gated, limit);
   Tensor output = empty_of(hidden_states, {tokens, features});
   if (tokens == 0) return output;
   const int64_t threads = team_size(multiply_adds(m, tokens)), rows = std::min(tokens, most_block_rows), words = input_words(m);

@@ -82,7 +82,8 @@ Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tenso
   const std::vector<size_t> order = channels_last_order(input);
   const bool channels_last = !input.is_contiguous() && is_dense(input, order);
   const Tensor dense = channels_last || input.is_contiguous() ? input : torch::stable::contiguous(input);
-  Tensor output = channels_last ? empty_of(sizes, order, input.scalar_type(), static_cast<int64_t>(input.element_size())) : empty_of(input, sizes);
+  Tensor output =
+      channels_last ? empty_of(sizes, order, input.scalar_type(), static_cast<int64_t>(input.element_size())) : empty_of(input, sizes);
   norm.pixels = 1;
   for (size_t i = 2; i < sizes.size(); ++i) norm.pixels *= sizes[i];
   if (sizes[0] == 0 || norm.channels == 0 || norm.pixels == 0) return output;

@@ -37,8 +37,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 }
 
 // linear whose output features are divided among dense tensors of their own.
-std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
-                                 const std::vector<int64_t>& sizes) {
+std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale,
+                                 const std::optional<Tensor>& bias, const std::vector<int64_t>& sizes) {
   check_floating(input, "linear_split", "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear_split: input must have at least one dimension");
   int64_t out_features = 0;
@@ -59,13 +59,15 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
 enum class Gate { none, first, last };
 
 // down(activation(up(input))) + residual; with a gate: that half of up goes through the activation and is multiplied by the other half.
-Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
-               const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-               int64_t intermediate_features, int64_t out_features, const Text& activation) {
+Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale,
+               const std::optional<Tensor>& up_bias, const Tensor& down, const std::optional<Tensor>& down_scale,
+               const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual, int64_t intermediate_features,
+               int64_t out_features, const Text& activation) {
   check_floating(input, op, "input");
   STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
   const bool gated = gate != Gate::none;
-  STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op, ": intermediate_features must be a multiple of ", panel_columns);
+  STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op,
+                  ": intermediate_features must be a multiple of ", panel_columns);
   const int64_t m = row_count(input), up_features = times_features(gated ? 2 : 1, intermediate_features);
   Gemm first = gemm_of(op, m, up_features, input.size(input.dim() - 1), up, up_scale, up_bias, activation_of(activation, op));
   first.gated = gated, first.gate_last = gate == Gate::last;
@@ -79,16 +81,19 @@ Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up,
   return output;
 }
 
-Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
-           const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-           int64_t intermediate_features, int64_t out_features, const Text& activation) {
-  return run_ffn("ffn", Gate::none, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
+Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
+           const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias,
+           const std::optional<Tensor>& residual, int64_t intermediate_features, int64_t out_features, const Text& activation) {
+  return run_ffn("ffn", Gate::none, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features,
+                 out_features, activation);
 }
 
-Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
-                 const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual,
-                 int64_t intermediate_features, int64_t out_features, const Text& activation, bool gate_last) {
-  return run_ffn("gated_ffn", gate_last ? Gate::last : Gate::first, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features, out_features, activation);
+Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
+                 const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias,
+                 const std::optional<Tensor>& residual, int64_t intermediate_features, int64_t out_features, const Text& activation,
+                 bool gate_last) {
+  return run_ffn("gated_ffn", gate_last ? Gate::last : Gate::first, input, up, up_scale, up_bias, down, down_scale, down_bias, residual,
+                 intermediate_features, out_features, activation);
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ struct MessageMemory {
 };
 
 // `own`: how many rows of x, where entry e does not say which (there is no col).
-Message message_of(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
-                   const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu, MessageMemory& keep) {
+Message message_of(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
+                   const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
+                   MessageMemory& keep) {
   check_features(x, op);
   Message m;
   m.graph = csr_of(op, rowptr, col, x.size(0), x.size(0));
@@ -62,9 +63,9 @@ std::vector<int> parse(const std::string& list, const std::vector<std::string>& 
   return found;
 }
 
-std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
-                                          const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
-                                          const Text& reduces, bool with_ties, const std::optional<Tensor>& /*t_rowptr*/,
+std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
+                                          const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge,
+                                          bool relu, const Text& reduces, bool with_ties, const std::optional<Tensor>& /*t_rowptr*/,
                                           const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
   const char* op = "message_reduce";
   MessageMemory keep(x);
@@ -81,13 +82,15 @@ std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optio
   }
   r.output = dense(output);
   if (with_ties) r.ties = static_cast<float*>(ties.mutable_data_ptr());
-  each_target(op, r.message, edge, r.message.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.reduce(r, begin, end); });
+  each_target(op, r.message, edge, r.message.features,
+              [&](int64_t begin, int64_t end) { dispatch().kernels.messages.reduce(r, begin, end); });
   return {output, ties};
 }
 
 Tensor edge_messages(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
-                     const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu, const std::optional<Tensor>& /*t_rowptr*/,
-                     const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+                     const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
+                     const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/,
+                     const std::optional<Tensor>& /*t_order*/) {
   const char* op = "edge_messages";
   MessageMemory keep(x);
   const Message m = message_of(op, rowptr, col, order, x, target, edge, relu, keep);
@@ -99,7 +102,8 @@ Tensor edge_messages(const Tensor& rowptr, const std::optional<Tensor>& col, con
   const Matrix rows = dense(output);
   each_target(op, m, edge, m.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.write(m, rows, begin, end); });
   const int64_t element = static_cast<int64_t>(output.element_size()), used = std::max<int64_t>(m.graph.rowptr[m.graph.rows], 0);
-  std::memset(static_cast<char*>(output.mutable_data_ptr()) + used * m.features * element, 0, static_cast<size_t>((m.graph.edges - used) * m.features * element));
+  std::memset(static_cast<char*>(output.mutable_data_ptr()) + used * m.features * element, 0,
+              static_cast<size_t>((m.graph.edges - used) * m.features * element));
   return output;
 }
 
@@ -112,14 +116,14 @@ void set_table(MessageGradient& g, const Tensor& table, const std::string& group
   }
   STD_TORCH_CHECK(!g.message.x.bf16, "hf_cpu_accel::", op, ": gradients are computed in float32");
   check_floating(table, op, "table");
-  STD_TORCH_CHECK(!is_bf16(table) && table.dim() == 2 && table.size(0) == targets && table.size(1) == g.groups * g.message.features, "hf_cpu_accel::", op,
-                  ": table must be float32 [targets, groups * features]");
+  STD_TORCH_CHECK(!is_bf16(table) && table.dim() == 2 && table.size(0) == targets && table.size(1) == g.groups * g.message.features,
+                  "hf_cpu_accel::", op, ": table must be float32 [targets, groups * features]");
   g.table = as_rows(table, keep);
 }
 
-std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
-                                              const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu, const Tensor& table,
-                                              const Text& groups, bool with_target, bool with_edge) {
+std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
+                                              const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge,
+                                              bool relu, const Tensor& table, const Text& groups, bool with_target, bool with_edge) {
   const char* op = "message_grad_edges";
   MessageMemory keep(x);
   Tensor keep_table = table;
@@ -140,7 +144,8 @@ std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::o
     if (edge_rows != g.message.graph.rowptr[g.message.graph.rows])  // some edges are in no row
       std::memset(grad_edge.mutable_data_ptr(), 0, static_cast<size_t>(grad_edge.numel()) * sizeof(float));
   }
-  each_target(op, g.message, edge, 2 * g.message.features, [&](int64_t begin, int64_t end) { dispatch().kernels.messages.gradient_by_target(g, begin, end); });
+  each_target(op, g.message, edge, 2 * g.message.features,
+              [&](int64_t begin, int64_t end) { dispatch().kernels.messages.gradient_by_target(g, begin, end); });
   return {grad_target, grad_edge};
 }
 

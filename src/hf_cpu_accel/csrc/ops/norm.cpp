@@ -43,8 +43,8 @@ Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* res
   return output;
 }
 
-std::tuple<Tensor, Tensor> run_add_norm(const char* op, bool rms, const Tensor& input, const Tensor& residual, const std::optional<Tensor>& weight,
-                                        const std::optional<Tensor>& bias, double eps) {
+std::tuple<Tensor, Tensor> run_add_norm(const char* op, bool rms, const Tensor& input, const Tensor& residual,
+                                        const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
   check_input(input, op);
   check_floating(residual, op, "residual");
   STD_TORCH_CHECK(sizes_of(residual) == sizes_of(input), "hf_cpu_accel::", op, ": residual must have the input's shape");

@@ -37,7 +37,8 @@ double best_rate(int64_t threads, double amount_per_thread, F work) {
 // Billions of operations per second of the inner GEMM instruction over `threads` of torch's threads.
 double measure_flops(const Text& dtype, int64_t threads) {
   const WeightKind kind = dtype == "int8" ? WeightKind::int8 : dtype == "bfloat16" ? WeightKind::bfloat16 : WeightKind::float32;
-  STD_TORCH_CHECK(dtype == "int8" || dtype == "bfloat16" || dtype == "float32", "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
+  STD_TORCH_CHECK(dtype == "int8" || dtype == "bfloat16" || dtype == "float32",
+                  "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
   STD_TORCH_CHECK(threads >= 1, "hf_cpu_accel::measure_flops: threads must be at least 1");
   constexpr int64_t iterations = 2000000;
   const double operations = dispatch().kernels.multiply_adds(kind, 1) * iterations;

@@ -16,8 +16,9 @@ std::tuple<Tensor, Tensor, Tensor> quantize_int4(const Tensor& weight, int64_t g
   Tensor index = empty_of({rows, columns}, ScalarType::Byte, 1), multiplier = empty_of({rows, columns / group}, ScalarType::Char, 1);
   Tensor scale = empty_of(weight, {2, rows});
   float* const scales = static_cast<float*>(scale.mutable_data_ptr());
-  const QuantizeInt4 q{static_cast<const float*>(weight.const_data_ptr()), columns, group, static_cast<uint8_t*>(index.mutable_data_ptr()),
-                       static_cast<int8_t*>(multiplier.mutable_data_ptr()), scales, scales + rows};
+  const QuantizeInt4 q{
+      static_cast<const float*>(weight.const_data_ptr()),  columns, group,        static_cast<uint8_t*>(index.mutable_data_ptr()),
+      static_cast<int8_t*>(multiplier.mutable_data_ptr()), scales,  scales + rows};
   torch::stable::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) { dispatch().kernels.quantize_int4(q, begin, end); });
   return {index, multiplier, scale};
 }

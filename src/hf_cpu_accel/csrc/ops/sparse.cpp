@@ -22,7 +22,8 @@ Reduce reduce_of(const std::string& name, const char* op) {
 void set_values(Spmm& s, const std::optional<Tensor>& value, const char* op) {
   if (!value) return;
   s.heads = value->dim() == 2 ? value->size(1) : 1;
-  STD_TORCH_CHECK(s.heads > 0 && s.features % s.heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ", s.heads, " heads");
+  STD_TORCH_CHECK(s.heads > 0 && s.features % s.heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ",
+                  s.heads, " heads");
   std::vector<int64_t> sizes{s.graph.edges};
   if (value->dim() == 2) sizes.push_back(s.heads);
   s.value = floats(*value, op, "value", sizes);
@@ -55,21 +56,22 @@ std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std:
   return {output, ties};
 }
 
-Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x, const Text& reduce,
-                   const std::optional<Tensor>& addend, double addend_scale, const std::optional<Tensor>& bias,
-                   const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x,
+                   const Text& reduce, const std::optional<Tensor>& addend, double addend_scale, const std::optional<Tensor>& bias,
+                   const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/,
+                   const std::optional<Tensor>& /*t_order*/) {
   return std::get<0>(spmm("spmm_reduce", rowptr, col, value, x, reduce, addend, addend_scale, bias, false));
 }
 
-std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x,
-                                        const Text& reduce, const std::optional<Tensor>& /*t_rowptr*/,
+std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value,
+                                        const Tensor& x, const Text& reduce, const std::optional<Tensor>& /*t_rowptr*/,
                                         const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
   STD_TORCH_CHECK(reduce == "min" || reduce == "max", "hf_cpu_accel::spmm_extreme: reduce must be min or max");
   return spmm("spmm_extreme", rowptr, col, value, x, reduce, std::nullopt, 1.0, std::nullopt, true);
 }
 
-Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const std::optional<Tensor>& t_value, const Tensor& x, const Tensor& output,
-                             const Tensor& grad) {
+Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const std::optional<Tensor>& t_value, const Tensor& x,
+                             const Tensor& output, const Tensor& grad) {
   const char* op = "spmm_extreme_backward";
   check_features(x, op);
   ExtremeBackward b;
@@ -86,7 +88,9 @@ Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const 
     check_graph(valid_graph(b.graph), op);
     return grad_x;
   }
-  check_graph(each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.extreme_backward_rows(b, begin, end); }), op);
+  check_graph(
+      each_rows(b.graph, b.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.extreme_backward_rows(b, begin, end); }),
+      op);
   return grad_x;
 }
 
@@ -100,12 +104,14 @@ Tensor sddmm(const Tensor& rowptr, const std::optional<Tensor>& col, const Tenso
   Sddmm s;
   s.graph = csr_of("sddmm", rowptr, col, b.size(0), b.size(0));
   s.features = b.size(1), s.heads = heads;
-  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::sddmm: ", s.features, " features do not divide among ", heads, " heads");
+  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::sddmm: ", s.features, " features do not divide among ", heads,
+                  " heads");
   Tensor dot = empty_float32({s.graph.edges, heads}), keep_a = a, keep_b = b;
   s.a = rows_like(a, b, s.graph.rows, s.features, "sddmm", "a", keep_a);
   s.b = as_rows(b, keep_b);
   s.dot = static_cast<float*>(dot.mutable_data_ptr());
-  check_graph(each_rows(s.graph, s.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.sddmm_rows(s, begin, end); }), "sddmm");
+  check_graph(each_rows(s.graph, s.features, [&](int64_t begin, int64_t end) { dispatch().kernels.sparse.sddmm_rows(s, begin, end); }),
+              "sddmm");
   clear_rest(s.graph, heads, s.dot);
   return dot;
 }
@@ -136,7 +142,8 @@ Tensor run_attention(const char* op, GraphAttention& g, const Tensor& rowptr, co
   Spmm& s = g.spmm;
   s.graph = csr_of(op, rowptr, col, 0, x.size(0));
   s.features = x.size(1), s.heads = heads;
-  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ", heads, " heads");
+  STD_TORCH_CHECK(heads > 0 && s.features % heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ", heads,
+                  " heads");
   Tensor output = empty_of(x, {s.graph.rows, s.features}), keep = x;
   s.x = as_rows(x, keep);
   s.output = dense(output);
@@ -176,7 +183,8 @@ Tensor gatv2(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Ten
   return run_attention("gatv2", g, rowptr, col, x, weight.size(0));
 }
 
-Tensor dot_attention(const Tensor& rowptr, const Tensor& col, const Tensor& query, const Tensor& key, const Tensor& value, int64_t heads, double scale) {
+Tensor dot_attention(const Tensor& rowptr, const Tensor& col, const Tensor& query, const Tensor& key, const Tensor& value, int64_t heads,
+                     double scale) {
   check_features(value, "dot_attention");
   GraphAttention g;
   Tensor keep_query = query, keep_key = key;
@@ -210,8 +218,8 @@ struct Turned {
 };
 
 template <class Each, class Skip>
-std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_t rows, int64_t cols, int64_t loops, bool order, const Each& each,
-                                          const Skip& skip, bool& inside) {
+std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_t rows, int64_t cols, int64_t loops, bool order,
+                                          const Each& each, const Skip& skip, bool& inside) {
   Tensor rowptr = empty_int32(rows + 1), sources = empty_int32(entries + loops), orders = empty_int32(order ? entries + loops : 0);
   const CsrOutput out{static_cast<int32_t*>(rowptr.mutable_data_ptr()), static_cast<int32_t*>(sources.mutable_data_ptr()),
                       order ? static_cast<int32_t*>(orders.mutable_data_ptr()) : nullptr, entries + loops};
@@ -225,9 +233,10 @@ std::tuple<Tensor, Tensor, Tensor> sorted(int64_t edges, int64_t entries, int64_
 }
 
 template <class Index>
-std::tuple<Tensor, Tensor, Tensor> sorted_coordinates(const Tensor& row, const Tensor& col, int64_t rows, int64_t cols, int64_t loops, bool order,
-                                                      bool& inside) {
-  const Coordinates<Index> each{static_cast<const Index*>(row.data_ptr()), static_cast<const Index*>(col.data_ptr()), row.stride(0), col.stride(0)};
+std::tuple<Tensor, Tensor, Tensor> sorted_coordinates(const Tensor& row, const Tensor& col, int64_t rows, int64_t cols, int64_t loops,
+                                                      bool order, bool& inside) {
+  const Coordinates<Index> each{static_cast<const Index*>(row.data_ptr()), static_cast<const Index*>(col.data_ptr()), row.stride(0),
+                                col.stride(0)};
   const int64_t edges = row.size(0);
   if (loops < 0) return sorted(edges, edges, rows, cols, 0, order, each, [](int64_t, int64_t) { return false; }, inside);
   return sorted(edges, edges, rows, cols, loops, order, each, [](int64_t r, int64_t c) { return r == c; }, inside);
@@ -238,12 +247,14 @@ std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row, const Tensor& c
   STD_TORCH_CHECK(row.dim() == 1 && col.dim() == 1 && row.size(0) == col.size(0) && row.is_cpu() && col.is_cpu() &&
                       row.scalar_type() == col.scalar_type() && (wide || row.scalar_type() == ScalarType::Int),
                   "hf_cpu_accel::coo_to_csr: row and col must be vectors of one length, both int64 or int32, on the CPU");
-  STD_TORCH_CHECK(rows >= 0 && cols >= 0 && loops <= std::min(rows, cols) && rows <= most_edges && cols <= most_edges && row.numel() <= most_edges,
+  STD_TORCH_CHECK(rows >= 0 && cols >= 0 && loops <= std::min(rows, cols) && rows <= most_edges && cols <= most_edges &&
+                      row.numel() <= most_edges,
                   "hf_cpu_accel::coo_to_csr: rows, cols and edges must be from 0 to 2^30, and loops at most the smaller of rows and cols");
   bool inside = true;
   auto result = wide ? sorted_coordinates<int64_t>(row, col, rows, cols, loops, order, inside)
                      : sorted_coordinates<int32_t>(row, col, rows, cols, loops, order, inside);
-  STD_TORCH_CHECK(inside, "hf_cpu_accel::coo_to_csr: an index is negative or out of range: row must be below ", rows, " and col below ", cols);
+  STD_TORCH_CHECK(inside, "hf_cpu_accel::coo_to_csr: an index is negative or out of range: row must be below ", rows, " and col below ",
+                  cols);
   return result;
 }
 

@@ -27,7 +27,8 @@ void multiply(const tiles::Product& product) {
   const bool pair = product.second.data != nullptr;
   const int64_t between = pair ? (product.gated ? 2 : 1) * product.intermediate_features : product.out_features;
   Gemm first = gemm_of(product.rows, between, product.in_features, product.first), second;
-  first.input = matrix_of(product.input), first.activation = static_cast<Activation>(product.activation), first.gated = product.gated, first.gate_last = product.gate_last;
+  first.input = matrix_of(product.input), first.activation = static_cast<Activation>(product.activation), first.gated = product.gated,
+  first.gate_last = product.gate_last;
   if (pair) second = gemm_of(product.rows, product.out_features, product.intermediate_features, product.second);
   Gemm& last = pair ? second : first;
   last.residual = matrix_of(product.residual);

@@ -20,7 +20,8 @@ inline double run_multiply_adds(int64_t iterations, int per_lane) {
     unroll<0, vectors>([&](auto v) HFCA_INLINE { weight[v] = Dot::load(words + v * Simd::width); });
     unroll<0, chains / vectors>([&](auto c) HFCA_INLINE {
       const auto input = Dot::broadcast(words + 2 * Simd::width + c);
-      unroll<0, vectors>([&](auto v) HFCA_INLINE { acc[c * vectors + v] = Dot::step(acc[c * vectors + v], input, Dot::widen(weight[v], 0)); });
+      unroll<0, vectors>([&](auto v)
+                             HFCA_INLINE { acc[c * vectors + v] = Dot::step(acc[c * vectors + v], input, Dot::widen(weight[v], 0)); });
     });
   }
   alignas(64) float out[chains][Simd::width];

@@ -32,7 +32,8 @@ inline float quantize_group(const float* weight, Simd::Float inverse, uint8_t* i
     low = Simd::min(low, x[v]);
     high = Simd::max(high, x[v]);
   });
-  const float below = Simd::reduce_max(Simd::sub(Simd::zero(), low)), above = Simd::reduce_max(high), largest = below > above ? below : above;
+  const float below = Simd::reduce_max(Simd::sub(Simd::zero(), low)), above = Simd::reduce_max(high),
+              largest = below > above ? below : above;
   float best = 3.0e38f, multiplier = 1.0f, sign = below >= above ? 1.0f : -1.0f;
   for (int side = 0; side < 2; ++side, sign = -sign) {
     float first = static_cast<float>(static_cast<int>(largest / from_level[side]));

@@ -36,9 +36,8 @@ inline void rotate_pairs(const hfca::RotaryEmbedding& r, const void* cos, const 
 
 inline void rotary_embedding(const hfca::RotaryEmbedding& r, int64_t begin, int64_t end) {
   const int64_t element = r.input.bf16 ? sizeof(uint16_t) : sizeof(float);
-  const auto at = [](const hfca::RotaryTable& table, int64_t batch, int64_t position) HFCA_INLINE {
-    return element_of(table.values, batch * table.batch_stride + position * table.position_stride);
-  };
+  const auto at = [](const hfca::RotaryTable& table, int64_t batch, int64_t position)
+                      HFCA_INLINE { return element_of(table.values, batch * table.batch_stride + position * table.position_stride); };
   for (int64_t token = begin; token < end; ++token) {
     const int64_t batch = token / r.length, position = token % r.length;
     const void *cos = at(r.cos, batch, position), *sin = at(r.sin, batch, position);

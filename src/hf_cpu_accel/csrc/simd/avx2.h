@@ -34,7 +34,9 @@ struct Simd {
   static Float min(Float bound, Float x) { return _mm256_min_ps(bound, x); }
   static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   static Float fnma(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
-  static Float rotate_pairs(Float x, Float cos, Float sin) { return _mm256_fmaddsub_ps(x, cos, _mm256_mul_ps(_mm256_permute_ps(x, 0xB1), sin)); }
+  static Float rotate_pairs(Float x, Float cos, Float sin) {
+    return _mm256_fmaddsub_ps(x, cos, _mm256_mul_ps(_mm256_permute_ps(x, 0xB1), sin));
+  }
   static Float where_equal(Float a, Float b, Float x, Float y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
   static Float abs(Float x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
   static Float copysign(Float magnitude, Float sign) {
@@ -85,12 +87,14 @@ struct Simd {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
-  static Float highest(Float a, Float x) {
-    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(x)));
-  }
+  static Float highest(Float a, Float x) { return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(x))); }
   static Float lowest(Float a, Float x) { return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(x))); }
-  static float reduce_highest(Float x) { return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); }); }
-  static float reduce_lowest(Float x) { return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); }); }
+  static float reduce_highest(Float x) {
+    return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epi32(a, b); });
+  }
+  static float reduce_lowest(Float x) {
+    return reduce_bits(x, [](__m128i a, __m128i b) { return _mm_max_epu32(a, b); });
+  }
 
   static Float load_bf16(const uint16_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static Float load_bf16_n(const uint16_t* p, int n) {

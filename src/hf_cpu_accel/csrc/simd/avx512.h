@@ -30,12 +30,14 @@ struct Simd {
   static Float min(Float bound, Float x) { return _mm512_min_ps(bound, x); }
   static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
-  static Float rotate_pairs(Float x, Float cos, Float sin) { return _mm512_fmaddsub_ps(x, cos, _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), sin)); }
+  static Float rotate_pairs(Float x, Float cos, Float sin) {
+    return _mm512_fmaddsub_ps(x, cos, _mm512_mul_ps(_mm512_permute_ps(x, 0xB1), sin));
+  }
   static Float where_equal(Float a, Float b, Float x, Float y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), y, x); }
   static Float abs(Float x) { return _mm512_abs_ps(x); }
   static Float copysign(Float magnitude, Float sign) {
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign),
-                                                         _mm512_castps_si512(magnitude), 0xCA));
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_castps_si512(sign), _mm512_castps_si512(magnitude), 0xCA));
   }
   static Float fraction(Float x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static Float round(Float x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -78,9 +80,7 @@ struct Simd {
   }
   static float reduce_add(Float x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Float x) { return _mm512_reduce_max_ps(x); }
-  static Float highest(Float a, Float x) {
-    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(x)));
-  }
+  static Float highest(Float a, Float x) { return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(x))); }
   static Float lowest(Float a, Float x) { return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(x))); }
   static float reduce_highest(Float x) { return as_float(_mm512_reduce_max_epi32(_mm512_castps_si512(x))); }
   static float reduce_lowest(Float x) { return as_float(static_cast<int>(_mm512_reduce_max_epu32(_mm512_castps_si512(x)))); }
@@ -106,7 +106,9 @@ struct Simd {
   }
 #if defined(__AVX512BF16__)
   // Words of two bfloat16: those of 2 * width numbers that lie side by side, of the numbers in two vectors, and of p[i] (low) and q[i].
-  static Int load_bf16_words(const uint16_t* p, int n) { return n >= 2 * width ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((1u << n) - 1u, p); }
+  static Int load_bf16_words(const uint16_t* p, int n) {
+    return n >= 2 * width ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((1u << n) - 1u, p);
+  }
   static Int bf16_words(Float first, Float second) { return reinterpret_cast<Int>(_mm512_cvtne2ps_pbh(second, first)); }
   static Int bf16_couples(Float p, Float q) {
     return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(p), 16), _mm512_castps_si512(q));

@@ -33,8 +33,8 @@ inline Float gelu(Float x) {
   Float p, near;
   if constexpr (coarse) {
     constexpr float coefficients[] = {
-        8.394991646e-11f, -8.498094672e-09f, 3.804522635e-07f, -1.001244436e-05f, 1.742370659e-04f,
-        -2.142792800e-03f, 1.939046942e-02f, -1.323123425e-01f, 7.976110578e-01f,
+        8.394991646e-11f,  -8.498094672e-09f, 3.804522635e-07f,  -1.001244436e-05f, 1.742370659e-04f,
+        -2.142792800e-03f, 1.939046942e-02f,  -1.323123425e-01f, 7.976110578e-01f,
     };
     near = Simd::min(Simd::set1(4.3f), a);
     const Float t = Simd::mul(near, near);
@@ -43,9 +43,8 @@ inline Float gelu(Float x) {
   } else {
     // In the variable 2 a^2 / 5.3^2 - 1, which keeps the coefficients of so high a degree small.
     constexpr float coefficients[] = {
-        -1.316942243e-03f, 3.366450256e-03f, -2.881204786e-03f, 3.856487958e-03f, -1.097197602e-02f,
-        1.927166138e-02f, -2.685033498e-02f, 3.739259996e-02f, -5.051713252e-02f, 6.424257670e-02f,
-        -7.916645135e-02f, 9.847341069e-02f, -1.329569890e-01f, 2.666196851e-01f,
+        -1.316942243e-03f, 3.366450256e-03f,  -2.881204786e-03f, 3.856487958e-03f,  -1.097197602e-02f, 1.927166138e-02f,  -2.685033498e-02f,
+        3.739259996e-02f,  -5.051713252e-02f, 6.424257670e-02f,  -7.916645135e-02f, 9.847341069e-02f,  -1.329569890e-01f, 2.666196851e-01f,
     };
     near = Simd::min(Simd::set1(5.30330086f), a);
     const Float t = Simd::fma(Simd::mul(near, near), Simd::set1(0.0711111111f), Simd::set1(-1.0f));

@@ -36,14 +36,14 @@ inline void check_graph(bool valid, const char* op) {
 }
 
 inline const float* floats(const Tensor& t, const char* op, const char* name, const std::vector<int64_t>& sizes) {
-  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous() && sizes_of(t) == sizes, "hf_cpu_accel::", op, ": ", name,
-                  " must be contiguous float32 of the graph's shape");
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && t.is_contiguous() && sizes_of(t) == sizes, "hf_cpu_accel::", op,
+                  ": ", name, " must be contiguous float32 of the graph's shape");
   return static_cast<const float*>(t.data_ptr());
 }
 
 inline Matrix rows_like(const Tensor& t, const Tensor& x, int64_t rows, int64_t features, const char* op, const char* name, Tensor& keep) {
-  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == x.scalar_type() && t.dim() == 2 && t.size(0) == rows && t.size(1) == features, "hf_cpu_accel::", op,
-                  ": ", name, " must be [", rows, ", ", features, "] in the dtype of x");
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == x.scalar_type() && t.dim() == 2 && t.size(0) == rows && t.size(1) == features,
+                  "hf_cpu_accel::", op, ": ", name, " must be [", rows, ", ", features, "] in the dtype of x");
   return as_rows(t, keep);
 }
 

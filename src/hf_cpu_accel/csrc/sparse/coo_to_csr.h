@@ -15,7 +15,7 @@ namespace hfca {
 
 struct CsrOutput {
   int32_t *rowptr, *col, *order;  // [rows + 1], [capacity], [capacity]; order may be null: where each entry came from
-  int64_t capacity;               // at least the edges and the loops
+  int64_t capacity;  // at least the edges and the loops
 };
 
 class EdgeSort {
@@ -42,7 +42,8 @@ class EdgeSort {
   // edges, one loop (i, i) for each i < loops is appended to its row; its order is edges + i. `valid` turns false where a row or col is
   // negative or not below `rows` or `cols`.
   template <class Each, class Skip>
-  void run(Team& team, int64_t cols, int64_t loops, const Each& each, const Skip& skip, std::atomic<bool>& valid, const CsrOutput& out) const {
+  void run(Team& team, int64_t cols, int64_t loops, const Each& each, const Skip& skip, std::atomic<bool>& valid,
+           const CsrOutput& out) const {
     team.each(pieces_, [&](int64_t first, int64_t last) {
       for (int64_t piece = first; piece < last; ++piece) {
         int32_t* next = next_ + piece * buckets_;

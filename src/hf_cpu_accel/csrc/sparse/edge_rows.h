@@ -35,7 +35,8 @@ inline void typed_extreme_backward_rows(const hfca::ExtremeBackward& b, int64_t 
         const Float weight = Simd::set1(b.value ? b.value[e] : 1.0f);
         unroll<0, vectors>([&](auto v) HFCA_INLINE {
           if (lanes(v) == 0) return;
-          const Float reached = load_columns<bf16>(output, v * Simd::width, lanes(v)), g = load_columns<bf16>(grad, v * Simd::width, lanes(v));
+          const Float reached = load_columns<bf16>(output, v * Simd::width, lanes(v)),
+                      g = load_columns<bf16>(grad, v * Simd::width, lanes(v));
           sum[v] = Simd::fma(weight, Simd::where_equal(Simd::mul(x[v], weight), reached, g, Simd::zero()), sum[v]);
         });
       }
@@ -134,16 +135,16 @@ inline void score_edges(const hfca::GraphAttention& g, int64_t row, int64_t firs
     const void* source = row_of(gathered, graph.source(first + i));
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t begin = h * head_features, end = begin + head_features;
-      scratch[i * heads + h] =
-          g.score == hfca::Score::mlp
-              ? sum_features(begin, end,
-                             [&](int64_t k, int n) HFCA_INLINE {
-                               const Float x = Simd::add(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
-                               return Simd::mul(load_columns<false>(g.weight, k, n), leaky(x, slope));
-                             })
-              : g.scale * sum_features(begin, end, [&](int64_t k, int n) HFCA_INLINE {
-                  return Simd::mul(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
-                });
+      scratch[i * heads + h] = g.score == hfca::Score::mlp
+                                   ? sum_features(begin, end,
+                                                  [&](int64_t k, int n) HFCA_INLINE {
+                                                    const Float x =
+                                                        Simd::add(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
+                                                    return Simd::mul(load_columns<false>(g.weight, k, n), leaky(x, slope));
+                                                  })
+                                   : g.scale * sum_features(begin, end, [&](int64_t k, int n) HFCA_INLINE {
+                                       return Simd::mul(load_columns<bf16>(source, k, n), load_columns<bf16>(target, k, n));
+                                     });
     }
   }
 }

@@ -27,7 +27,8 @@ HFCA_INLINE inline void each_heads(int64_t edges, int64_t heads, const F& f) {
   if (edges == 0 || heads == 0) return;
   if (Simd::width % heads == 0) {
     const int64_t count = (edges * heads + Simd::width - 1) / Simd::width;
-    return f(HeadVectors{0, Simd::width, count, Simd::width, static_cast<int>(edges * heads - (count - 1) * Simd::width), static_cast<int>(heads)});
+    return f(HeadVectors{0, Simd::width, count, Simd::width, static_cast<int>(edges * heads - (count - 1) * Simd::width),
+                         static_cast<int>(heads)});
   }
   for (int64_t h = 0; h < heads; h += Simd::width) {
     const int lanes = static_cast<int>(heads - h < Simd::width ? heads - h : Simd::width);

@@ -56,7 +56,8 @@ struct MessageBlock {
 
   MessageBlock(const hfca::Message& message, int64_t row, const Columns<vectors>& b) : m(message), block(b) {
     unroll<0, vectors>([&](auto v) HFCA_INLINE {
-      target[v] = parts && m.target.data ? load_columns<bf16>(row_of(m.target, row), block.column + v * Simd::width, block.lanes(v)) : Simd::zero();
+      target[v] =
+          parts && m.target.data ? load_columns<bf16>(row_of(m.target, row), block.column + v * Simd::width, block.lanes(v)) : Simd::zero();
     });
   }
 
@@ -277,8 +278,6 @@ inline void gradient_by_source(const hfca::MessageGradient& g, int64_t begin, in
     });
 }
 
-constexpr hfca::MessageKernels message_kernels() {
-  return {&message_rows, &write_messages, &gradient_by_target, &gradient_by_source};
-}
+constexpr hfca::MessageKernels message_kernels() { return {&message_rows, &write_messages, &gradient_by_target, &gradient_by_source}; }
 
 }  // namespace HFCA_TIER

@@ -144,10 +144,12 @@ template <bool bf16, Weights weights, bool extreme, bool ties>
 struct SpmmRows {
   static constexpr int most = ties ? 4 : 8;  // ties need registers of their own
 
-  __attribute__((noinline)) static void rows(const hfca::Spmm& s, bool straddle, int64_t begin, int64_t end, int64_t first, int64_t last, const hfca::RowPart* part) {
+  __attribute__((noinline)) static void rows(const hfca::Spmm& s, bool straddle, int64_t begin, int64_t end, int64_t first, int64_t last,
+                                             const hfca::RowPart* part) {
     for_heads(s, straddle, first, last, [&](int64_t from, int64_t to) {
       for (int64_t row = begin; row < end; ++row)
-        for_blocks<most>(s, from, to, [&](const auto& block) HFCA_INLINE { spmm_block<bf16, weights, extreme, ties>(s, row, part, block); });
+        for_blocks<most>(s, from, to,
+                         [&](const auto& block) HFCA_INLINE { spmm_block<bf16, weights, extreme, ties>(s, row, part, block); });
     });
   }
 };

@@ -143,7 +143,8 @@ inline bool run_spmm(const Spmm& problem) {
   run_team(sparse_team(edges, rows, static_cast<double>(features)), [&](Team& team) {
     const Spmm s = problem;  // see gemm/driver.h
     const auto sum_rows = [&](const RowUnit& unit, int64_t first, int64_t last) {
-      with_output(s, unit.begin, unit.end, first, last, [&](const Spmm& part, int64_t begin, int64_t end) { kernels.spmm_rows(part, begin, end, first, last); });
+      with_output(s, unit.begin, unit.end, first, last,
+                  [&](const Spmm& part, int64_t begin, int64_t end) { kernels.spmm_rows(part, begin, end, first, last); });
     };
     team.claim(static_cast<int64_t>(work.units.size()), [&](int64_t u) {
       const RowUnit unit = work.units[static_cast<size_t>(u)];
@@ -157,7 +158,8 @@ inline bool run_spmm(const Spmm& problem) {
         if (unit.part < 0) sum_rows(unit, first, std::min(first + sweep, features));
       });
     if (work.parts.empty()) return;
-    team.claim(static_cast<int64_t>(work.parts.size()), [&](int64_t p) { kernels.spmm_part(s, work.parts[static_cast<size_t>(p)], 0, features); });
+    team.claim(static_cast<int64_t>(work.parts.size()),
+               [&](int64_t p) { kernels.spmm_part(s, work.parts[static_cast<size_t>(p)], 0, features); });
     team.claim(static_cast<int64_t>(work.units.size()), [&](int64_t u) {
       const RowUnit unit = work.units[static_cast<size_t>(u)];
       if (unit.part < 0) return;
@@ -165,7 +167,8 @@ inline bool run_spmm(const Spmm& problem) {
       int64_t count = 1;
       while (unit.part + count < static_cast<int64_t>(work.parts.size()) && parts[count].row == parts[0].row) ++count;
       finish_hub(s, parts, count);
-      with_output(s, parts[0].row, parts[0].row + 1, 0, features, [&](const Spmm& part, int64_t row, int64_t) { kernels.finish_row(part, row, parts[0].sums); });
+      with_output(s, parts[0].row, parts[0].row + 1, 0, features,
+                  [&](const Spmm& part, int64_t row, int64_t) { kernels.finish_row(part, row, parts[0].sums); });
     });
   });
   return valid.load();
