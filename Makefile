@@ -106,6 +106,7 @@ test-cpp: kernels
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
