@@ -14,6 +14,7 @@ from hf_cpu_accel.compiler import torch_private
 from hf_cpu_accel.compiler.bind import Request
 from hf_cpu_accel.compiler.capture import Captured
 from hf_cpu_accel.compiler.weight_transforms import Composed, Part, Recipe
+from hf_cpu_accel.ops.registry import positional
 
 aten = torch.ops.aten
 Target = Callable[..., Any]
@@ -96,13 +97,26 @@ class Rewriter:
 
     # What is changed.
 
-    def call(self, before: Node, target: Target, *args: Any) -> Node:
-        """A new node in front of `before`, its fake tensor computed."""
+    def call(self, before: Node, target: Target, /, *args: Any, **named: Any) -> Node:
+        """A new node in front of `before`, its fake tensor computed.
+
+        Args:
+            args: arguments by position.
+            named: those after them by their names in the op's schema, put into its order by `ops.registry.positional`.
+        """
+        if named:
+            args = (*args, *positional(target, named, len(args)))
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args)
         with torch_private.tracing(self._mode):
             node.meta["val"] = target(*torch.fx.map_arg(args, value_of))
         return node
+
+    def changed(self, before: Node, node: Node, /, **named: Any) -> Node:
+        """The call of `node` once more in front of `before`, with other values for those arguments."""
+        target: Any = node.target
+        names = [argument.name for argument in target._schema.arguments]
+        return self.call(before, target, **dict(zip(names, node.args, strict=False)) | node.kwargs | named)
 
     def replace(self, old: Node, new: Node) -> None:
         """Let the users of `old` use `new`. What `old` alone was made of goes with it at the end of the pass."""

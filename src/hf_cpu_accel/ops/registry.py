@@ -6,7 +6,7 @@ names, so that callers, `torch.compile` and `torch.export` never see a differenc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,3 +31,33 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
         library.define(schema)
         library.impl(name, reference, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+
+
+def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, ...]:
+    """The arguments of a call of `op` by position, in which graphs hold them.
+
+    Args:
+        op: an overload of an op.
+        named: arguments by their names in its schema. One that is left out has its default, or is None where it is optional.
+        given: how many arguments come before these, by position already.
+
+    Returns:
+        The arguments after those, up to the last one that is named or has no default.
+
+    Raises:
+        TypeError: for a name that the op does not have, and for an argument that it needs.
+    """
+    declared = op._schema.arguments[given:]
+    unknown = named.keys() - {argument.name for argument in declared}
+    if unknown:
+        raise TypeError(f"{op} has no argument {', '.join(sorted(unknown))} after the first {given}")
+    values: list[Any] = []
+    length = 0
+    for argument in declared:
+        optional = isinstance(argument.type, torch.OptionalType)
+        if argument.name not in named and not (optional or argument.has_default_value()):
+            raise TypeError(f"{op} needs {argument.name}")
+        values.append(named.get(argument.name, argument.default_value))
+        if argument.name in named or not argument.has_default_value():
+            length = len(values)
+    return tuple(values[:length])

@@ -30,8 +30,6 @@ from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES
 ours = torch.ops.hf_cpu_accel
 _TO_ROWS, _TO_IMAGE = [0, 2, 3, 1], [0, 3, 1, 2]
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-# The places of the arguments of our op.
-_RESIDUAL, _ACTIVATION = 4, 10
 
 
 def apply(rewriter: Rewriter) -> int:
@@ -68,13 +66,27 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
         return False
     tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
     data, *scale = rewriter.derived(PackedConvolution(dtype, tiled), [weight])
-    window = [list(kernel.shape[2:]), stride, padding, dilation]
+    window = {
+        "kernel_size": list(kernel.shape[2:]),
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+    }
     if image.dim() == 3:  # over time: an image of one row
         input = rewriter.call(node, aten.unsqueeze.default, input, 2)
-        window = [[one, *sides] for one, sides in zip((1, 1, 0, 1), window, strict=True)]
+        window = {name: [0 if name == "padding" else 1, *sides] for name, sides in window.items()}
     rows = rewriter.call(node, aten.permute.default, input, _TO_ROWS)
-    arguments = (rows, data, scale[0] if scale else None, bias, None, int(kernel.shape[0]), *window, "none")
-    made = rewriter.call(node, ours.conv2d.default, *arguments)
+    made = rewriter.call(
+        node,
+        ours.conv2d.default,
+        input=rows,
+        weight=data,
+        scale=scale[0] if scale else None,
+        bias=bias,
+        out_channels=int(kernel.shape[0]),
+        **window,
+        activation="none",
+    )
     made = rewriter.call(node, aten.permute.default, made, _TO_IMAGE)
     if image.dim() == 3:
         made = rewriter.call(node, aten.squeeze.dim, made, 2)
@@ -109,8 +121,9 @@ def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> boo
     convolution = _convolution(rewriter, image)
     if convolution is None or not is_tensor(residual) or len(image.users) != 1:  # type: ignore[attr-defined]
         return False
-    arguments = list(args_of(convolution))
-    if arguments[_RESIDUAL] is not None or arguments[_ACTIVATION] != "none" or rewriter.is_written(residual):
+    if argument(convolution, "residual") is not None or argument(convolution, "activation") != "none":
+        return False
+    if rewriter.is_written(residual):
         return False
     before, added, after = (value(part) for part in (image, residual, node))  # type: ignore[arg-type]
     if (
@@ -119,8 +132,8 @@ def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> boo
         or not same_sizes(before.shape, added.shape)
     ):
         return False
-    arguments[_RESIDUAL] = rewriter.call(node, aten.permute.default, residual, _TO_ROWS)
-    _put(rewriter, node, arguments)
+    rows = rewriter.call(node, aten.permute.default, residual, _TO_ROWS)
+    _put(rewriter, node, rewriter.changed(node, convolution, residual=rows))
     return True
 
 
@@ -133,16 +146,13 @@ def _activate(rewriter: Rewriter, node: Node) -> bool:
     convolution = _convolution(rewriter, image)
     if convolution is None or len(image.users) != users:
         return False
-    arguments = list(args_of(convolution))
-    if arguments[_ACTIVATION] != "none":
+    if argument(convolution, "activation") != "none":
         return False
-    arguments[_ACTIVATION] = name
-    _put(rewriter, node, arguments)
+    _put(rewriter, node, rewriter.changed(node, convolution, activation=name))
     return True
 
 
-def _put(rewriter: Rewriter, node: Node, arguments: list[object]) -> None:
-    made = rewriter.call(node, ours.conv2d.default, *arguments)
+def _put(rewriter: Rewriter, node: Node, made: Node) -> None:
     rewriter.replace(node, rewriter.call(node, aten.permute.default, made, _TO_IMAGE))
 
 

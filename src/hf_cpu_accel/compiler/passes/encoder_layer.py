@@ -18,12 +18,26 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, axis, is_call, same_size, same_sizes, value
+from hf_cpu_accel.compiler.passes.reading import (
+    VIEWS,
+    args_of,
+    argument,
+    axis,
+    is_call,
+    same_size,
+    same_sizes,
+    value,
+)
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, dtype_of
 
 ours = torch.ops.hf_cpu_accel
+# What `ffn` and `encoder_layer` call alike.
+_FFN_ARGUMENTS = (
+    *("up", "up_scale", "up_bias", "down", "down_scale", "down_bias"),
+    *("intermediate_features", "activation"),
+)
 _LAYER_NORMS = [NORM_KINDS.index("layer_norm")] * 2  # of attention and of the feed-forward network
 
 
@@ -33,12 +47,12 @@ class _Attention:
 
     Attributes:
         split: input, weight, scale, bias, sizes.
-        order: at which place of them query, key and value are.
+        qkv_order: at which place of them query, key and value are.
         inside: the nodes between, each used within the layer alone.
     """
 
     split: tuple[Any, ...]
-    order: list[int]
+    qkv_order: list[int]
     head_size: int
     scale: float | None
     mask: Node | None
@@ -57,25 +71,24 @@ def apply(rewriter: Rewriter) -> int:
 
 
 def _norms_last(rewriter: Rewriter, node: Node) -> bool:
-    ffn, *ffn_norm = args_of(node)
+    ffn = argument(node, "input")
     if not is_call(ffn, ours.ffn.default):
         return False
-    middle, *_ = args_of(ffn)
+    middle = argument(ffn, "input")
     if (
-        args_of(ffn)[7] is not middle
+        argument(ffn, "residual") is not middle
         or not is_call(middle, ours.layer_norm.default)
         or len(middle.users) != 1
     ):
         return False
-    output, *attention_norm = args_of(middle)
-    return _fuse(rewriter, node, output, attention_norm, ffn, ffn_norm, None)
+    return _fuse(rewriter, node, argument(middle, "input"), middle, ffn, node, pre_norm=False)
 
 
 def _norms_first(rewriter: Rewriter, node: Node) -> bool:
-    normed, output = args_of(node)[0], args_of(node)[7]
+    normed, output = argument(node, "input"), argument(node, "residual")
     if (
         not is_call(normed, ours.layer_norm.default)
-        or args_of(normed)[0] is not output
+        or argument(normed, "input") is not output
         or len(normed.users) != 1
     ):
         return False
@@ -85,17 +98,17 @@ def _norms_first(rewriter: Rewriter, node: Node) -> bool:
     before = attention.split[0] if attention is not None else None
     if not is_call(before, ours.layer_norm.default) or len(before.users) != 1:
         return False
-    return _fuse(rewriter, node, output, list(args_of(before)[1:]), node, list(args_of(normed)[1:]), before)
+    return _fuse(rewriter, node, output, before, node, normed, pre_norm=True)
 
 
 def _fuse(
     rewriter: Rewriter,
     node: Node,
     output: object,
-    attention_norm: list[Any],
+    attention_norm: Node,
     ffn: Node,
-    ffn_norm: list[Any],
-    norm_before: Node | None,
+    ffn_norm: Node,
+    pre_norm: bool,
 ) -> bool:
     """Put the layer that ends in `node` into one call, if its middle is what it should be."""
     if not is_call(output, ours.linear.default):
@@ -104,9 +117,9 @@ def _fuse(
     attention = _read_attention(rewriter, call.input)
     if attention is None or call.activation != "none" or call.residual is None:
         return False
-    hidden = attention.split[0] if norm_before is None else args_of(norm_before)[0]
+    hidden = argument(attention_norm, "input") if pre_norm else attention.split[0]
     inner = [ffn] if ffn is not node else []
-    if norm_before is None and len(call.node.users) != 1:
+    if not pre_norm and len(call.node.users) != 1:
         return False
     if (
         call.residual is not hidden
@@ -114,40 +127,50 @@ def _fuse(
         or any(len(n.users) != 1 for n in attention.inside + inner)
     ):
         return False
-    _, up, up_scale, up_bias, down, down_scale, down_bias, _, up_features, out_features, activation = args_of(
-        ffn
-    )
+    fed = {name: argument(ffn, name) for name in _FFN_ARGUMENTS}
     _, qkv, qkv_scale, qkv_bias, sizes = attention.split
-    if len({dtype_of(value(weight)) for weight in (qkv, call.weight, up, down)}) != 1:
+    if len({dtype_of(value(weight)) for weight in (qkv, call.weight, fed["up"], fed["down"])}) != 1:
         return False
-    if not call.out_features == out_features == value(hidden).shape[2] or rewriter.is_written(hidden):
+    if not call.out_features == argument(ffn, "out_features") == value(hidden).shape[2]:
+        return False
+    if rewriter.is_written(hidden):
         return False
     mask = attention.mask
     while mask is not None and value(mask).dim() < 4:
         mask = rewriter.call(node, aten.unsqueeze.default, mask, 1)  # [B, L] -> [B, 1, 1, L]
-    narrow = dtype_of(value(qkv)) != "float32"
     layer = rewriter.call(
         node,
         ours.encoder_layer.default,
-        *(
-            hidden,
-            None,  # padding
-            mask,
-            *(None, None, None, 0),  # no bias of distances, rotation or window
-            qkv,
-            qkv_scale,
-            qkv_bias,
-            attention.order,
-            attention.head_size,
-            attention.scale,
-        ),
-        *(call.weight, call.scale, call.bias, *attention_norm),
-        *(up, up_scale, up_bias, down, down_scale, down_bias, up_features, activation, *ffn_norm),
-        *(sizes[0], norm_before is not None, narrow),
-        *(_LAYER_NORMS, False, None, None),
+        hidden_states=hidden,
+        mask=mask,
+        window=0,
+        qkv=qkv,
+        qkv_scale=qkv_scale,
+        qkv_bias=qkv_bias,
+        order=attention.qkv_order,
+        head_size=attention.head_size,
+        attention_scale=attention.scale,
+        output=call.weight,
+        output_scale=call.scale,
+        output_bias=call.bias,
+        **_norm("attention_norm", attention_norm),
+        **fed,
+        **_norm("ffn_norm", ffn_norm),
+        attention_features=sizes[0],
+        norm_before=pre_norm,
+        narrow=dtype_of(value(qkv)) != "float32",
+        norms=_LAYER_NORMS,
+        gated=False,
+        attention_gain=None,
+        ffn_gain=None,
     )
     rewriter.replace(node, layer)
     return True
+
+
+def _norm(name: str, norm: Node) -> dict[str, Any]:
+    """Weight, bias and eps of a layer norm, as arguments of the layer's norm of that name."""
+    return {f"{name}_{part}": argument(norm, part) for part in ("weight", "bias", "eps")}
 
 
 def _read_attention(rewriter: Rewriter, context: Node) -> _Attention | None:

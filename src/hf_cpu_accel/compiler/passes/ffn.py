@@ -22,8 +22,17 @@ def apply(rewriter: Rewriter) -> int:
             continue
         if up.dtype != down.dtype:
             continue
-        arguments = (up.weight, up.scale, up.bias, down.weight, down.scale, down.bias, down.residual)
-        sizes = (up.out_features, down.out_features, up.activation)
-        rewriter.replace(node, rewriter.call(node, ours.ffn.default, up.input, *arguments, *sizes))
+        fused = rewriter.call(
+            node,
+            ours.ffn.default,
+            input=up.input,
+            up=up.weight,
+            up_scale=up.scale,
+            up_bias=up.bias,
+            **down.as_last(),
+            intermediate_features=up.out_features,
+            activation=up.activation,
+        )
+        rewriter.replace(node, fused)
         count += 1
     return count

@@ -47,10 +47,19 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
         up = _two_linears(rewriter, gate, other, down) or _two_halves(rewriter, gate, other, down)
         if up is None:
             continue
-        *both, gate_last = up
-        arguments = (*both, down.weight, down.scale, down.bias, down.residual)
-        sizes = (int(value(other).shape[-1]), down.out_features)
-        fused = rewriter.call(node, ours.gated_ffn.default, *arguments, *sizes, name, gate_last)
+        input, weight, scale, bias, gate_last = up
+        fused = rewriter.call(
+            node,
+            ours.gated_ffn.default,
+            input=input,
+            up=weight,
+            up_scale=scale,
+            up_bias=bias,
+            **down.as_last(),
+            intermediate_features=int(value(other).shape[-1]),
+            activation=name,
+            gate_last=gate_last,
+        )
         rewriter.replace(node, fused)
         return True
     return False

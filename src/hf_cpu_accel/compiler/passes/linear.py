@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -45,10 +46,19 @@ class LinearCall:
         """Of the packed weight."""
         return dtype_of(self.weight.meta["val"])
 
+    def as_last(self) -> dict[str, Any]:
+        """What this linear says about a feed-forward network whose last one it is: arguments of `ffn` and `gated_ffn`."""
+        return {
+            "down": self.weight,
+            "down_scale": self.scale,
+            "down_bias": self.bias,
+            "residual": self.residual,
+            "out_features": self.out_features,
+        }
+
     def activated(self, rewriter: Rewriter, before: Node, activation: str) -> Node:
         """The same call in front of `before`, with that activation."""
-        arguments = (self.input, self.weight, self.scale, self.bias, self.residual, self.out_features)
-        return rewriter.call(before, ours.linear.default, *arguments, activation)
+        return rewriter.changed(before, self.node, activation=activation)
 
 
 def apply(rewriter: Rewriter) -> int:
@@ -69,8 +79,16 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     dtype = rewriter.dtype or node.meta.get(PACKED_AS, own)
     data, *scale = rewriter.derived(PackedLinears(dtype, transposed), [weight])
     input = _unflattened(input)
-    arguments = (input, data, scale[0] if scale else None, bias, None, out_features, "none")
-    product = rewriter.call(node, ours.linear.default, *arguments)
+    product = rewriter.call(
+        node,
+        ours.linear.default,
+        input=input,
+        weight=data,
+        scale=scale[0] if scale else None,
+        bias=bias,
+        out_features=out_features,
+        activation="none",
+    )
     if value(product).dim() != value(node).dim():
         product = rewriter.call(node, aten.view.default, product, [-1, out_features])
     rewriter.replace(node, product)

@@ -119,8 +119,8 @@ def _fuse(rewriter: Rewriter, found: _Sum, sorted_edges: dict[object, Node]) -> 
         weight = rewriter.call(node, aten.to.dtype, weight, torch.float32)
     if len(row) == 2:
         x = rewriter.call(node, aten.flatten.using_ints, x, 1)
-    arguments = (rowptr, col, weight, x, "sum", None, 1.0, None, None, None, None)
-    reduced = rewriter.call(node, ours.spmm_reduce.default, *arguments)
+    parts = {"rowptr": rowptr, "col": col, "value": weight, "x": x}
+    reduced = rewriter.call(node, ours.spmm_reduce.default, **parts, reduce="sum", addend_scale=1.0)
     rewriter.replace(
         node, reduced if len(row) == 1 else rewriter.call(node, aten.view.default, reduced, [rows, *row])
     )
@@ -173,9 +173,7 @@ def _make_mean(rewriter: Rewriter, node: Node, made: dict[Node, object]) -> None
         if found.node is args_of(clamped)[0] and _identity(found.target) == made[reduced]:
             if not is_call(found.messages, aten.new_ones.default, aten.ones.default):
                 return
-            arguments = list(args_of(reduced))
-            arguments[4] = "mean"
-            mean = rewriter.call(reduced, ours.spmm_reduce.default, *arguments)
+            mean = rewriter.changed(reduced, reduced, reduce="mean")
             rewriter.replace(node, mean)
             made[mean] = made.pop(reduced)
             return

@@ -55,7 +55,7 @@ def only_user(node: Node) -> Node | None:
 
 
 def argument(node: Node, name: str) -> Any:
-    """An argument of an ATen call by its name in the schema, given or default."""
+    """An argument of a call by its name in the schema, given or default."""
     target: Any = node.target
     for position, declared in enumerate(target._schema.arguments):
         if declared.name == name:

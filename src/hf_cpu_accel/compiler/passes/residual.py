@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, is_call, is_tensor, same_sizes, value
+from hf_cpu_accel.compiler.passes.reading import (
+    FLOATING,
+    args_of,
+    argument,
+    is_call,
+    is_tensor,
+    same_sizes,
+    value,
+)
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
@@ -25,10 +31,11 @@ def apply(rewriter: Rewriter) -> int:
 def _fuse(rewriter: Rewriter, node: Node, product: object, residual: object) -> bool:
     if not is_call(product, *_PRODUCTS) or not is_tensor(residual):
         return False
-    target: Any = product.target
-    place = [argument.name for argument in target._schema.arguments].index("residual")
-    arguments = list(args_of(product))
-    if len(product.users) != 1 or arguments[place] is not None or rewriter.is_written(product, residual):
+    if (
+        len(product.users) != 1
+        or argument(product, "residual") is not None
+        or rewriter.is_written(product, residual)
+    ):
         return False
     before, added, after = (value(part) for part in (product, residual, node))
     if (
@@ -37,6 +44,5 @@ def _fuse(rewriter: Rewriter, node: Node, product: object, residual: object) -> 
         or not same_sizes(before.shape, added.shape)
     ):
         return False
-    arguments[place] = residual
-    rewriter.replace(node, rewriter.call(node, target, *arguments))
+    rewriter.replace(node, rewriter.changed(node, product, residual=residual))
     return True
