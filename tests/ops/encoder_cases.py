@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, _reference
+from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
+from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
 from hf_cpu_accel.packing.linear import pack_linear
 
 
@@ -22,15 +23,15 @@ class Case:
     intermediate: int = 96
     weights: str = "float32"
     dtype: torch.dtype = torch.float32
-    norm_before: bool = False
+    pre_norm: bool = False
     activation: str = "gelu"
     mask: str = "none"
-    order: tuple[int, int, int] = (0, 1, 2)
+    qkv_order: tuple[int, int, int] = (0, 1, 2)
     biases: bool = True
     narrow: bool = False
     norm: str = "layer_norm"
     gated: bool = False
-    gains: bool = False
+    layer_scale: bool = False
     relative: int = 0  # tokens before and after, that have a bias of their own
     rotary: int = 0  # features of a head
     window: int | None = None
@@ -40,9 +41,9 @@ class Case:
         sizes = (
             f"{self.batch}x{self.length}x{self.features}-{self.heads}x{self.head_size}-{self.intermediate}"
         )
-        when = "before" if self.norm_before else "after"
+        when = "before" if self.pre_norm else "after"
         what = f"{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
-        more = f"{'-gated' * self.gated}{'-gains' * self.gains}"
+        more = f"{'-gated' * self.gated}{'-layer-scale' * self.layer_scale}"
         return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}-{self.scattered}"
 
 
@@ -59,9 +60,9 @@ CASES = [
         batch=2, length=130, features=96, heads=2, head_size=32, activation="gelu_tanh"
     ),  # many tokens per thread
     Case(batch=16, length=40, mask="right padding"),
-    Case(order=(2, 0, 1), norm_before=True, activation="relu"),
+    Case(qkv_order=(2, 0, 1), pre_norm=True, activation="relu"),
     Case(biases=False, activation="silu"),
-    *(Case(mask=mask, norm_before=before) for mask in PADDINGS for before in (False, True)),
+    *(Case(mask=mask, pre_norm=before) for mask in PADDINGS for before in (False, True)),
     *(Case(mask=mask) for mask in MASKS),
     *(
         Case(
@@ -70,7 +71,7 @@ CASES = [
             weights=weights,
             dtype=dtype,
             mask="right padding",
-            norm_before=before,
+            pre_norm=before,
             narrow=narrow,
         )
         for weights in ("bfloat16", "int8")
@@ -85,7 +86,7 @@ CASES = [
         Case(
             length=length,
             norm="rms_norm",
-            norm_before=True,
+            pre_norm=True,
             biases=False,
             gated=gated,
             activation="gelu_tanh" if gated else "relu",
@@ -106,7 +107,7 @@ CASES = [
         Case(
             batch=3,
             length=length,
-            norm_before=norm != "after",
+            pre_norm=norm != "after",
             norm="none" if norm == "none" else "layer_norm",
             gated=True,
             rotary=rotary,
@@ -126,7 +127,7 @@ CASES = [
     ),
     # DINOv2, BEiT: gains; what is attended to besides the padding.
     *(
-        Case(gains=True, norm_before=True, dtype=dtype, mask=mask)
+        Case(layer_scale=True, pre_norm=True, dtype=dtype, mask=mask)
         for dtype in (torch.float32, torch.bfloat16)
         for mask in (
             "none",
@@ -136,7 +137,7 @@ CASES = [
             "bfloat16 keys, holes",
         )
     ),
-    Case(batch=16, length=40, gains=True, norm_before=True, gated=True, rotary=16),
+    Case(batch=16, length=40, layer_scale=True, pre_norm=True, gated=True, rotary=16),
     # Attention in integers: more keys than one block of them, ragged sizes, masks, queries in several blocks.
     *(
         Case(
@@ -164,7 +165,7 @@ CASES += [
         length=length,
         scattered=scattered,
         mask=mask,
-        norm_before=True,
+        pre_norm=True,
         weights=weights,
         dtype=dtype,
         narrow=weights != "float32",
@@ -201,7 +202,7 @@ def weights_of(case: Case) -> EncoderWeights:
     return EncoderWeights(
         qkv=pack_linear(matrix(3 * inner, case.features), case.weights),
         qkv_bias=vector(3 * inner),
-        order=case.order,
+        qkv_order=case.qkv_order,
         head_size=case.head_size,
         attention_scale=None if case.biases else 0.3,
         output=pack_linear(matrix(case.features, inner), case.weights),
@@ -213,11 +214,11 @@ def weights_of(case: Case) -> EncoderWeights:
         down_bias=vector(case.features),
         activation=case.activation,
         ffn_norm=norm(1e-5, last),
-        norm_before=case.norm_before,
+        pre_norm=case.pre_norm,
         narrow=case.narrow,
         gated=case.gated,
-        attention_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
-        ffn_gain=torch.randn(case.features).to(case.dtype) if case.gains else None,
+        attention_layer_scale=torch.randn(case.features).to(case.dtype) if case.layer_scale else None,
+        ffn_layer_scale=torch.randn(case.features).to(case.dtype) if case.layer_scale else None,
     )
 
 
@@ -244,7 +245,7 @@ def reference(
 ) -> Tensor:
     cos, sin = rotary or (None, None)
     arguments = (mask, relative, cos, sin, window or 0, *weights.arguments(), rows)
-    return _reference(hidden_states, padding, *arguments)
+    return encoder_layer_reference(hidden_states, padding, *arguments)
 
 
 def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:

@@ -83,7 +83,7 @@ def test_cases(case: Case) -> None:
         head_size=st.sampled_from([32, 64]),
         intermediate=st.integers(1, 140),
         weights=st.sampled_from(["float32", "bfloat16"]),
-        norm_before=st.booleans(),
+        pre_norm=st.booleans(),
         activation=st.sampled_from(["none", "gelu", "quick_gelu", "tanh"]),
         mask=st.sampled_from(["none", *PADDINGS, *MASKS]),
         norm=st.sampled_from(["layer_norm", "rms_norm"]),
@@ -136,7 +136,7 @@ def test_many_small_probabilities_count() -> None:
     weights = EncoderWeights(
         qkv=pack_linear(torch.cat([torch.zeros(features, features), key, torch.eye(features)]), "int8"),
         qkv_bias=query_bias,
-        order=(0, 1, 2),
+        qkv_order=(0, 1, 2),
         head_size=features,
         attention_scale=1 / 7.9,  # the first token's key is about 7.9 after the norm
         output=pack_linear(torch.eye(features), "int8"),
@@ -148,7 +148,7 @@ def test_many_small_probabilities_count() -> None:
         down_bias=None,
         activation="none",
         ffn_norm=norm,
-        norm_before=True,
+        pre_norm=True,
         narrow=True,
     )
     attended = encoder_layer(hidden_states, weights) - hidden_states
@@ -168,7 +168,9 @@ def test_traces() -> None:
         torch.ops.hf_cpu_accel.encoder_layer.default,
         (hidden_states, padding, None, *tables, *weights.arguments()),
     )
-    gated = replace(Case(), norm="rms_norm", norm_before=True, gated=True, gains=True, rotary=16, relative=3)
+    gated = replace(
+        Case(), norm="rms_norm", pre_norm=True, gated=True, layer_scale=True, rotary=16, relative=3
+    )
     positions = positions_of(gated)
     inputs = (hidden_states, padding, None, positions["relative"], *positions["rotary"], 0)
     torch.library.opcheck(
@@ -193,7 +195,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(RuntimeError, match="cos and sin must be"):
         encoder_layer(hidden_states, weights, rotary=(torch.ones(1, 5, 18), torch.ones(1, 5, 18)))
     with pytest.raises(RuntimeError, match="gains go with norms that come before"):
-        encoder_layer(hidden_states, replace(weights, ffn_gain=torch.ones(64)))
+        encoder_layer(hidden_states, replace(weights, ffn_layer_scale=torch.ones(64)))
     with pytest.raises(RuntimeError, match="may be missing"):
         encoder_layer(hidden_states, replace(weights, attention_norm=None))
     with pytest.raises(RuntimeError, match="does not fit"):
@@ -201,7 +203,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="activation='swish'"):
         encoder_layer(hidden_states, replace(weights, activation="swish"))
     with pytest.raises(RuntimeError, match="permutation"):
-        encoder_layer(hidden_states, replace(weights, order=(0, 0, 1)))
+        encoder_layer(hidden_states, replace(weights, qkv_order=(0, 0, 1)))
     with pytest.raises(RuntimeError, match="multiple of head_size"):
         encoder_layer(hidden_states, replace(weights, head_size=5))
     with pytest.raises(RuntimeError, match="does not fit"):
@@ -231,7 +233,7 @@ def test_several_callers_at_once() -> None:
 
 
 def test_rows_that_do_not_fit() -> None:
-    case = Case(batch=2, length=12, scattered=6, norm_before=True)
+    case = Case(batch=2, length=12, scattered=6, pre_norm=True)
     weights, hidden_states = weights_of(case), torch.randn(2, 12, case.features)
     rows = positions_of(case)["rows"]
     with pytest.raises(RuntimeError, match="once"):

@@ -6,17 +6,15 @@ carrying the values between them through memory takes as long as the arithmetic.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
-from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, check_input, linear_reference
+from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
+from hf_cpu_accel.ops.linear import check_activation, check_input
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.packing.linear import PackedWeight
 
@@ -37,24 +35,24 @@ class EncoderWeights:
 
     Attributes:
         qkv, qkv_bias: 3A x H, packed; query, key and value one after another, A a multiple of 32.
-        order: at which place of them query, key and value are.
+        qkv_order: at which place of them query, key and value are.
         attention_scale: factor of the attention scores, None for 1 / sqrt(head_size).
         output: H x A; up: I x H; down: H x I, packed.
         gated: up is 2I x H, first the features that go through the activation, then those that are multiplied into them (Shazeer
             2020, arXiv:2002.05202), I a multiple of 32.
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
         attention_norm: None if nothing is normalised before attention.
-        norm_before: whether the norms come before attention and FFN, or after the residuals are added.
+        pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
         narrow: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then multiplied by
             bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in integers, where the
             CPU has VNNI: scores in 8 bits, probabilities and values in 11 to 13.
-        attention_gain, ffn_gain: [H], what the branches are multiplied by before they are added (LayerScale, Touvron et al. 2021,
-            arXiv:2103.17239), or None; with `norm_before` only.
+        attention_layer_scale, ffn_layer_scale: [H], what the branches are multiplied by before they are added (LayerScale,
+            Touvron et al. 2021, arXiv:2103.17239), or None; with `pre_norm` only.
     """
 
     qkv: PackedWeight
     qkv_bias: Tensor | None
-    order: tuple[int, int, int]
+    qkv_order: tuple[int, int, int]
     head_size: int
     attention_scale: float | None
     output: PackedWeight
@@ -66,25 +64,60 @@ class EncoderWeights:
     down_bias: Tensor | None
     activation: str
     ffn_norm: NormWeights
-    norm_before: bool
+    pre_norm: bool
     narrow: bool = False
     gated: bool = False
-    attention_gain: Tensor | None = None
-    ffn_gain: Tensor | None = None
+    attention_layer_scale: Tensor | None = None
+    ffn_layer_scale: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
-        """What follows the inputs of a call in the op's schema."""
+        """What follows the inputs of a call in the op's schema. To be made once: it costs as much as a call on a few tokens."""
         first, second = self.attention_norm or NormWeights(None, None, 0.0), self.ffn_norm
         kinds = [NORM_KINDS.index(norm.kind if norm else "none") for norm in (self.attention_norm, second)]
-        return (
-            *(self.qkv.data, self.qkv.scale, self.qkv_bias, list(self.order), self.head_size),
-            *(self.attention_scale, self.output.data, self.output.scale, self.output_bias),
-            *(first.weight, first.bias, first.eps),
-            *(self.up.data, self.up.scale, self.up_bias, self.down.data, self.down.scale, self.down_bias),
-            *(self.down.in_features, self.activation, second.weight, second.bias, second.eps),
-            *(self.qkv.out_features // 3, self.norm_before, self.narrow),
-            *(kinds, self.gated, self.attention_gain, self.ffn_gain),
-        )
+        named = {
+            "qkv": self.qkv.data,
+            "qkv_scale": self.qkv.scale,
+            "qkv_bias": self.qkv_bias,
+            "order": list(self.qkv_order),
+            "head_size": self.head_size,
+            "attention_scale": self.attention_scale,
+            "output": self.output.data,
+            "output_scale": self.output.scale,
+            "output_bias": self.output_bias,
+            "attention_norm_weight": first.weight,
+            "attention_norm_bias": first.bias,
+            "attention_norm_eps": first.eps,
+            "up": self.up.data,
+            "up_scale": self.up.scale,
+            "up_bias": self.up_bias,
+            "down": self.down.data,
+            "down_scale": self.down.scale,
+            "down_bias": self.down_bias,
+            "intermediate_features": self.down.in_features,
+            "activation": self.activation,
+            "ffn_norm_weight": second.weight,
+            "ffn_norm_bias": second.bias,
+            "ffn_norm_eps": second.eps,
+            "attention_features": self.qkv.out_features // 3,
+            "norm_before": self.pre_norm,
+            "narrow": self.narrow,
+            "norms": kinds,
+            "gated": self.gated,
+            "attention_gain": self.attention_layer_scale,
+            "ffn_gain": self.ffn_layer_scale,
+        }
+        return tuple([named[name] for name in _WEIGHT_ARGUMENTS])
+
+
+class EncoderInputs(NamedTuple):
+    """What a call says besides its hidden states, in the order of the op's schema; see `encoder_layer`."""
+
+    padding: Tensor | None = None
+    mask: Tensor | None = None
+    relative: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    window: int = 0
 
 
 def encoder_layer(
@@ -98,8 +131,8 @@ def encoder_layer(
     window: int | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """norm(y + ffn(y)) of y = norm(x + attention(x)); with `norm_before`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
-    both branches may have a gain.
+    """norm(y + ffn(y)) of y = norm(x + attention(x)); with `pre_norm`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
+    both branches may have a layer scale.
 
     Args:
         hidden_states: [B, L, H] float32 or bfloat16.
@@ -133,140 +166,8 @@ def encoder_layer(
             f"padding of shape {tuple(padding.shape)}: must be {tuple(hidden_states.shape[:2])}, [batch, length]"
         )
     cos, sin = (None, None) if rotary is None else rotary
-    return torch.ops.hf_cpu_accel.encoder_layer(
-        hidden_states, padding, mask, relative, cos, sin, window or 0, *weights.arguments(), rows
-    )
-
-
-def _reference(
-    hidden_states: Tensor,
-    padding: Tensor | None,
-    mask: Tensor | None,
-    relative: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    window: int,
-    qkv: Tensor,
-    qkv_scale: Tensor | None,
-    qkv_bias: Tensor | None,
-    order: list[int],
-    head_size: int,
-    attention_scale: float | None,
-    output: Tensor,
-    output_scale: Tensor | None,
-    output_bias: Tensor | None,
-    attention_norm_weight: Tensor | None,
-    attention_norm_bias: Tensor | None,
-    attention_norm_eps: float,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    intermediate_features: int,
-    activation: str,
-    ffn_norm_weight: Tensor | None,
-    ffn_norm_bias: Tensor | None,
-    ffn_norm_eps: float,
-    attention_features: int,
-    norm_before: bool,
-    narrow: bool,
-    norms: list[int],
-    gated: bool,
-    attention_gain: Tensor | None,
-    ffn_gain: Tensor | None,
-    rows: Tensor | None = None,
-) -> Tensor:
-    """The op in plain torch, float32 between the steps."""
-    x = hidden_states.float()
-    if rows is not None:
-        x = x.flatten(0, 1)[rows.long()]
-        mask = mask if mask is None else mask.repeat(len(rows) // len(mask), 1, 1, 1)
-    length, features = x.shape[1:]
-    mask = _scores_mask(padding, mask, relative, window, length)
-
-    def norm(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        weight, bias = (None if part is None else part.float() for part in (weight, bias))
-        if NORM_KINDS[kind] == "none":
-            return x
-        if NORM_KINDS[kind] == "rms_norm":
-            return F.rms_norm(x, (features,), weight, eps)
-        return F.layer_norm(x, (features,), weight, bias, eps)
-
-    def attend(x: Tensor) -> Tensor:
-        merged = linear_reference(x, qkv, qkv_scale, qkv_bias, None, 3 * attention_features, "none")
-        parts = merged.unflatten(-1, (3, -1, head_size)).unbind(-3)
-        query, key, value = (parts[place].transpose(1, 2) for place in order)
-        scale = 1.0 / math.sqrt(head_size) if attention_scale is None else attention_scale
-        if cos is not None and sin is not None:
-            query, key = (_rotated(heads, cos.float(), sin.float()) for heads in (query, key))
-        context = attention_reference(query, key, value, mask, False, scale)
-        return linear_reference(
-            context.flatten(-2), output, output_scale, output_bias, None, features, "none"
-        )
-
-    def feed_forward(x: Tensor) -> Tensor:
-        width = 2 * intermediate_features if gated else intermediate_features
-        inner = linear_reference(x, up, up_scale, up_bias, None, width, "none")
-        if gated:
-            inner, factor = inner.chunk(2, dim=-1)
-            inner = ACTIVATIONS[activation](inner) * factor
-        else:
-            inner = ACTIVATIONS[activation](inner)
-        return linear_reference(inner, down, down_scale, down_bias, None, features, "none")
-
-    first = (norms[0], attention_norm_weight, attention_norm_bias, attention_norm_eps)
-    second = (norms[1], ffn_norm_weight, ffn_norm_bias, ffn_norm_eps)
-    gains = (1.0 if gain is None else gain.float() for gain in (attention_gain, ffn_gain))
-    attention_factor, ffn_factor = gains
-    if padding is not None:
-        x = x.masked_fill(~_spanned(padding)[..., None], 0.0)  # whatever is there does not reach the rest
-    if norm_before:
-        x = x + attention_factor * attend(norm(x, *first))
-        x = x + ffn_factor * feed_forward(norm(x, *second))
-    else:
-        x = norm(x + attend(x), *first)
-        x = norm(x + feed_forward(x), *second)
-    if padding is not None:
-        x = x.masked_fill(~_spanned(padding)[..., None], 0.0)
-    if rows is not None:
-        x = torch.empty_like(x).flatten(0, 1).index_copy(0, rows.flatten().long(), x.flatten(0, 1))
-    return x.view(hidden_states.shape).to(hidden_states.dtype).contiguous()
-
-
-def _scores_mask(
-    padding: Tensor | None, mask: Tensor | None, relative: Tensor | None, window: int, length: int
-) -> Tensor | None:
-    """Everything that is added to scores or hides them, as float32 [B or 1, heads or 1, L or 1, L]."""
-    parts: list[Tensor] = []
-    hidden = torch.zeros(())
-    distance = torch.arange(length) - torch.arange(length)[:, None]
-    if padding is not None:
-        parts.append(hidden.masked_fill(~padding[:, None, None], -torch.inf))
-    if mask is not None:
-        parts.append(hidden.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else mask.float())
-    if window:
-        parts.append(hidden.masked_fill(distance[None, None].abs() > window, -torch.inf))
-    if relative is not None:
-        farthest = relative.shape[1] // 2
-        parts.append(relative[:, distance.clamp(-farthest, farthest) + farthest][None])
-    return sum(parts[1:], parts[0]) if parts else None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, L, D] turned by tables [1 or B, L, up to D], of which the first half counts."""
-    half = cos.shape[-1] // 2
-    cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
-
-
-def _spanned(padding: Tensor) -> Tensor:
-    """True from the first to the last token of each sequence: [B, L]."""
-    after = padding.int().cummax(dim=1).values
-    before = padding.int().flip(1).cummax(dim=1).values.flip(1)
-    return (after & before).bool()
+    inputs = EncoderInputs(padding, mask, relative, cos, sin, window or 0)
+    return torch.ops.hf_cpu_accel.encoder_layer(hidden_states, *inputs, *weights.arguments(), rows)
 
 
 def _fake(hidden_states: Tensor, *arguments: Any) -> Tensor:
@@ -282,5 +183,9 @@ declare(
     "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
     "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor",
     fake=_fake,
-    reference=_reference,
+    reference=encoder_layer_reference,
 )
+# Between the inputs and `rows`. Looked up here: graphs may be traced while a layer binds its weights.
+_WEIGHT_ARGUMENTS = tuple(
+    argument.name for argument in torch.ops.hf_cpu_accel.encoder_layer.default._schema.arguments
+)[1 + len(EncoderInputs._fields) : -1]

@@ -54,10 +54,14 @@ def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, 
     values: list[Any] = []
     length = 0
     for argument in declared:
-        optional = isinstance(argument.type, torch.OptionalType)
-        if argument.name not in named and not (optional or argument.has_default_value()):
+        if argument.name in named:
+            values.append(named[argument.name])
+        elif argument.has_default_value():
+            values.append(argument.default_value)
+            continue
+        elif isinstance(argument.type, torch.OptionalType):
+            values.append(None)
+        else:
             raise TypeError(f"{op} needs {argument.name}")
-        values.append(named.get(argument.name, argument.default_value))
-        if argument.name in named or not argument.has_default_value():
-            length = len(values)
+        length = len(values)
     return tuple(values[:length])

@@ -7,7 +7,7 @@ import random
 import torch
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.encoder_layer import _reference
+from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from tests.ops.encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
 from tests.ops.fuzz import draw
@@ -28,7 +28,9 @@ def encoder_layer(rng: random.Random) -> Call:
         2 if case.weights == "int8" else 1
     )  # the tests' have 64 features, and steps average out less in fewer
     arguments = [*inputs, *weights.arguments(), positions["rows"]]
-    return Call("encoder_layer", arguments, _reference, bound, 1e-3, notes=[str(case)], hides=True)
+    return Call(
+        "encoder_layer", arguments, encoder_layer_reference, bound, 1e-3, notes=[str(case)], hides=True
+    )
 
 
 def _case(rng: random.Random) -> Case:
@@ -45,15 +47,15 @@ def _case(rng: random.Random) -> Case:
         intermediate=32 * rng.randint(1, 4),
         weights=weights,
         dtype=draw.floats(rng),
-        norm_before=before,
+        pre_norm=before,
         activation=rng.choice(list(ACTIVATIONS)),
         mask=rng.choice(("none", "windows", "window") if scattered else ("none", *PADDINGS, *MASKS)),
-        order=tuple(rng.sample(range(3), 3)),
+        qkv_order=tuple(rng.sample(range(3), 3)),
         biases=rng.random() < 0.7,
         narrow=weights != "float32" and rng.random() < 0.5,
         norm=rng.choice(("layer_norm", "rms_norm", "none") if before else ("layer_norm", "rms_norm")),
         gated=rng.random() < 0.5,
-        gains=before and rng.random() < 0.3,
+        layer_scale=before and rng.random() < 0.3,
         relative=rng.randint(1, 40) if special == "relative" else 0,
         rotary=rng.choice((0, 2, 12, 16)) if not scattered else 0,
         window=rng.randint(1, 30) if special == "window" else None,

@@ -16,6 +16,7 @@ from hf_cpu_accel.lazy.distance_bias import DistanceBias
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.lazy.window_mask import WindowMask
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.providers.layer import own_everywhere
@@ -57,13 +58,13 @@ class FusedEncoderLayer(FusedModuleMixin):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, H], attention_mask None, bool or additive [B, 1, 1 or L, L], and what else the layer takes -> as the
         original."""
-        inputs = self._inputs(hidden_states, args, kwargs)
-        if inputs is None:
+        found = self._inputs(hidden_states, args, kwargs)
+        if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
         if not own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
-        *inputs, bias = inputs
+        inputs, bias = found
         output = _ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
         return self._signature.returned(output, bias)
 
@@ -72,18 +73,20 @@ class FusedEncoderLayer(FusedModuleMixin):
         others = {name: value for name, value in kwargs.items() if name != "hidden_states" or args}
         if not isinstance(hidden_states, Tensor):
             return None
-        inputs = self._inputs(hidden_states, tuple(rest), others)
-        if inputs is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
+        found = self._inputs(hidden_states, tuple(rest), others)
+        if found is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
             return None
-        return Reference((hidden_states, *rest), others, tokens=inputs[0])
+        return Reference((hidden_states, *rest), others, tokens=found[0].padding)
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """bool [B, L]: where a call with these arguments computes; None if everywhere."""
         reference = self.reference_call(args, kwargs)
         return None if reference is None else reference.tokens
 
-    def _inputs(self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op's inputs from padding to window, and the layer's position bias; None if the op cannot do what is asked for."""
+    def _inputs(
+        self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[EncoderInputs, Any] | None:
+        """The op's inputs and the layer's position bias; None if the op cannot do what is asked for."""
         signature = self._signature
         arguments = kwargs if not args else dict(zip(signature.names, args, strict=False)) | kwargs
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
@@ -132,7 +135,7 @@ class FusedEncoderLayer(FusedModuleMixin):
             relative = bias.table
         elif bias is not None:
             mask = _with_bias(mask, bias)
-        return padding, mask, relative, *tables, window, bias
+        return EncoderInputs(padding, mask, relative, *tables, window), bias
 
     def _window_of(self, mask: Any, bias: Any) -> WindowMask | None:
         """`mask`, if the op can find the keys by itself."""

@@ -88,11 +88,11 @@ class EncoderLayerParts:
         width, first = call.heads * call.head_size, min(offsets)
         qkv, qkv_bias = side_by_side(self.projections)
         up, up_bias = side_by_side(self.up)
-        attention_gain, ffn_gain = self.layer_scale or (None, None)
+        attention_scale, ffn_scale = self.layer_scale or (None, None)
         return EncoderWeights(
             qkv=qkv,
             qkv_bias=qkv_bias,
-            order=tuple((offset - first) // width for offset in offsets),  # type: ignore[arg-type]
+            qkv_order=tuple((offset - first) // width for offset in offsets),  # type: ignore[arg-type]
             head_size=call.head_size,
             attention_scale=self.scale,
             output=self.output.packed,
@@ -104,11 +104,11 @@ class EncoderLayerParts:
             down_bias=self.down.bias,
             activation=self.activation,
             ffn_norm=_norm_weights(self.ffn_norm),
-            norm_before=self.pre_norm,
+            pre_norm=self.pre_norm,
             narrow=bf16_intermediates and qkv.dtype != "float32",
             gated=self.gated,
-            attention_gain=None if attention_gain is None else attention_gain.detach(),
-            ffn_gain=None if ffn_gain is None else ffn_gain.detach(),
+            attention_layer_scale=None if attention_scale is None else attention_scale.detach(),
+            ffn_layer_scale=None if ffn_scale is None else ffn_scale.detach(),
         )
 
 

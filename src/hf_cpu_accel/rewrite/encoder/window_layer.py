@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import own_everywhere
@@ -155,7 +156,7 @@ def compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) -> 
     if len(hidden_states) > 1:
         starts = torch.arange(0, hidden_states.shape[0] * hidden_states.shape[1], hidden_states.shape[1])
         rows = (starts.int()[:, None, None] + rows).flatten(0, 1)
-    output: Tensor = _ENCODER_LAYER(hidden_states, None, windows.bias, None, None, None, 0, *bound, rows)
+    output: Tensor = _ENCODER_LAYER(hidden_states, *EncoderInputs(mask=windows.bias), *bound, rows)
     return output
 
 
