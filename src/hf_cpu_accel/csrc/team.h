@@ -46,7 +46,7 @@ class Team {
     }
     std::atomic<int64_t>& next = shared_->next[claimed_].value;
     claimed_ = (claimed_ + 1) % counters;
-    // The counter of the next such step was last used two of them ago, and nobody is left there.
+    // The counter of the next such step was last used two of them ago, and no thread is left there.
     if (index_ == 0) shared_->next[claimed_].value.store(0, std::memory_order_relaxed);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i);
     wait();

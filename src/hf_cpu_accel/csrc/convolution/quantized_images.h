@@ -13,7 +13,7 @@ namespace hfca {
 class QuantizedImages {
  public:
   // pixels: of all images, `images` of `pixels_of_image`. in_bytes: some convolution wants the bytes. seen: the range of the only image, which
-  // others have seen while they made it, for `threads` threads (Gemm::range); null where nobody has.
+  // others have seen while they made it, for `threads` threads (Gemm::range); null where they have not.
   QuantizedImages(const Matrix& pixels, int64_t images, int64_t pixels_of_image, int64_t channels, int64_t threads, bool in_bytes,
                   const float* seen)
       : pixels_(pixels),

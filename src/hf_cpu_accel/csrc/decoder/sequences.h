@@ -65,44 +65,45 @@ inline std::vector<AttentionSequence> sequences_of(const DecoderCall& call, cons
   return sequences;
 }
 
-// The encoder's keys or values [texts, kv_heads, length, features]: kernels only read them.
+// The encoder's keys or values [encoder_sequences, kv_heads, length, features]: kernels only read them.
 struct CrossCache {
   const std::vector<Tensor>&keys, &values;
   const std::optional<Tensor>& padding;
-  const int32_t* rows;  // [batch], the text of each sequence; null: its own
+  const int32_t* rows;  // [batch], the encoder sequence of each; null: its own
 
-  Heads heads(const Tensor& t, const char* name, int64_t texts, int64_t kv_heads, int64_t length, int64_t features) const {
+  Heads heads(const Tensor& t, const char* name, int64_t encoder_sequences, int64_t kv_heads, int64_t length, int64_t features) const {
     const HeadType type = head_type(t, decoder_op, name);
     const int64_t width = width_of(type, features);
-    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == texts && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
+    STD_TORCH_CHECK(t.dim() == 4 && t.size(0) == encoder_sequences && t.size(1) == kv_heads && t.size(2) == length && t.size(3) == width &&
                         (width == 1 || t.stride(3) == 1),
-                    "hf_cpu_accel::decoder_layers: ", name, " must be [", texts, ", ", kv_heads, ", ", length, ", ", width,
+                    "hf_cpu_accel::decoder_layers: ", name, " must be [", encoder_sequences, ", ", kv_heads, ", ", length, ", ", width,
                     "], with a dense last dimension");
     return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2), type};
   }
 
-  int64_t text_of(int64_t sequence) const { return rows ? rows[sequence] : sequence; }
+  int64_t encoder_sequence_of(int64_t sequence) const { return rows ? rows[sequence] : sequence; }
   const bool* padding_of(int64_t sequence) const {
     return static_cast<const bool*>(padding->const_data_ptr()) + sequence * padding->stride(0);
   }
 
   // Whether two sequences look at the very same keys.
   bool alike(int64_t one, int64_t other, int64_t length) const {
-    return text_of(one) == text_of(other) && (!padding || std::equal(padding_of(one), padding_of(one) + length, padding_of(other)));
+    return encoder_sequence_of(one) == encoder_sequence_of(other) &&
+           (!padding || std::equal(padding_of(one), padding_of(one) + length, padding_of(other)));
   }
 };
 
-// The attention of a layer over the encoder's output. Beams of one text follow one another and look at the same keys: they are so
-// many queries of one sequence, which share the reading of them.
+// The attention of a layer over the encoder's output. Beams of one encoder sequence follow one another and look at the
+// same keys: they are so many queries of one sequence, which share the reading of them.
 inline std::vector<AttentionSequence> cross_sequences_of(const DecoderCall& call, size_t number, const LayerLayout& l,
                                                          const LayerScalars& s, int64_t batch, const CrossCache& cache) {
   const int64_t length = cache.keys[number].dim() == 4 ? cache.keys[number].size(2) : 0;
-  const int64_t texts = cache.rows && cache.keys[number].dim() == 4 ? cache.keys[number].size(0) : batch;
+  const int64_t encoder_sequences = cache.rows && cache.keys[number].dim() == 4 ? cache.keys[number].size(0) : batch;
   Attention shared;
   shared.group = l.cross_heads / l.cross_kv_heads, shared.head_dim = l.cross_head_dim, shared.value_dim = l.cross_value_dim;
   shared.kv_len = length, shared.scale = static_cast<float>(s.cross_scale);
-  shared.key = cache.heads(cache.keys[number], "cross_keys", texts, l.cross_kv_heads, length, l.cross_head_dim);
-  shared.value = cache.heads(cache.values[number], "cross_values", texts, l.cross_kv_heads, length, l.cross_value_dim);
+  shared.key = cache.heads(cache.keys[number], "cross_keys", encoder_sequences, l.cross_kv_heads, length, l.cross_head_dim);
+  shared.value = cache.heads(cache.values[number], "cross_values", encoder_sequences, l.cross_kv_heads, length, l.cross_value_dim);
   if (cache.padding)
     STD_TORCH_CHECK(cache.padding->scalar_type() == ScalarType::Bool && cache.padding->dim() == 2 && cache.padding->size(0) == batch &&
                         cache.padding->size(1) == length && (length <= 1 || cache.padding->stride(1) == 1),
@@ -110,7 +111,7 @@ inline std::vector<AttentionSequence> cross_sequences_of(const DecoderCall& call
   std::vector<AttentionSequence> sequences;
   sequences.reserve(call.sequences.size());
   for (int64_t b = 0, next = 0; b < batch; b = next) {
-    STD_TORCH_CHECK(0 <= cache.text_of(b) && cache.text_of(b) < texts,
+    STD_TORCH_CHECK(0 <= cache.encoder_sequence_of(b) && cache.encoder_sequence_of(b) < encoder_sequences,
                     "hf_cpu_accel::decoder_layers: cross_rows names rows that cross_keys does not have");
     DecoderSequence tokens = call.sequences[static_cast<size_t>(b)];
     for (next = b + 1; next < batch && cache.alike(b, next, length); ++next)
@@ -126,7 +127,7 @@ inline std::vector<AttentionSequence> cross_sequences_of(const DecoderCall& call
     a.q_len = tokens.count;
     a.query = {call.merged + tokens.first * query, 0, l.cross_head_dim, query};
     a.output = {call.context + tokens.first * context, 0, l.cross_value_dim, context};
-    sequences.push_back({a, cache.text_of(b), range.begin, range.end});
+    sequences.push_back({a, cache.encoder_sequence_of(b), range.begin, range.end});
   }
   return sequences;
 }

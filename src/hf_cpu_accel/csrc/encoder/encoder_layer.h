@@ -12,8 +12,8 @@
 // Blocks of tokens of one long sequence, with a meeting before and after attention, were measured too: 5 to 10 % slower than steps.
 //
 // The sums that residuals are added to are float32 for every input type. What only feeds the next product or attention may be
-// bfloat16 (`narrow`): for bfloat16 and int8 weights it is rounded as coarsely there anyway, and half the bytes are half the time.
-// For the same reason attention may then multiply in integers between int8 weights (attention/arithmetic_int8.h).
+// bfloat16 (`bf16_intermediates`): for bfloat16 and int8 weights it is rounded as coarsely there anyway, and half the bytes are half the
+// time. For the same reason attention may then multiply in integers between int8 weights (attention/arithmetic_int8.h).
 #pragma once
 #include <vector>
 
@@ -29,14 +29,14 @@ struct EncoderLayer {
   OptionalNorm attention_norm, ffn_norm;
   Array attention_layer_scale, ffn_layer_scale;  // [features]; data may be null
   Rotation rotation;  // of queries and keys; half 0: none
-  bool pre_norm = false, narrow = false;
+  bool pre_norm = false, bf16_intermediates = false;
   Matrix input, result;  // a row per token, padding left out by their index
   Matrix query, key, value, context;  // [tokens, attention_features]
   int64_t tokens = 0, features = 0, attention_features = 0, intermediate_features = 0;
 
-  size_t element() const { return narrow ? sizeof(uint16_t) : sizeof(float); }
+  size_t element() const { return bf16_intermediates ? sizeof(uint16_t) : sizeof(float); }
   Matrix take(Workspace& workspace, int64_t rows, int64_t columns) const {
-    return {workspace.take<char>(rows * columns * static_cast<int64_t>(element())), columns, narrow};
+    return {workspace.take<char>(rows * columns * static_cast<int64_t>(element())), columns, bf16_intermediates};
   }
   size_t size_of(int64_t rows, int64_t columns) const { return Workspace::size_of<char>(rows * columns * static_cast<int64_t>(element())); }
 };

@@ -128,7 +128,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
-  shared.quantised = layer.narrow && layer.qkv.kind == WeightKind::int8;
+  shared.quantised = layer.bf16_intermediates && layer.qkv.kind == WeightKind::int8;
   // Attention knows causality, a window that ends with the query, and biases for keys before it. Here queries look both ways: they stand
   // so many positions further on, behind the last key that they see, or that has a bias of its own.
   int64_t ahead = 0;
@@ -222,7 +222,7 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 
   EncoderLayer layer;
   layer.tokens = tokens.total, layer.features = features, layer.attention_features = attention_features, layer.pre_norm = norm_before,
-  layer.narrow = narrow;
+  layer.bf16_intermediates = narrow;
   layer.intermediate_features = intermediate_features;
   layer.qkv = gemm_of(op, tokens.total, times_features(3, attention_features), features, qkv, qkv_scale, qkv_bias);
   layer.output = gemm_of(op, tokens.total, features, attention_features, output, output_scale, output_bias);

@@ -93,7 +93,7 @@ class EdgeSort {
     team.each(1, [&](int64_t, int64_t) {
       const int32_t total = begin_[buckets_] + static_cast<int32_t>(loops);
       out.rowptr[rows_] = total;
-      for (int64_t e = total; e < out.capacity; ++e) {  // left out: nobody reads them, but they are the caller's
+      for (int64_t e = total; e < out.capacity; ++e) {  // left out: they are not read, but they are the caller's
         out.col[e] = 0;
         if (out.order) out.order[e] = 0;
       }
