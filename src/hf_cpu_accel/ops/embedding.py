@@ -85,7 +85,7 @@ def _check(
 
 
 def counted_positions(ids: Tensor, first_position: int, padding_id: int | None) -> Tensor:
-    """int64 [B or 1, L]: where the tokens of `ids` [B, L] are if nobody says so; see `embedding_norm`."""
+    """int64 [B or 1, L]: where the tokens of `ids` [B, L] are where the call does not say so; see `embedding_norm`."""
     if padding_id is None:
         return first_position + torch.arange(ids.shape[1])[None]
     counted = (ids != padding_id).long()

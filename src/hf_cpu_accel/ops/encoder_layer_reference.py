@@ -130,7 +130,7 @@ def _scores_mask(
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, L, D] turned by tables [1 or B, L, up to D], of which the first half counts."""
+    """x [B, heads, L, D] rotated by tables [1 or B, L, up to D], of which the first half counts."""
     half = cos.shape[-1] // 2
     cos, sin = cos[:, None, :, :half], sin[:, None, :, :half]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -69,10 +69,10 @@ def message_reduce(
     if col is None and edge is not None:
         x, edge = x + (edge if order is None else edge.index_select(0, order)), None
     order = None if edge is None else order
-    turned = transposed or (None, None, None)
+    t_arguments = transposed or (None, None, None)
     if not _needs_grad(x, target, edge):
         return torch.ops.hf_cpu_accel.message_reduce(
-            rowptr, col, order, x, target, edge, relu, ",".join(reduces), False, *turned
+            rowptr, col, order, x, target, edge, relu, ",".join(reduces), False, *t_arguments
         )[0]
     wanted = list(reduces)
     if ("var" in wanted or "std" in wanted) and "mean" not in wanted:
@@ -80,7 +80,7 @@ def message_reduce(
     ties = "min" in wanted or "max" in wanted
     parts = [None if part is None else part.float() for part in (x, target, edge)]
     output, _ = torch.ops.hf_cpu_accel.message_reduce(
-        rowptr, col, order, *parts, relu, ",".join(wanted), ties, *turned
+        rowptr, col, order, *parts, relu, ",".join(wanted), ties, *t_arguments
     )
     return output[:, : len(reduces) * x.shape[1]].to(x.dtype)
 
@@ -104,8 +104,8 @@ def edge_messages(
     if x.dtype not in KERNEL_DTYPES:
         return edge_messages_reference(rowptr, col, order, x, target, edge, relu)
     order = None if edge is None else order
-    turned = transposed or (None, None, None)
-    return torch.ops.hf_cpu_accel.edge_messages(rowptr, col, order, x, target, edge, relu, *turned)
+    t_arguments = transposed or (None, None, None)
+    return torch.ops.hf_cpu_accel.edge_messages(rowptr, col, order, x, target, edge, relu, *t_arguments)
 
 
 def _needs_grad(*parts: Tensor | None) -> bool:

@@ -47,12 +47,12 @@ def rotary_embedding_reference(input: Tensor, cos: Tensor, sin: Tensor, interlea
     precision = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = input.to(precision)
     if interleaved:
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     else:
         low, high = x.chunk(2, dim=-1)
-        turned = torch.cat((-high, low), dim=-1)
+        rotated = torch.cat((-high, low), dim=-1)
     cos, sin = (table.to(precision).unsqueeze(2) for table in (cos, sin))
-    return (x * cos + turned * sin).to(input.dtype).contiguous()
+    return (x * cos + rotated * sin).to(input.dtype).contiguous()
 
 
 def _fake(input: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -92,17 +92,17 @@ def spmm_reduce(
         return spmm_reduce_reference(rowptr, col, value, x, reduce, addend, addend_scale, bias)
     value = None if value is None else value.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
-    turned = transposed or (None, None, None)
+    t_arguments = transposed or (None, None, None)
     if reduce in ("min", "max"):
         if value is not None and (x.dtype is not torch.float32 or value.dim() == 2):
             # Rare: products of bfloat16 would be rounded before ties are looked for, and heads would need ties of their own.
             output = _extreme_of_messages(rowptr, col, value, x, reduce)
             return _add(output, addend, addend_scale, bias)
         if torch.is_grad_enabled() and (x.requires_grad or (value is not None and value.requires_grad)):
-            output = torch.ops.hf_cpu_accel.spmm_extreme(rowptr, col, value, x, reduce, *turned)[0]
+            output = torch.ops.hf_cpu_accel.spmm_extreme(rowptr, col, value, x, reduce, *t_arguments)[0]
             return _add(output, addend, addend_scale, bias)
     return torch.ops.hf_cpu_accel.spmm_reduce(
-        rowptr, col, value, x, reduce, addend, addend_scale, bias, *turned
+        rowptr, col, value, x, reduce, addend, addend_scale, bias, *t_arguments
     )
 
 

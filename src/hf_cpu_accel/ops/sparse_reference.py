@@ -44,9 +44,9 @@ def csr_transpose_reference(rowptr: Tensor, col: Tensor, cols: int) -> tuple[Ten
     """The op in plain torch."""
     edges = int(rowptr[-1])
     row = row_of_edge(rowptr, edges)
-    turned = coo_to_csr_reference(col[:edges], row, cols, rowptr.shape[0] - 1, -1, True)
+    transposed = coo_to_csr_reference(col[:edges], row, cols, rowptr.shape[0] - 1, -1, True)
     rest = col.new_zeros(len(col) - edges)
-    return turned[0], torch.cat([turned[1], rest]), torch.cat([turned[2], rest])
+    return transposed[0], torch.cat([transposed[1], rest]), torch.cat([transposed[2], rest])
 
 
 def spmm_reduce_reference(
