@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
-from hf_cpu_accel.rewrite.decoder.role import BoundLayer, Role
+from hf_cpu_accel.rewrite.decoder.role import BoundLayer, LayerArguments, Role
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.cache import CPUCache
@@ -91,19 +91,10 @@ class FusedDecoderLayer(BoundLayer):
         if hidden_states.dim() != 3 or torch.compiler.is_compiling():
             return None
         given = role.arguments(args, kwargs)
-        if given is None:
-            return None
-        cache, mask = given.cache, given.mask
         q_len = hidden_states.shape[1]
-        if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):
+        if given is None or not self._given_as_expected(given, q_len):
             return None
-        if mask is None and q_len > 1 and not role.causal:
-            return None
-        if (given.bias is None) != (role.bias is None) or (given.cross_bias is None) != (
-            role.cross_bias is None
-        ):
-            return None
-        memory = None
+        cache, mask, memory = given.cache, given.mask, None
         if role.encoder is not None:
             memory = self._read_memory(given.encoder, given.encoder_mask, cache, hidden_states)
             if memory is None:
@@ -122,22 +113,46 @@ class FusedDecoderLayer(BoundLayer):
         rows = hidden_states.shape[0] * q_len
         if rows >= FEWEST_ROWS and not own_everywhere(role.parts.linears(self), rows):
             return None
+        if not self._biases_fit(given, mask, cache, memory, hidden_states):
+            return None
+        relative = self.weights.attention.relative if given.bias is None else given.bias.table
+        return Call(self, cache, mask, given.rotary, relative, memory)
+
+    def _given_as_expected(self, given: LayerArguments, q_len: int) -> bool:
+        """Whether what must be given is there: rotary tables of `q_len` positions, a mask, the role's position biases."""
+        role = self.role
+        if role.rotary is not None and not role.rotary.fits(given.rotary, q_len):
+            return False
+        if given.mask is None and q_len > 1 and not role.causal:
+            return False
+        return (given.bias is None) == (role.bias is None) and (given.cross_bias is None) == (
+            role.cross_bias is None
+        )
+
+    def _biases_fit(
+        self,
+        given: LayerArguments,
+        mask: Any,
+        cache: CPUCache | None,
+        memory: EncoderMemory | None,
+        states: Tensor,
+    ) -> bool:
+        """Whether the biases and slopes given for `states` [B, q_len, hidden] say what the op computes from their tables."""
+        role, q_len = self.role, states.shape[1]
         past = 0 if cache is None else cache.get_seq_length(role.cache_index)
         if given.bias is not None and not _says(given.bias, q_len, past + q_len, zeros=False):
-            return None
+            return False
         if given.cross_bias is not None and (
             memory is None or not _says(given.cross_bias, q_len, memory.states.shape[1], zeros=True)
         ):
-            return None
-        if role.slopes is not None:
-            batch, kv_len = len(hidden_states), past + q_len
-            tokens = mask.padding if isinstance(mask, CausalMask) else None
-            if mask is None and cache is not None and cache.start is not None:
-                tokens = tokens_of(cache, kv_len, batch)
-            if not role.slopes.says(given.slopes, tokens, batch, kv_len):
-                return None
-        relative = self.weights.attention.relative if given.bias is None else given.bias.table
-        return Call(self, cache, mask, given.rotary, relative, memory)
+            return False
+        if role.slopes is None:
+            return True
+        batch, kv_len = len(states), past + q_len
+        tokens = mask.padding if isinstance(mask, CausalMask) else None
+        if mask is None and cache is not None and cache.start is not None:
+            tokens = tokens_of(cache, kv_len, batch)
+        return role.slopes.says(given.slopes, tokens, batch, kv_len)
 
     def _read_memory(self, states: Any, mask: Any, cache: Any, hidden_states: Tensor) -> EncoderMemory | None:
         """What the layer looks at in an encoder's output; None if the op cannot."""
