@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_codegen")
 @pytest.fixture(autouse=True)
 def _our_convolution_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fused must not depend on a measurement here."""
-    monkeypatch.setattr(providers, "own_is_faster", lambda *args, **kwargs: True)
+    monkeypatch.setattr(providers, "native_is_faster", lambda *args, **kwargs: True)
 
 
 class Down(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, explain, restore
 from hf_cpu_accel.providers.autotune import NATIVE
-from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import pack
 
@@ -197,40 +197,40 @@ def test_accelerating_measures_nothing(force):
 
 
 @pytest.mark.parametrize(("winner", "expected"), [(NATIVE, True), ("oneDNN", False)])
-def test_own_everywhere_measures_once(force, monkeypatch, winner, expected):
+def test_native_everywhere_measures_once(force, monkeypatch, winner, expected):
     measurements = force(winner)
     qkv = pack([nn.Linear(WIDTH, WIDTH) for _ in range(3)], "float32", measured=True)
     up, down = (pack([nn.Linear(*s)], "float32", measured=True)[0] for s in ((WIDTH, 96), (96, WIDTH)))
     linears = (*qkv, up, down)
-    assert own_everywhere(linears, 30) is expected
+    assert native_everywhere(linears, 30) is expected
     assert len(between_providers(measurements)) == 3  # the projections as one
     monkeypatch.setattr("hf_cpu_accel.providers.choice.chooser", None)
-    assert own_everywhere(linears, 32) is expected
-    assert own_everywhere(linears, 3) is True
+    assert native_everywhere(linears, 32) is expected
+    assert native_everywhere(linears, 3) is True
 
 
-def test_own_everywhere_keeps_the_fusion_for_a_small_gain(force):
+def test_native_everywhere_keeps_the_fusion_for_a_small_gain(force):
     force("oneDNN").seconds.update({NATIVE: 1.0, "oneDNN": 0.95})
     linear = pack([nn.Linear(WIDTH, WIDTH)], "float32", measured=True)[0]
     assert linear.group.route(0, 0).choice(30, torch.float32).provider == "oneDNN"
-    assert own_everywhere([linear], 30) is True
+    assert native_everywhere([linear], 30) is True
 
 
-def test_own_everywhere_is_yes_while_it_is_not_known(force, monkeypatch):
+def test_native_everywhere_is_yes_while_it_is_not_known(force, monkeypatch):
     force("oneDNN")
     linear = pack([nn.Linear(WIDTH, WIDTH)], "float32", measured=True)[0]
     with monkeypatch.context() as patch:
         patch.setattr("hf_cpu_accel.providers.choice.Chooser.choose", lambda *args: None)
-        assert own_everywhere([linear], 30) is True
-    assert own_everywhere([linear], 30) is False
+        assert native_everywhere([linear], 30) is True
+    assert native_everywhere([linear], 30) is False
     unmeasured = pack([nn.Linear(WIDTH, WIDTH)], "float32")[0]
-    assert own_everywhere([unmeasured], 30) is True
+    assert native_everywhere([unmeasured], 30) is True
 
 
-def test_own_everywhere_is_yes_in_a_graph_and_leaves_its_sizes_open(force):
+def test_native_everywhere_is_yes_in_a_graph_and_leaves_its_sizes_open(force):
     force("oneDNN")
     linear = pack([nn.Linear(WIDTH, WIDTH)], "float32", measured=True)[0]
-    assert own_everywhere([linear], 30) is False
+    assert native_everywhere([linear], 30) is False
     graphs = []
 
     def backend(graph, inputs):
@@ -239,7 +239,7 @@ def test_own_everywhere_is_yes_in_a_graph_and_leaves_its_sizes_open(force):
 
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda x: x * 2 if own_everywhere([linear], x.shape[0]) else x * 3,
+        lambda x: x * 2 if native_everywhere([linear], x.shape[0]) else x * 3,
         backend=backend,
         fullgraph=True,
         dynamic=True,

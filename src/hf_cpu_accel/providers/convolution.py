@@ -135,7 +135,7 @@ def sample_of(in_channels: int, *, many: bool) -> Sample:
     return _COLOURS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
 
 
-def own_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bool, joined: bool) -> bool:
+def native_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bool, joined: bool) -> bool:
     """Whether our convolution on weights packed as `dtype` should serve instead of oneDNN's in `library`, on the threads in use.
 
     Measured once in a process, in about 50 ms, or, for convolutions of many weights, half a second.

@@ -37,7 +37,7 @@ _memo: weakref.WeakKeyDictionary[GroupedLinear, dict[tuple[int, int, int], bool]
 )
 
 
-def own_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
+def native_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
     """Whether a layer of these linears is best served by our kernels alone.
 
     Measures at first use, as every choice does; until all is measured the answer is yes.

@@ -22,7 +22,7 @@ TURNS = {"aten.permute.default": 2}
 
 @pytest.fixture(autouse=True)
 def _ours_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "own_is_faster", lambda *args, **kwargs: True)
+    monkeypatch.setattr(providers, "native_is_faster", lambda *args, **kwargs: True)
 
 
 def norm(channels: int) -> nn.BatchNorm2d:
@@ -136,7 +136,7 @@ def test_others_stay(module: nn.Module, found: Any) -> None:
 def test_the_library_serves_where_it_is_faster(
     size: int, ops: dict[str, int], found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(providers, "own_is_faster", lambda *args, **kwargs: False)
+    monkeypatch.setattr(providers, "native_is_faster", lambda *args, **kwargs: False)
     assert found(nn.Conv2d(16, 24, size), torch.randn(2, 16, 9, 8)) == ops
 
 

@@ -202,6 +202,6 @@ def test_too_small_an_image_is_refused_as_ever() -> None:
 def test_who_serves_is_a_question_of_time(monkeypatch: pytest.MonkeyPatch, ours: float, serves: bool) -> None:
     monkeypatch.setattr(providers, "_measured", lambda *args: {"own": ours, "oneDNN": 1.0})
     sample = providers.sample_of(64, many=False)
-    assert providers.own_is_faster("float32", torch.float32, sample, tiled=False, joined=False) is serves
-    joined = providers.own_is_faster("float32", torch.float32, sample, tiled=False, joined=True)
+    assert providers.native_is_faster("float32", torch.float32, sample, tiled=False, joined=False) is serves
+    joined = providers.native_is_faster("float32", torch.float32, sample, tiled=False, joined=True)
     assert joined is (ours < 1.15)

@@ -162,7 +162,7 @@ def test_a_layer_that_others_serve_faster_runs_its_own_forward(monkeypatch: pyte
     before = run(model, batch)
     accelerate_for_cpu(model, dtype="float32", verify=True)
     asked: list[int] = []
-    monkeypatch.setattr(encoder_layer, "own_everywhere", lambda linears, rows: asked.append(rows))
+    monkeypatch.setattr(encoder_layer, "native_everywhere", lambda linears, rows: asked.append(rows))
     torch.testing.assert_close(run(model, batch), before, rtol=1e-4, atol=1e-5)
     assert asked == [14, 14]
 

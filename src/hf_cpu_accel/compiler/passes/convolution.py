@@ -113,7 +113,7 @@ def _dtype(
     sample = providers.sample_of(kernel.shape[1], many=kernel.numel() >= MANY_WEIGHTS)
     tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
     library = providers.compute_dtype(dtype)
-    return dtype if providers.own_is_faster(dtype, library, sample, tiled=tiled, joined=True) else None
+    return dtype if providers.native_is_faster(dtype, library, sample, tiled=tiled, joined=True) else None
 
 
 def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, own_is_faster, sample_of
+from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, native_is_faster, sample_of
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
@@ -133,7 +133,7 @@ def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     joined = context.fold_after(module) is not None
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
-        return dtype if own_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
+        return dtype if native_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
     # Nothing was measured. Where bfloat16 is computed no faster than float32, weights in bfloat16 halve what such a convolution
     # takes.
     gains = dtype == "float32" or not hardware.native_bf16_is_fast()

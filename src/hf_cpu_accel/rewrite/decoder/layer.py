@@ -18,7 +18,7 @@ from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.patching.fused_module import Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
-from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
@@ -111,7 +111,7 @@ class FusedDecoderLayer(BoundLayer):
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
         rows = hidden_states.shape[0] * q_len
-        if rows >= FEWEST_ROWS and not own_everywhere(role.parts.linears(self), rows):
+        if rows >= FEWEST_ROWS and not native_everywhere(role.parts.linears(self), rows):
             return None
         if not self._biases_fit(given, mask, cache, memory, hidden_states):
             return None

@@ -19,7 +19,7 @@ from hf_cpu_accel.lazy.window_mask import WindowMask
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook
-from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.interface import padding_of
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.parts import (
@@ -62,7 +62,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
-        if not own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
+        if not native_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         inputs, bias = found
         output = _ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
@@ -74,7 +74,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if not isinstance(hidden_states, Tensor):
             return None
         found = self._inputs(hidden_states, tuple(rest), others)
-        if found is None or not own_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
+        if found is None or not native_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
             return None
         return Reference((hidden_states, *rest), others, tokens=found[0].padding)
 
@@ -107,9 +107,8 @@ class FusedEncoderLayer(FusedModuleMixin):
             elif name == BIAS and name in signature.names and _is_bias(value):
                 bias = value
             elif name == ROTARY and signature.rotates and _are_tables(value):
-                given = tuple(table if table.dim() == 3 else table[None] for table in value)
-                given = lengthened(given, hidden_states.shape[1]) if signature.prefix_tokens else given
-                if any(table.shape[1] != hidden_states.shape[1] for table in given):
+                given = self._tables_for(value, hidden_states.shape[1])
+                if given is None:
                     return None
                 tables = given
             elif name == _CAUSAL:
@@ -118,14 +117,7 @@ class FusedEncoderLayer(FusedModuleMixin):
                 return None
         if (signature.rotates and tables is _NO_TABLES) or (causal and mask is None):
             return None  # a mask that is there says what is causal about it
-        padding, window = None, 0
-        around = self._window_of(mask, bias)
-        if around is not None:
-            padding, window, mask = around.padding, around.window, None
-        elif mask is not None:
-            padding = padding_of(mask) if self._skips_padding else None
-            padding = padding if self._skips(padding) else None
-            mask = None if padding is not None else _broadcastable(mask, hidden_states)
+        padding, window, mask = self._mask_parts(mask, bias, hidden_states)
         relative = self._parts.relative if bias is None else None
         if bias is None and "bias" in (signature.rest or ()):
             if relative is None or torch.compiler.is_compiling():
@@ -136,6 +128,27 @@ class FusedEncoderLayer(FusedModuleMixin):
         elif bias is not None:
             mask = _with_bias(mask, bias)
         return EncoderInputs(padding, mask, relative, *tables, window), bias
+
+    def _tables_for(self, value: Any, length: int) -> tuple[Tensor, Tensor] | None:
+        """The rotary tables [1 or B, length, rotated features] of a call; None if they are for other positions."""
+        cos, sin = (table if table.dim() == 3 else table[None] for table in value)
+        if self._signature.prefix_tokens:
+            cos, sin = lengthened((cos, sin), length)
+        return (cos, sin) if cos.shape[1] == sin.shape[1] == length else None
+
+    def _mask_parts(
+        self, mask: Any, bias: Any, hidden_states: Tensor
+    ) -> tuple[Tensor | None, int, Tensor | None]:
+        """Where tokens are (bool [B, L] or None), the window (0 without one), and what is left of the mask for the op."""
+        around = self._window_of(mask, bias)
+        if around is not None:
+            return around.padding, around.window, None
+        if mask is None:
+            return None, 0, None
+        padding = padding_of(mask) if self._skips_padding else None
+        if padding is not None and self._skips(padding):
+            return padding, 0, None
+        return None, 0, _broadcastable(mask, hidden_states)
 
     def _window_of(self, mask: Any, bias: Any) -> WindowMask | None:
         """`mask`, if the op can find the keys by itself."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
-from hf_cpu_accel.providers.layer import own_everywhere
+from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
@@ -90,7 +90,7 @@ class FusedWindowLayer(FusedModuleMixin):
         switches = (*args, *kwargs.values())
         if any(value is not None and type(value) is not bool for value in switches) or self.has_user_hooks:
             return False
-        return own_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
+        return native_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 
     def _windows(self, hidden_states: Tensor, call: tuple[Any, ...], run: Run) -> Windows | None:
         """Those of such an image, learnt from the own forward when a size comes again; None if the op cannot do it, or not yet."""
