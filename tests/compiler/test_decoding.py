@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.compiler import report, torch_private
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from hf_cpu_accel.generate.cache import CPUCache
@@ -63,3 +64,13 @@ def test_generated_code_writes_in_place() -> None:
         fast(input_ids=torch.randint(0, 100, (2, 1)), past_key_values=cache)
     assert cache.layers[0].key_storage is storage
     assert not torch_private.counters("graph_break")
+
+
+@torch.no_grad()
+def test_an_accelerated_decoder_with_sizes_that_are_symbols(compiled: Any) -> None:
+    model = accelerate_for_cpu(llama(1), dtype="float32")
+    fast = compiled(model)
+    for batch, length in ((2, 9), (3, 5)):
+        ids = torch.randint(0, 100, (batch, length))
+        got, expected = (m(input_ids=ids, use_cache=False).logits for m in (fast, model))
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)

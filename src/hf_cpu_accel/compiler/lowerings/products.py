@@ -56,6 +56,10 @@ def _product(
     """What the op gives, or None where nothing is to be gained."""
     if not isinstance(out_features, int) or not has_pointwise_user(templates.node_being_lowered()):
         return None
+    weights = [weight for weight, *_ in filter(None, (first, second)) if weight is not None]
+    # Accelerated modules hand their packed weights on as tensors, whose sizes `dynamic=True` makes symbols.
+    if any(templates.known(size) is None for weight in weights for size in weight.get_size()):
+        return None
     sizes = [*input.get_size()[:-1], out_features]
     buffers = {"input": templates.matrix(input)}
     if residual is not None:
