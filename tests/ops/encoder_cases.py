@@ -28,7 +28,7 @@ class Case:
     mask: str = "none"
     qkv_order: tuple[int, int, int] = (0, 1, 2)
     biases: bool = True
-    narrow: bool = False
+    bf16_intermediates: bool = False
     norm: str = "layer_norm"
     gated: bool = False
     layer_scale: bool = False
@@ -42,7 +42,8 @@ class Case:
             f"{self.batch}x{self.length}x{self.features}-{self.heads}x{self.head_size}-{self.intermediate}"
         )
         when = "before" if self.pre_norm else "after"
-        what = f"{self.weights}{'-narrow' * self.narrow}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
+        weights = f"{self.weights}{'-bf16-intermediates' * self.bf16_intermediates}"
+        what = f"{weights}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
         more = f"{'-gated' * self.gated}{'-layer-scale' * self.layer_scale}"
         return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}-{self.scattered}"
 
@@ -72,7 +73,7 @@ CASES = [
             dtype=dtype,
             mask="right padding",
             pre_norm=before,
-            narrow=narrow,
+            bf16_intermediates=narrow,
         )
         for weights in ("bfloat16", "int8")
         for narrow in (False, True)
@@ -93,7 +94,7 @@ CASES = [
             relative=relative,
             mask=mask,
             weights=weights,
-            narrow=weights != "float32",
+            bf16_intermediates=weights != "float32",
         )
         for length, relative, mask in (
             (19, 5, "right padding"),
@@ -114,7 +115,7 @@ CASES = [
             window=window,
             mask=mask,
             dtype=dtype,
-            narrow=window == 4,
+            bf16_intermediates=window == 4,
             weights="int8" if window == 4 else "float32",
         )
         for length, rotary, window, norm, mask, dtype in (
@@ -146,7 +147,7 @@ CASES = [
             heads=2,
             head_size=head_size,
             weights="int8",
-            narrow=True,
+            bf16_intermediates=True,
             mask=mask,
         )
         for length, head_size, mask in (
@@ -168,7 +169,7 @@ CASES += [
         pre_norm=True,
         weights=weights,
         dtype=dtype,
-        narrow=weights != "float32",
+        bf16_intermediates=weights != "float32",
     )
     for batch, length, scattered in ((1, 36, 9), (2, 48, 16), (1, 784, 49), (3, 60, 20))
     for mask in ("none", "windows", "window")
@@ -215,7 +216,7 @@ def weights_of(case: Case) -> EncoderWeights:
         activation=case.activation,
         ffn_norm=norm(1e-5, last),
         pre_norm=case.pre_norm,
-        narrow=case.narrow,
+        bf16_intermediates=case.bf16_intermediates,
         gated=case.gated,
         attention_layer_scale=torch.randn(case.features).to(case.dtype) if case.layer_scale else None,
         ffn_layer_scale=torch.randn(case.features).to(case.dtype) if case.layer_scale else None,

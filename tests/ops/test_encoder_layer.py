@@ -39,7 +39,7 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
     expected = reference(hidden_states, weights, padding, mask, **positions).double()
     seven_bits = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
     bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights]
-    bound += BFLOAT16_ROUNDING if case.narrow else 0.0
+    bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound += BFLOAT16_ROUNDING if case.dtype is torch.bfloat16 else 0.0
     threads = torch.get_num_threads()
     results = []
@@ -149,7 +149,7 @@ def test_many_small_probabilities_count() -> None:
         activation="none",
         ffn_norm=norm,
         pre_norm=True,
-        narrow=True,
+        bf16_intermediates=True,
     )
     attended = encoder_layer(hidden_states, weights) - hidden_states
     expected = reference(hidden_states, weights) - hidden_states

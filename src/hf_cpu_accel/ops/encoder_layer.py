@@ -43,9 +43,9 @@ class EncoderWeights:
         activation: one of `ops.linear.ACTIVATIONS`, after `up`.
         attention_norm: None if nothing is normalised before attention.
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
-        narrow: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then multiplied by
-            bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in integers, where the
-            CPU has VNNI: scores in 8 bits, probabilities and values in 11 to 13.
+        bf16_intermediates: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then
+            multiplied by bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in
+            integers, where the CPU has VNNI: scores in 8 bits, probabilities and values in 11 to 13.
         attention_layer_scale, ffn_layer_scale: [H], what the branches are multiplied by before they are added (LayerScale,
             Touvron et al. 2021, arXiv:2103.17239), or None; with `pre_norm` only.
     """
@@ -65,7 +65,7 @@ class EncoderWeights:
     activation: str
     ffn_norm: NormWeights
     pre_norm: bool
-    narrow: bool = False
+    bf16_intermediates: bool = False
     gated: bool = False
     attention_layer_scale: Tensor | None = None
     ffn_layer_scale: Tensor | None = None
@@ -100,7 +100,7 @@ class EncoderWeights:
             "ffn_norm_eps": second.eps,
             "attention_features": self.qkv.out_features // 3,
             "norm_before": self.pre_norm,
-            "narrow": self.narrow,
+            "narrow": self.bf16_intermediates,
             "norms": kinds,
             "gated": self.gated,
             "attention_gain": self.attention_layer_scale,

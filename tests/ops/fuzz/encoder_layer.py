@@ -23,7 +23,7 @@ def encoder_layer(rng: random.Random) -> Call:
     inputs = [x, padding, mask, positions["relative"], cos, sin, case.window or 0]
     seven_bits = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
     bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights] + draw.rounding(x)
-    bound += BFLOAT16_ROUNDING if case.narrow else 0.0
+    bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound *= (
         2 if case.weights == "int8" else 1
     )  # the tests' have 64 features, and steps average out less in fewer
@@ -52,7 +52,7 @@ def _case(rng: random.Random) -> Case:
         mask=rng.choice(("none", "windows", "window") if scattered else ("none", *PADDINGS, *MASKS)),
         qkv_order=tuple(rng.sample(range(3), 3)),
         biases=rng.random() < 0.7,
-        narrow=weights != "float32" and rng.random() < 0.5,
+        bf16_intermediates=weights != "float32" and rng.random() < 0.5,
         norm=rng.choice(("layer_norm", "rms_norm", "none") if before else ("layer_norm", "rms_norm")),
         gated=rng.random() < 0.5,
         layer_scale=before and rng.random() < 0.3,

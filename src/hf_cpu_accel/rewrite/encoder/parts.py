@@ -81,8 +81,8 @@ class EncoderLayerParts:
         )
 
     def weights(self, *, bf16_intermediates: bool) -> EncoderWeights:
-        """The packed weights of the three projections side by side, and all others; `bf16_intermediates`: see
-        `EncoderWeights.narrow`."""
+        """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for
+        `bf16_intermediates`."""
         call = self.attention
         offsets = (call.query.offset, call.key.offset, call.value.offset)
         width, first = call.heads * call.head_size, min(offsets)
@@ -105,7 +105,7 @@ class EncoderLayerParts:
             activation=self.activation,
             ffn_norm=_norm_weights(self.ffn_norm),
             pre_norm=self.pre_norm,
-            narrow=bf16_intermediates and qkv.dtype != "float32",
+            bf16_intermediates=bf16_intermediates and qkv.dtype != "float32",
             gated=self.gated,
             attention_layer_scale=None if attention_scale is None else attention_scale.detach(),
             ffn_layer_scale=None if ffn_scale is None else ffn_scale.detach(),
