@@ -58,7 +58,9 @@ def call_until(model: nn.Module, input: Tensor, done: Callable[[], bool], second
 def switched(model: nn.Module) -> bool:
     """Whether every block runs its compiled form."""
     forwards = [vars(block)["forward"] for block in model]
-    return state(model).state == "switched" and all(use.proven for f in forwards for use in f._uses.values())
+    return state(model).state == "switched" and all(
+        use.verified for f in forwards for use in f._uses.values()
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,7 +66,7 @@ def test_restore_undoes_all(compiled_once: CompiledRegion) -> None:
 
 
 @torch.no_grad()
-def test_answers_are_of_tier_one_until_it_is_proven(
+def test_answers_are_of_tier_one_until_it_is_verified(
     compiled_once: CompiledRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Library.__init__

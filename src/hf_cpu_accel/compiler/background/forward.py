@@ -22,11 +22,11 @@ _REST = 31
 
 @dataclass
 class _Use:
-    """A compiled form at one block; `proven` once it agreed with tier 1 there, `changed` once tier 1 left traces in the block."""
+    """A compiled form at one block; `verified` once it agreed with tier 1 there, `changed` once tier 1 left traces in the block."""
 
     form: Form
     bound: BoundBlock
-    proven: bool = False
+    verified: bool = False
     changed: bool = False
 
 
@@ -71,7 +71,7 @@ class BlockForward:
         verdict = use.form.verdict(max(tensor.numel() for tensor in tensors))
         if verdict.faster is False:
             return self._rest(region, args, kwargs)
-        if verdict.faster and use.proven:
+        if verdict.faster and use.verified:
             return self._compiled(use, args, kwargs, tensors)
         if not region.turn(use.form):
             return self.tier_one(args, kwargs)
@@ -104,7 +104,7 @@ class BlockForward:
     ) -> Any:
         """Run both forms, compare and time them; the answer is tier 1's."""
         form = use.form
-        before = None if use.proven else (flatten(args, kwargs)[0], _attributes(self.block))
+        before = None if use.verified else (flatten(args, kwargs)[0], _attributes(self.block))
         try:
             if use.bound(args, kwargs, tensors) is NotImplemented:  # also packs what it needs
                 return self.tier_one(args, kwargs)
@@ -131,7 +131,7 @@ class BlockForward:
         if difference is not None:
             form.leave(f"the compiled form does not agree with tier 1: {difference}")
             return expected
-        use.proven = True
+        use.verified = True
         form.verdict(max(tensor.numel() for tensor in tensors)).add(middle - start, end - middle)
         return expected
 

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import args_of, argument, is_call
+from hf_cpu_accel.compiler.passes.match import args_of, argument, is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, is_call, is_tensor, same_sizes, value
+from hf_cpu_accel.compiler.passes.match import FLOATING, args_of, is_call, is_tensor, same_sizes, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.masks import Mask, read_mask
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     FLOATING,
     args_of,
     argument,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, is_call, same_size, value
+from hf_cpu_accel.compiler.passes.match import FLOATING, args_of, argument, is_call, same_size, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import FoldedNorm
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, is_tensor
+from hf_cpu_accel.compiler.passes.match import VIEWS, args_of, is_tensor
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import Computed, Value
 

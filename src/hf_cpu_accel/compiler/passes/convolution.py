@@ -10,8 +10,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.activation import read_activation
-from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     FLOATING,
     args_of,
     argument,
@@ -20,6 +19,7 @@ from hf_cpu_accel.compiler.passes.reading import (
     same_sizes,
     value,
 )
+from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import PackedConvolution
 from hf_cpu_accel.packing.convolution import takes_tiles

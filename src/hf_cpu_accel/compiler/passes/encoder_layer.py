@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     VIEWS,
     args_of,
     argument,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import is_call
+from hf_cpu_accel.compiler.passes.match import is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter
 
 ours = torch.ops.hf_cpu_accel

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.activation import read_activation
 from hf_cpu_accel.compiler.passes.linear import LinearCall
-from hf_cpu_accel.compiler.passes.reading import args_of, argument, axis, is_call, only_user, value
+from hf_cpu_accel.compiler.passes.match import args_of, argument, axis, is_call, only_user, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import JoinedBiases
 from hf_cpu_accel.packing.linear import PANEL_FEATURES

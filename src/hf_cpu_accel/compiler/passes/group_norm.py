@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, is_call, same_sizes, value
+from hf_cpu_accel.compiler.passes.match import FLOATING, args_of, argument, is_call, same_sizes, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel

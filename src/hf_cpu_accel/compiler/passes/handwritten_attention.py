@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.attention import fuse
-from hf_cpu_accel.compiler.passes.reading import args_of, argument, axis, is_call, is_tensor, value
+from hf_cpu_accel.compiler.passes.match import args_of, argument, axis, is_call, is_tensor, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 _CONVERSIONS = (aten.to.dtype, aten._to_copy.default)

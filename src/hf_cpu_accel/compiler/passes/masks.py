@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     args_of,
     is_call,
     is_one,

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler import torch_private
-from hf_cpu_accel.compiler.passes.reading import args_of, value
+from hf_cpu_accel.compiler.passes.match import args_of, value
 from hf_cpu_accel.compiler.rewriter import Rewriter
 from hf_cpu_accel.packing.linear import dtype_of
 from hf_cpu_accel.providers.attention import LONG

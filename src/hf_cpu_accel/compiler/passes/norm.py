@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     CONVERSIONS,
     FLOATING,
     args_of,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import FLOATING, args_of, argument, unconverted, value
+from hf_cpu_accel.compiler.passes.match import FLOATING, args_of, argument, unconverted, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import Computed
 

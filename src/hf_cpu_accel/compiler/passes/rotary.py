@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import (
+from hf_cpu_accel.compiler.passes.match import (
     CONVERSIONS,
     FLOATING,
     VIEWS,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.reading import VIEWS, args_of, argument, axis, is_call, same_sizes
+from hf_cpu_accel.compiler.passes.match import VIEWS, args_of, argument, axis, is_call, same_sizes
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 _CONVERSIONS = (
