@@ -123,49 +123,6 @@ def test_several_threads_share_the_tiles(fused: Run) -> None:
     assert fused(module, (torch.randn(300, 256),), (torch.randn(3, 256),), atol=1e-4)["templates"] == 1
 
 
-def _graph(nodes: int, edges: int) -> Tensor:
-    """Edges [2, E]; the first node has most of them, the last one none."""
-    edge_index = torch.randint(0, nodes - 1, (2, edges))
-    edge_index[1, : edges // 2] = 0
-    return edge_index
-
-
-@pytest.mark.parametrize("features", [8, 37, 200])
-def test_sums_over_edges_take_their_bias_and_activation_along(features: int, fused: Run) -> None:
-    """Node 0 has so many edges that several threads share it; 200 features come in two sweeps."""
-    torch.set_num_threads(2)
-
-    def function(m: Any, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
-        messages = weight.unsqueeze(1) * x.index_select(0, edge_index[0])
-        sums = torch.zeros(x.shape[0], x.shape[1]).scatter_add_(
-            0, edge_index[1].unsqueeze(1).expand_as(messages), messages
-        )
-        return torch.relu(sums + m.bias)
-
-    module = Calls(function, bias=nn.Parameter(torch.randn(features)))
-    batches = [
-        (torch.randn(n, features), _graph(n, e), torch.rand(e)) for n, e in ((30, 50_000), (500, 2_000))
-    ]
-    with torch.no_grad():
-        for x, *_ in batches:
-            torch._dynamo.mark_static(x, 1)
-    assert fused(module, *batches, atol=5e-4) == {"templates": 1, "behind": 1}
-
-
-def test_a_graph_that_is_not_there_is_an_error(fused: Run, compiled: Callable[..., Any]) -> None:
-    def function(m: Any, rowptr: Tensor, x: Tensor) -> Tensor:
-        arguments = (rowptr, None, None, x, "sum", None, 1.0, None, None, None, None)
-        return torch.ops.hf_cpu_accel.spmm_reduce(*arguments).sin()
-
-    x = torch.randn(5, 8)
-    torch._dynamo.mark_static(x, 1)
-    module = Calls(function)
-    assert fused(module, (torch.tensor([0, 2, 5], dtype=torch.int32), x)) == {"templates": 1, "behind": 1}
-    call = compiled(module)
-    with pytest.raises(RuntimeError, match="spmm_reduce: rowptr must not decrease"):
-        call(torch.tensor([0, 2, 9], dtype=torch.int32), x)
-
-
 def test_two_of_them_without_python_between_the_kernels(fused: Run) -> None:
     """All functions of a graph in one file of C++, as AOTInductor has them, too."""
     module = Calls(

@@ -1,4 +1,4 @@
-"""Our ops as Inductor sees them: called as they are, or generated code around a function of the library (`products.py`, `sums.py`).
+"""Our ops as Inductor sees them: called as they are, or generated code around a function of the library (`products.py`).
 
 They serve graphs of this backend alone.
 """
@@ -24,8 +24,7 @@ def in_use() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _register() -> None:
-    from hf_cpu_accel.compiler.lowerings import products, sums
+    from hf_cpu_accel.compiler.lowerings import products
 
     if extension.status().loaded:
         products.register()
-        sums.register()

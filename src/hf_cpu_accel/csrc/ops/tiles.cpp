@@ -2,7 +2,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../gemm/gemm_op.h"
-#include "../sparse/units.h"
 #include "tiles.h"
 
 namespace hfca {
@@ -36,18 +35,8 @@ void multiply(const tiles::Product& product) {
   pair ? run_gemm_pair(first, second) : run_gemm_op(first);
 }
 
-bool add_up(const tiles::Sums& sums) {
-  Spmm s;
-  s.graph = {sums.rowptr, sums.col, sums.rows, sums.edges, sums.sources};
-  s.features = sums.features, s.heads = sums.heads, s.reduce = static_cast<Reduce>(sums.reduce);
-  s.x = matrix_of(sums.x), s.addend = matrix_of(sums.addend), s.addend_scale = sums.addend_scale;
-  s.value = sums.value, s.value_edge = sums.heads, s.value_head = 1, s.bias = sums.bias;
-  s.store = {sums.store, sums.context};
-  return s.graph.rows == 0 || s.features == 0 || run_spmm(s);
-}
-
 int64_t library() {
-  static const tiles::Library functions{tiles::version, &multiply, &add_up};
+  static const tiles::Library functions{tiles::version, &multiply};
   return reinterpret_cast<int64_t>(&functions);
 }
 

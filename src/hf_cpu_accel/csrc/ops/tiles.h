@@ -1,4 +1,4 @@
-// What generated code calls in the library: products and sums whose results it takes tile by tile, while they lie in the first cache,
+// What generated code calls in the library: products whose results it takes tile by tile, while they lie in the first cache,
 // for the pointwise operations that follow. Plain data: the library and the generated code may come from different compilers.
 #pragma once
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace hf_cpu_accel_tiles {
 
 // Another number whenever something below changes: what was compiled for one library is not run by another.
-constexpr int64_t version = 2;
+constexpr int64_t version = 3;
 
 // Rows of float32 or bfloat16 (then of 16-bit halves), `stride` elements from one to the next; a vector is one row.
 struct Rows {
@@ -24,8 +24,8 @@ struct Weight {
   Rows bias;
 };
 
-// `tile` is output[row .. row + rows)[column .. column + columns) in float32; from one of its rows to the next it is 32 elements in a
-// product, and `features` in a sum over a graph. Called by several threads at a time.
+// `tile` is output[row .. row + rows)[column .. column + columns) in float32, 32 elements from one of its rows to the
+// next. Called by several threads at a time.
 using Store = void (*)(void* context, const float* tile, int64_t row, int64_t rows, int64_t column, int64_t columns);
 
 // activation(input @ weight^T + bias) + residual; with `second`, what `ffn` and `gated_ffn` compute.
@@ -39,22 +39,9 @@ struct Product {
   void* context;
 };
 
-// What `spmm_reduce` computes.
-struct Sums {
-  const int32_t *rowptr, *col;  // col may be null
-  int64_t rows, edges, sources, features, heads;
-  int32_t reduce;  // Reduce of csrc/sparse/sparse.h
-  Rows x, addend;  // addend.data may be null
-  float addend_scale;
-  const float *value, *bias;  // both may be null
-  Store store;
-  void* context;
-};
-
 struct Library {
   int64_t version;
   void (*multiply)(const Product&);
-  bool (*add_up)(const Sums&);  // false: the graph refers to what is not there
 };
 
 }  // namespace hf_cpu_accel_tiles

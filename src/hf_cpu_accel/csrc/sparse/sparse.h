@@ -31,7 +31,6 @@ struct Spmm {
   const float* bias = nullptr;     // [features], may be null
   const float* value = nullptr;    // null: ones. Edge e, head h: value[e * value_edge + h * value_head]
   int64_t value_edge = 1, value_head = 0;
-  TileStore store;                 // call may be null; in place of output
   float* ties = nullptr;           // min and max, may be null: [rows][features], how many edges reach the extreme, at least 1
 };
 

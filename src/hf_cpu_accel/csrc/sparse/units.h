@@ -107,24 +107,6 @@ inline void finish_hub(const Spmm& s, const RowPart* parts, int64_t count) {
   }
 }
 
-// f(the problem with an output for rows [row, row + rows), row, rows) for rows [begin, end): with that of the caller, or one that lies in the
-// first cache and then goes to the store. Columns [first, last) are those that f writes.
-template <class F>
-void with_output(const Spmm& s, int64_t begin, int64_t end, int64_t first, int64_t last, const F& f) {
-  if (!s.store.call) return f(s, begin, end);
-  constexpr int64_t tile_bytes = 16384;
-  const int64_t height = std::max<int64_t>(tile_bytes / (s.features * 4), 1);
-  Workspace workspace(Workspace::size_of<float>(height * s.features));
-  float* const tile = workspace.take<float>(height * s.features);
-  for (int64_t row = begin; row < end; row += height) {
-    const int64_t rows = std::min(height, end - row);
-    Spmm part = s;
-    part.output = {tile - row * s.features, s.features, false};
-    f(part, row, row + rows);
-    s.store.call(s.store.context, tile + first, row, rows, first, last - first);
-  }
-}
-
 // See Spmm. False where rowptr or col refer to what is not there.
 inline bool run_spmm(const Spmm& problem) {
   RowUnits work(problem.graph, true);
@@ -143,8 +125,7 @@ inline bool run_spmm(const Spmm& problem) {
   run_team(sparse_team(edges, rows, static_cast<double>(features)), [&](Team& team) {
     const Spmm s = problem;  // see gemm/driver.h
     const auto sum_rows = [&](const RowUnit& unit, int64_t first, int64_t last) {
-      with_output(s, unit.begin, unit.end, first, last,
-                  [&](const Spmm& part, int64_t begin, int64_t end) { kernels.spmm_rows(part, begin, end, first, last); });
+      kernels.spmm_rows(s, unit.begin, unit.end, first, last);
     };
     team.claim(static_cast<int64_t>(work.units.size()), [&](int64_t u) {
       const RowUnit unit = work.units[static_cast<size_t>(u)];
@@ -167,8 +148,7 @@ inline bool run_spmm(const Spmm& problem) {
       int64_t count = 1;
       while (unit.part + count < static_cast<int64_t>(work.parts.size()) && parts[count].row == parts[0].row) ++count;
       finish_hub(s, parts, count);
-      with_output(s, parts[0].row, parts[0].row + 1, 0, features,
-                  [&](const Spmm& part, int64_t row, int64_t) { kernels.finish_row(part, row, parts[0].sums); });
+      kernels.finish_row(s, parts[0].row, parts[0].sums);
     });
   });
   return valid.load();
