@@ -10,8 +10,8 @@ from benchmarks.driver import Worker, WorkerError
 from benchmarks.generation import cases as generation_cases
 from benchmarks.peers import cases, setup
 from benchmarks.peers.registry import GENERATORS, PEERS
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 

@@ -30,8 +30,8 @@ from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu
 from hf_cpu_accel.cli.tables import results_table, wide_console
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.environment import environment
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from benchmarks.driver import WorkerError
 from benchmarks.results import pages, store
 from hf_cpu_accel.cli.tables import wide_console
 from hf_cpu_accel.measure.environment import environment
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 # The options that the commands share.

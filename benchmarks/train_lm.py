@@ -20,8 +20,8 @@ import typer
 from torch import Tensor
 
 from benchmarks.lm_text import corpus
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 from hf_cpu_accel.runtime.threads import apply_threads
 
 if TYPE_CHECKING:

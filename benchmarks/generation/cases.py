@@ -16,8 +16,8 @@ import torch
 
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.generation_workload import auto_class
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 
 def folder(name: str) -> Path:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 # Nodes and edges of ogbn-arxiv (made symmetric) and of Reddit with a fifth of its edges, and of a sampled mini-batch.
 SIZES = {"arxiv": (169_343, 2_332_486), "reddit": (232_965, 23_000_000), "batch": (20_000, 100_000)}

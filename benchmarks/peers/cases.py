@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from benchmarks import workloads
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 _CALIBRATION = 8  # batches of other random inputs for static quantisation
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.peers import build_llamacpp
-from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 NAMES = tuple(sorted(path.stem for path in _REQUIREMENTS.glob("*.txt")))

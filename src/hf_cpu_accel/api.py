@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
-from hf_cpu_accel.rewrite.linear.dispatched_to import with_providers
+from hf_cpu_accel.rewrite.linear.provider_report import with_providers
 from hf_cpu_accel.runtime.memory import release_buffers
 
 T = TypeVar("T")

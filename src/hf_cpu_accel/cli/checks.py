@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hf_cpu_accel.compiler.background import toolchain
-from hf_cpu_accel.runtime import private
+from hf_cpu_accel.runtime import private_files as private
 from hf_cpu_accel.runtime.hardware import ISA_VARIABLE, TIERS, CPUInfo
-from hf_cpu_accel.runtime.home import HOME_VARIABLE, REMEDY
+from hf_cpu_accel.runtime.home_folder import HOME_VARIABLE, REMEDY
 from hf_cpu_accel.runtime.topology import format_cpu_list
 
 if TYPE_CHECKING:

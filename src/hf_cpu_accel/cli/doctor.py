@@ -14,7 +14,7 @@ import typer
 from hf_cpu_accel.cli import checks
 from hf_cpu_accel.cli.checks import Check
 from hf_cpu_accel.runtime import hardware, memory
-from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.graph.accepted import takes
+from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.matrices import with_plain_edges
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.graph.accepted import takes
+from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, _watch
 from hf_cpu_accel.ops.sparse import spmm_reduce

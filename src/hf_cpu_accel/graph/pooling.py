@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import Aggregation
 
-from hf_cpu_accel.graph.accepted import INDEX_DTYPES
+from hf_cpu_accel.graph.accepted_arguments import INDEX_DTYPES
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.propagate import is_small
 from hf_cpu_accel.graph.reduction import Reduction

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.graph.accepted import takes
+from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix

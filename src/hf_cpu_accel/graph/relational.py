@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
-from hf_cpu_accel.graph.accepted import takes
+from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of
 from hf_cpu_accel.graph.relations import Relations, relations
 from hf_cpu_accel.ops.segment_matmul import segment_matmul

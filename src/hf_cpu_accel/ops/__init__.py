@@ -6,7 +6,7 @@ All families are declared as soon as one is imported, so that every op exists, w
 from hf_cpu_accel.ops import (
     attention,
     convolution,
-    convolutions,
+    convolution_chain,
     decoder,
     embedding,
     encoder_layer,
@@ -29,7 +29,7 @@ from hf_cpu_accel.ops import (
 __all__ = [
     "attention",
     "convolution",
-    "convolutions",
+    "convolution_chain",
     "decoder",
     "embedding",
     "encoder_layer",

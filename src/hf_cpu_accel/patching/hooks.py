@@ -20,7 +20,7 @@ _HOOKS = (
 _CAPTURE = "transformers.utils.output_capturing"
 _KNOWN = (
     _CAPTURE,
-    "hf_cpu_accel.rewrite.edits",
+    "hf_cpu_accel.rewrite.weight_edits",
     "hf_cpu_accel.rewrite.core.autotune",
     "hf_cpu_accel.rewrite.core.first_call",
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.runtime.fork import new_lock
-from hf_cpu_accel.runtime.home import home_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 
 class Ticket:

@@ -19,7 +19,7 @@ from hf_cpu_accel.providers.machine import is_busy, machine_key
 from hf_cpu_accel.providers.store import Choice, Store
 from hf_cpu_accel.providers.torch_ops import Provider, candidates
 from hf_cpu_accel.runtime.fork import new_lock
-from hf_cpu_accel.runtime.home import cache_folder
+from hf_cpu_accel.runtime.home_folder import cache_folder
 
 # Below this many rows a layer takes the time of reading its weight from memory and of calling it. Measuring, with the weight
 # warm in the cache, says nothing about the first, and in the second we are ahead. It also keeps the few rows on which

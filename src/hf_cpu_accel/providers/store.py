@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 FORMAT = 1
 # Another process holds the lock for milliseconds; a file system whose locks hang is not worth waiting for.

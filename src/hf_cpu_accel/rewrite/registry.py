@@ -25,12 +25,11 @@ from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.first_call import check_first_calls
-from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.core.rule import Rule
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
-from hf_cpu_accel.rewrite.edits import watch_edits
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.encoder.fuse import fuse_encoder_layers
 from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
@@ -45,6 +44,7 @@ from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
+from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.convolutions import (
+from hf_cpu_accel.ops.convolution_chain import (
     ConvolutionStep,
     PoolingStep,
     bind,

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_cpu_accel.ops.convolutions import (
+from hf_cpu_accel.ops.convolution_chain import (
     BoundConvolutions,
     ConvolutionStep,
     PoolingStep,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_cpu_accel.ops.convolutions import (
+from hf_cpu_accel.ops.convolution_chain import (
     PoolingStep,
     bind,
     convolutions,

@@ -7,7 +7,7 @@ import random
 import torch
 
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
-from hf_cpu_accel.ops.convolutions import _reference, bind
+from hf_cpu_accel.ops.convolution_chain import _reference, bind
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
 from tests.ops.convolution.chain_cases import ALIKE, SEVEN_BITS, chain, stem

@@ -23,7 +23,7 @@ DTYPES = (
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.bool),
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64),
 )
-# Arguments that packing/, decoder/bind.py or convolutions.py makes.
+# Arguments that packing/, decoder/bind.py or convolution_chain.py makes.
 PACKED = {
     "weight",
     "scale",

@@ -14,7 +14,8 @@ from transformers.masking_utils import (
 )
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite.attention.interface import attention_forward, attention_mask
+from hf_cpu_accel.rewrite.attention.interface import attention_forward
+from hf_cpu_accel.rewrite.attention.masks import attention_mask
 from tests.rewrite.families import FAMILIES, batches
 
 B, H, L, D = 3, 4, 9, 16

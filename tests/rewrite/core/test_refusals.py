@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.rewrite.convolution import convnext_block, residual_block
-from hf_cpu_accel.rewrite.core.foreign import STRICT, OwnError, attempt, call_foreign, ours
+from hf_cpu_accel.rewrite.core.foreign_code import STRICT, OwnError, attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.encoder import fuse as encoder_fuse
 from hf_cpu_accel.rewrite.encoder import match as encoder_match

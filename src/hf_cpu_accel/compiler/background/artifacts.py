@@ -30,8 +30,8 @@ from hf_cpu_accel.compiler.background.sources import unchanged
 from hf_cpu_accel.compiler.fingerprint import fingerprint
 from hf_cpu_accel.compiler.report import say
 from hf_cpu_accel.runtime import hardware
-from hf_cpu_accel.runtime.home import cache_folder
-from hf_cpu_accel.runtime.private import make_folder, problem
+from hf_cpu_accel.runtime.home_folder import cache_folder
+from hf_cpu_accel.runtime.private_files import make_folder, problem
 
 _COMPILED = "compiled"
 _FILES = (LIBRARY, description.TENSORS, description.NAME)

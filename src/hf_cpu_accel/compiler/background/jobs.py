@@ -21,8 +21,8 @@ import torch
 
 from hf_cpu_accel.compiler.background import worker
 from hf_cpu_accel.compiler.background.worker import Job, Result
-from hf_cpu_accel.runtime.home import cache_folder
-from hf_cpu_accel.runtime.private import make_folder
+from hf_cpu_accel.runtime.home_folder import cache_folder
+from hf_cpu_accel.runtime.private_files import make_folder
 
 _queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _lock = threading.Lock()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.providers.route import Route
-from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 _DEEPEST = 12

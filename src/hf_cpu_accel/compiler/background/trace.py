@@ -27,9 +27,9 @@ from hf_cpu_accel.compiler.capture import Captured
 from hf_cpu_accel.compiler.passes import run_passes
 from hf_cpu_accel.compiler.report import GraphReport
 from hf_cpu_accel.compiler.rewriter import Rewriter
-from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import hooks_a_forward, shadow_of
+from hf_cpu_accel.rewrite.core.shadow_copy import hooks_a_forward, shadow_of
 from hf_cpu_accel.runtime.tracing import exporting
 
 

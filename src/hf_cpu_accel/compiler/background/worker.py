@@ -62,8 +62,8 @@ def run(job: Job, folder: Path) -> Result:
 def _own_inductor_folder() -> Iterator[None]:
     """Inside, Inductor reads nothing that another user can have written; by default its folder is one in /tmp."""
     from hf_cpu_accel.compiler import torch_private
-    from hf_cpu_accel.runtime.home import cache_folder
-    from hf_cpu_accel.runtime.private import make_folder, problem
+    from hf_cpu_accel.runtime.home_folder import cache_folder
+    from hf_cpu_accel.runtime.private_files import make_folder, problem
 
     folder = torch_private.inductor_folder()
     if problem(folder) is None:

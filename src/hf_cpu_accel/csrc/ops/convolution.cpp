@@ -102,7 +102,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
   return made;
 }
 
-// One row of the layout of `convolutions`, as ops/convolutions.py writes it. Without a weight it is a max pooling.
+// One row of the layout of `convolutions`, as ops/convolution_chain.py writes it. Without a weight it is a max pooling.
 struct Step {
   int64_t weight, scale, bias, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2];
 };

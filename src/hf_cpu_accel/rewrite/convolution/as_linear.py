@@ -23,9 +23,9 @@ from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
-from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import packed_item, release
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime import hardware
 
 PATCHES = "patches as linear"

@@ -14,7 +14,7 @@ from hf_cpu_accel.rewrite.convolution.folded_norm import fold_of
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.norm_fold import NormAfter
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run_alone
 
 # Sides of the images that a parent is tried with: most take a small one, and whole networks halve it five times.

@@ -25,10 +25,10 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
 from hf_cpu_accel.rewrite.core.tolerance import CONVOLUTION_BLOCK
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, Part

@@ -15,9 +15,9 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import AFFINE
 from hf_cpu_accel.runtime.tracing import is_compiling
 

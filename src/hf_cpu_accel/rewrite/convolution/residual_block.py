@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.ops.convolutions import BoundConvolutions, bind, convolutions
+from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
@@ -30,10 +30,10 @@ from hf_cpu_accel.rewrite.convolution.trace import (
     read,
 )
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
-from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
 from hf_cpu_accel.rewrite.core.tolerance import RESIDUAL_BLOCKS
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.ops.convolutions import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run
 
 # Of weights that `ops.convolutions` takes, from the finest on.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION
 
 # Dense where activations differ from one another, and far enough out to tell the clipped ones.

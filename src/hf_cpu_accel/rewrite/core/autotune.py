@@ -24,8 +24,8 @@ from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.providers import choice as choices
 from hf_cpu_accel.providers.choice import Contest
 from hf_cpu_accel.rewrite.core.first_call import first_output, fused_parts, is_comparable
+from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.core.stacks import stack_of
 from hf_cpu_accel.runtime.fork import new_lock
 
 UNFUSED = "unfused"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_cpu_accel.rewrite.core.foreign import ours
+from hf_cpu_accel.rewrite.core.foreign_code import ours
 
 # What is told of a call that has been made: its arguments, those by keyword, and its output.
 Listener = Callable[[tuple[Any, ...], dict[str, Any], Any], None]

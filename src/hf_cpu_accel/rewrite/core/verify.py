@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.tolerance import PACKED
 
 # Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import CACHES
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.rewrite.attention.interface import as_key_padding
+from hf_cpu_accel.rewrite.attention.masks import as_key_padding
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 

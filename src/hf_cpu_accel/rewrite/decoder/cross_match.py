@@ -11,7 +11,7 @@ from hf_cpu_accel.rewrite.decoder.heads import find_heads
 from hf_cpu_accel.rewrite.decoder.parts import CrossParts
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, differ
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall, DecoderTrace, LinearCall, OpCall
-from hf_cpu_accel.rewrite.linear.run import LinearRun
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
 
 def match_cross_attention(

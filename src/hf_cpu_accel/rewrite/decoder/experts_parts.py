@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.decoder.layers import FeedForward, MixtureOfExperts, Projection
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
-from hf_cpu_accel.rewrite.linear.run import LinearRun
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
 
 @dataclass(frozen=True)

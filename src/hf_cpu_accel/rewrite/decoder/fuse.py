@@ -16,9 +16,9 @@ from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, fuse
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of

@@ -35,7 +35,7 @@ from hf_cpu_accel.rewrite.decoder.trace import (
 )
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.run import LinearRun
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
 OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts run one by one"
 OTHER_ROUTING = (

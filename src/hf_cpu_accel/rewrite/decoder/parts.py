@@ -11,7 +11,7 @@ from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, Mixture
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.run import LinearRun
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 from hf_cpu_accel.rewrite.norm.match import NormSpec
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace

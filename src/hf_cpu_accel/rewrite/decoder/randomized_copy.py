@@ -14,7 +14,7 @@ from torch import nn
 
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.attention.match import dispatches
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear

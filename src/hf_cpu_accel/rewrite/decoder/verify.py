@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER

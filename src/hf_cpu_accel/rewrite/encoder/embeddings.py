@@ -18,7 +18,7 @@ from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.tolerance import EMBEDDINGS

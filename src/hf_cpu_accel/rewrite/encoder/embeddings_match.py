@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.embedding import counted_positions
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.trace import traced
 from hf_cpu_accel.rewrite.norm.match import identify_norm

@@ -10,9 +10,9 @@ from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.foreign import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.encoder.expected import is_layer
+from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, match_layer, parameter_names
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear

@@ -20,7 +20,7 @@ from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.providers.layer import native_everywhere
-from hf_cpu_accel.rewrite.attention.interface import padding_of
+from hf_cpu_accel.rewrite.attention.masks import padding_of
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,

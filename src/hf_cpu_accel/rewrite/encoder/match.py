@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
 from hf_cpu_accel.rewrite.core.verify import probe, row_error
 from hf_cpu_accel.rewrite.encoder.candidates import (

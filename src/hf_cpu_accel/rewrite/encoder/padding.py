@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign, ours
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer
 
 FIRST, LAST = BOTH_ENDS

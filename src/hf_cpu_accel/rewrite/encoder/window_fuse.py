@@ -16,11 +16,11 @@ from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, known_parameters, layer_scale_of
-from hf_cpu_accel.rewrite.encoder.expected import is_layer
+from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace

@@ -17,7 +17,7 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PackedWeight, pack_stack, unpack_linear
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES
-from hf_cpu_accel.rewrite.core.foreign import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 
 class PackedLinear(PackedModule):

@@ -16,8 +16,8 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
-from hf_cpu_accel.rewrite.linear.group import ProjectionGroup
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 from hf_cpu_accel.runtime.memory import trim_heap
 
 _TRIM_BYTES = 64 << 20

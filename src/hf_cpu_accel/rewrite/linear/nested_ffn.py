@@ -24,10 +24,10 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import GRID, identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION, FFN
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_cpu_accel.runtime.home import home_folder
+from hf_cpu_accel.runtime.home_folder import home_folder
 
 
 def test_order_of_choices() -> None:

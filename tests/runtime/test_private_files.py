@@ -14,9 +14,9 @@ from hf_cpu_accel.cli import checks
 from hf_cpu_accel.patching.originals import DiskStore
 from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.store import Choice, Store
-from hf_cpu_accel.runtime import home
-from hf_cpu_accel.runtime.home import cache_folder
-from hf_cpu_accel.runtime.private import make_folder, problem
+from hf_cpu_accel.runtime import home_folder as home
+from hf_cpu_accel.runtime.home_folder import cache_folder
+from hf_cpu_accel.runtime.private_files import make_folder, problem
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +120,8 @@ def test_the_temporary_folder_goes_with_the_process(tmp_path: Path) -> None:
     (tmp_path / "home").chmod(0o777)
     program = (
         "import os, sys\n"
-        "from hf_cpu_accel.runtime.home import cache_folder\n"
-        "from hf_cpu_accel.runtime.private import make_folder\n"
+        "from hf_cpu_accel.runtime.home_folder import cache_folder\n"
+        "from hf_cpu_accel.runtime.private_files import make_folder\n"
         "made = make_folder(cache_folder('x'))\n"
         "pid = os.fork()\n"
         "if pid == 0: sys.exit()\n"

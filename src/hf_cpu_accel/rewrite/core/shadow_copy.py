@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
-from hf_cpu_accel.rewrite.core.foreign import call_foreign, ours
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from hf_cpu_accel.runtime.private import problem
+from hf_cpu_accel.runtime.private_files import problem
 
 HOME_VARIABLE = "HF_CPU_ACCEL_HOME"
 REMEDY = f"If it is yours, `chmod go-w` it; else set {HOME_VARIABLE} to a folder of your own."

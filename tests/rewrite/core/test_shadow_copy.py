@@ -13,9 +13,9 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite.core.foreign import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.shadow import Shadow, shadow_of
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
 from tests.rewrite.encoder_families import bert, inputs, run
 
 

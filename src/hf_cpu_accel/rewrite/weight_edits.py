@@ -21,8 +21,8 @@ from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
+from hf_cpu_accel.rewrite.core.layer_stacks import stack_of
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from hf_cpu_accel.rewrite.core.stacks import stack_of
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
