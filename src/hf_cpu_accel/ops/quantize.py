@@ -22,8 +22,7 @@ def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         ValueError: for another group, or one that does not divide K.
     """
-    if group not in int4.GROUPS:
-        raise ValueError(f"group={group!r}: accepted are {', '.join(map(str, int4.GROUPS))}")
+    int4.check_group(group)
     if weight.dim() != 2 or weight.shape[1] % group:
         raise ValueError(
             f"weight of shape {tuple(weight.shape)}: it must be a matrix of whole groups of {group}"

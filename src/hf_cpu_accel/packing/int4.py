@@ -28,6 +28,15 @@ _LARGEST = 127.0
 _TRIED, _FROM_LEVEL = 4, (10.5, 9.5)
 
 
+def check_group(group: int) -> None:
+    """
+    Raises:
+        ValueError: it is none of GROUPS.
+    """
+    if group not in GROUPS:
+        raise ValueError(f"group={group!r}: accepted are {', '.join(map(str, GROUPS))}")
+
+
 def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """The nearest four-bit weight, among those with a scale by the largest value of each row.
 

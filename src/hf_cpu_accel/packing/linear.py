@@ -205,6 +205,7 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
 
 def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
+    int4.check_group(group)
     rows, columns = rotated.shape
     if rows % PANEL_FEATURES or columns % group:
         rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
