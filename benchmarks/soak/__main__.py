@@ -23,8 +23,14 @@ def main() -> int:
         "--cycles", type=int, default=1000, help="of accelerate and restore, on one model, at the end"
     )
     parser.add_argument("--requests", type=int, default=300, help="for each of the two models of a round")
+    parser.add_argument(
+        "--crowd",
+        type=int,
+        default=10_000,
+        help="requests to each model by four and by eight clients, at the end",
+    )
     arguments = parser.parse_args()
-    from benchmarks.soak.run import Soak, cycles, until
+    from benchmarks.soak.run import Soak, crowds, cycles, until
     from benchmarks.soak.served import SERVED
 
     soaked = Soak().run(until(60 * arguments.minutes), arguments.requests)
@@ -32,7 +38,9 @@ def main() -> int:
     served = SERVED["encoder"]
     cycled = cycles(served, served.build(), arguments.cycles)
     _print("cycles", cycled)
-    is_right = not soaked.failures and not cycled.failures
+    crowded = crowds(arguments.crowd)
+    print(f"crowds: {crowded.answered} answers, {len(crowded.failures)} wrong")
+    is_right = not soaked.failures and not cycled.failures and not crowded.failures
     return 0 if is_right and max(soaked.growth(), cycled.growth()) <= MOST_GROWTH else 1
 
 

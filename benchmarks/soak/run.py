@@ -6,7 +6,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,22 @@ class Soak:
         for tensor, value in self._states[name].items():
             if tensor not in now or not torch.equal(now[tensor], value):
                 yield tensor
+
+
+def crowds(requests: int, threads: Sequence[int] = (4, 8)) -> Report:
+    """Each model under so many clients at once, from its first call on, in float32 and int8 in turn."""
+    report = Report()
+    for served in SERVED.values():
+        for number, count in enumerate(threads):
+            options = {"dtype": ("float32", "int8")[number % 2], "threads": 1}
+            asked = accelerate_for_cpu(served.build(), **options)
+            answers = [served.answer(asked, request) for request in range(_REQUESTS)]
+            clients = Clients(served, accelerate_for_cpu(served.build(), **options), answers, count)
+            clients.ask(lambda request: request < requests)
+            report.answered += clients.answered
+            report.failures += clients.failures
+            report.held.append(Held.now())
+    return report
 
 
 def cycles(served: Served, model: Any, times: int) -> Report:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.soak.clients import Clients
 from benchmarks.soak.memory import Held
-from benchmarks.soak.run import Report, Soak, cycles
+from benchmarks.soak.run import Report, Soak, crowds, cycles
 from benchmarks.soak.served import SERVED
 
 # Much less than the smallest weight of the models takes: whoever loses one for each cycle is seen.
@@ -35,6 +35,12 @@ def test_cycles_leave_nothing_behind(name):
     assert after.objects - before.objects < 12 * 8  # less than one layer for each cycle
     if before.used is not None and after.used is not None:
         assert (after.used - before.used) / 12 < _BYTES_PER_CYCLE
+
+
+def test_crowds_of_clients():
+    report = crowds(16)
+    assert report.failures == []
+    assert report.answered == len(SERVED) * 2 * 16
 
 
 def test_what_is_wrong_is_found():
