@@ -263,3 +263,10 @@ def test_read_bandwidth_alone_runs_on_the_threads_asked_for(monkeypatch: pytest.
     before = torch.get_num_threads()
     assert hardware.measure_read_bandwidth(before + 1) == 11.0 * (before + 1)
     assert torch.get_num_threads() == before
+
+
+def test_the_former_name_says_where_it_has_gone() -> None:
+    from hf_cpu_accel import hardware as former
+
+    with pytest.warns(DeprecationWarning, match=r"moved to hf_cpu_accel\.runtime\.hardware"):
+        assert former.detect is hardware.detect

@@ -30,7 +30,7 @@ STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
 _DISPATCH = "dispatch_attention_fn"
 # Dtypes of weights that round activations to bfloat16 or beyond.
-_HALF_PRECISION = ("bfloat16", "int8", "int4")
+_ROUNDED = ("bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ProcessorAttentionRule:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        bf16_intermediates = context.dtype in _HALF_PRECISION and hardware.native_bf16_is_fast()
+        bf16_intermediates = context.dtype in _ROUNDED and hardware.native_bf16_is_fast()
         forward = ProcessorForward(match.module, AttentionConfig(bf16_intermediates, context.measured))
         put_inside(context.journal, match.module, forward)
         dtype = "bfloat16" if bf16_intermediates else "float32"

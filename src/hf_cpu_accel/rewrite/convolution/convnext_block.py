@@ -20,12 +20,12 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
@@ -107,19 +107,13 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
 def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
     """Fuse every block of the model. To be called when linears and convolutions are packed."""
-    items: list[PlanItem] = []
-    for path, layer in list(context.root.named_modules()):
-        if not context.slots[id(layer)]:
-            continue
-        fused = attempt(path, _looked_at, layer, path, context)
-        if isinstance(fused, Refusal):
-            context.refuse(path, STRUCTURE, fused)
-        elif fused is not None:
-            swap_module(context.journal, context.slots[id(layer)], fused)
-            down = layer.get_submodule(fused._block.down)
-            assert isinstance(down, PackedLinear)
-            items.append(PlanItem(path, STRUCTURE, "ffn", down.packed_dtype, packed_bytes=0, reason=None))
-    return items
+    return fuse_each(context, STRUCTURE, _looked_at, lambda fused: ("ffn", _down(fused).packed_dtype))
+
+
+def _down(fused: FusedConvolutionBlock) -> PackedLinear:
+    down = fused.get_submodule(fused._block.down)
+    assert isinstance(down, PackedLinear)
+    return down
 
 
 def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedConvolutionBlock | Refusal | None:

@@ -48,7 +48,7 @@ def _matched(layer: nn.Module, path: str, context: Context) -> EncoderMatch | Re
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
     refusal = _refusal(layer)
-    return refusal or match_layer(layer, partial(fuse, skips_padding=False, narrow=False))
+    return refusal or match_layer(layer, partial(fuse, skips_padding=False, bf16_intermediates=False))
 
 
 def _holds_attention(module: nn.Module) -> bool:

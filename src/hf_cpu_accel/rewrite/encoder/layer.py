@@ -188,7 +188,7 @@ def fuse(
     signature: EncoderSignature,
     *,
     skips_padding: bool,
-    narrow: bool = True,
+    bf16_intermediates: bool = True,
 ) -> FusedEncoderLayer:
     """`layer` with the fused forward; the original is not changed."""
     fused: FusedEncoderLayer = fused_layer(
@@ -198,7 +198,7 @@ def fuse(
         _signature=signature,
         _bound=None,
         _skips_padding=skips_padding,
-        _bf16_intermediates=narrow,
+        _bf16_intermediates=bf16_intermediates,
     )
     return fused
 

@@ -19,12 +19,12 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import GRID, identify
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -100,19 +100,12 @@ class FusedNestedFFN(FusedModuleMixin):
 
 def fuse_nested_ffns(context: Context) -> list[PlanItem]:
     """Fuse every such network of the model. To be called when linears are packed."""
-    items: list[PlanItem] = []
-    for path, layer in list(context.root.named_modules()):
-        if not context.slots[id(layer)]:
-            continue
-        fused = attempt(path, _looked_at, layer, path, context)
-        if isinstance(fused, Refusal):
-            context.refuse(path, STRUCTURE, fused)
-        elif fused is not None:
-            swap_module(context.journal, context.slots[id(layer)], fused)
-            (up,) = _packed(layer.get_submodule(fused._ffn.up))
-            op = "ffn" if fused._ffn.gate_last is None else "gated_ffn"
-            items.append(PlanItem(path, STRUCTURE, op, up.packed_dtype, packed_bytes=0, reason=None))
-    return items
+    return fuse_each(context, STRUCTURE, _looked_at, _op_and_dtype)
+
+
+def _op_and_dtype(fused: FusedNestedFFN) -> tuple[str, str]:
+    (up,) = _packed(fused.get_submodule(fused._ffn.up))
+    return "ffn" if fused._ffn.gate_last is None else "gated_ffn", up.packed_dtype
 
 
 def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN | Refusal | None:

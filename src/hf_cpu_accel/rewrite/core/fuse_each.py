@@ -1,0 +1,42 @@
+"""What stages that fuse modules one by one have in common: look at each, put what was made in its place, or say why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+
+F = TypeVar("F", bound=nn.Module)
+
+
+def fuse_each(
+    context: Context,
+    structure: str,
+    look: Callable[[nn.Module, str, Context], F | Refusal | None],
+    op_and_dtype: Callable[[F], tuple[str, str]],
+) -> list[PlanItem]:
+    """Swap each module of the model for what `look(module, path, context)` makes of it.
+
+    Args:
+        structure: what is looked for, in words of the plan.
+        look: gives None for a module of another kind.
+        op_and_dtype: of what was made, for its row.
+    """
+    items: list[PlanItem] = []
+    for path, module in list(context.root.named_modules()):
+        if not context.slots[id(module)]:
+            continue
+        fused = attempt(path, look, module, path, context)
+        if isinstance(fused, Refusal):
+            context.refuse(path, structure, fused)
+        elif fused is not None:
+            swap_module(context.journal, context.slots[id(module)], fused)
+            items.append(PlanItem(path, structure, *op_and_dtype(fused), packed_bytes=0, reason=None))
+    return items
