@@ -20,6 +20,8 @@ BOUND = {
     "int8": 2e-2 if SEVEN_BITS else 1e-2,
     "int8-weight": 2e-4 if SEVEN_BITS else 5e-5,
     "int4": 2e-2 if SEVEN_BITS else 1e-2,
+    "affine8": 2e-4 if SEVEN_BITS else 5e-5,
+    "affine4": 2e-4 if SEVEN_BITS else 5e-5,
 }
 SHAPES = [
     (1, 1, 1),

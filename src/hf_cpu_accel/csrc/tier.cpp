@@ -8,6 +8,7 @@
 #include "embedding/embedding_rows.h"
 #include "encoder/token_row_steps.h"
 #include "experts/combine_rows.h"
+#include "gemm/affine.h"
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
@@ -38,6 +39,8 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
           HFCA_TIER::Int8WeightGemm::kernels(),
           HFCA_TIER::Int4Gemm::kernels(),
           HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
+          HFCA_TIER::AffineGemm<4>::kernels(),
+          HFCA_TIER::AffineGemm<8>::kernels(),
       },
       HFCA_TIER::Int4Gemm::unpacked_kernels(),
       HFCA_TIER::quantize_image_kernels(),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends import gguf
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
@@ -133,12 +134,23 @@ def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
 
     def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_placement(device_map=kwargs.get("device_map"))
-        loaded = function(*args, **kwargs)
+        loaded = _load(function, args, kwargs)
         if isinstance(loaded, tuple):  # output_loading_info=True
             return (api.accelerate_for_cpu(loaded[0], config), *loaded[1:])
         return api.accelerate_for_cpu(loaded, config)
 
     patches.replace(owner, "from_pretrained", classmethod(_with_keyword(function, patches, call)))
+
+
+def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`function(cls, name, ...)`; the name may also be the path of a GGUF file, whose weights are kept as they are."""
+    file = gguf.split_path(args[1]) if len(args) > 1 else None
+    if file is not None and "gguf_file" not in kwargs:
+        args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
+    if kwargs.get("gguf_file") is None:
+        return function(*args, **kwargs)
+    with gguf.weights_in_blocks():
+        return function(*args, **kwargs)
 
 
 def patch_models(module: ModuleType, patches: HostPatches) -> None:

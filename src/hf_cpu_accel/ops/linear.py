@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.affine import BITS
 from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
@@ -113,7 +114,9 @@ def linear_reference(
     dtype = dtype_of(weight)
     full = unpack_linear(PackedWeight(weight, scale, input.shape[-1], out_features, dtype))
     x = input.float()
-    if scale is not None:
+    if dtype in BITS:
+        x = quantize_lines(x)
+    elif scale is not None:
         x = quantize_rows(x, symmetric_16_bits=dtype == "int8-weight")
     output = ACTIVATIONS[activation](F.linear(x, full, None if bias is None else bias.float()))
     if residual is not None:
@@ -142,6 +145,15 @@ def quantize_rows(input: Tensor, *, symmetric_16_bits: bool = False) -> Tensor:
         step = (input.amax(dim=-1, keepdim=True).clamp(min=0) - low) / 253
     rounded = torch.round(input / torch.where(step > 0, step, 1.0)) * step
     return rotate_back(torch.where(step > 0, rounded, input))
+
+
+def quantize_lines(input: Tensor) -> Tensor:
+    """Rounding of float32 [..., K] to 16 bits over the range of the magnitudes of each 64 features, as values again."""
+    features = input.shape[-1]
+    lines = F.pad(input, (0, -features % 64)).unflatten(-1, (-1, 64))
+    step = lines.abs().amax(dim=-1, keepdim=True) / 32639  # 127 * 256 + 127
+    rounded = torch.round(lines / torch.where(step > 0, step, 1.0)) * step
+    return torch.where(step > 0, rounded, lines).flatten(-2)[..., :features]
 
 
 def rows_fake(input: Tensor, *arguments: Any) -> Tensor:

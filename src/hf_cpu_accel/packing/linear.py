@@ -10,6 +10,8 @@ Weights that are chosen for their size have one dimension less, by which the ker
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see packing/int4.py; activations in 8 bits
 
+Weights in affine groups have one dimension more (packing/affine.py); activations in 16 bits.
+
 and weights of convolutions may have more (packing/convolution.py).
 
 The layout is the same for every instruction-set tier and thread count: a packed weight can be saved on one machine and used on
@@ -25,12 +27,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cpu_accel.packing import int4
+from hf_cpu_accel.packing import affine, int4
+from hf_cpu_accel.packing.affine import BITS, AffineGroups
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 from hf_cpu_accel.runtime.memory import want_huge_pages
 
 PANEL_FEATURES = 32
-DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")
+DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4", "affine8", "affine4")
 QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
 CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
 
@@ -42,7 +45,7 @@ class PackedWeight:
     Attributes:
         data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
             [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
-            32 + 16 group]. Weights of convolutions: also as in convolution.py.
+            32 + 16 group]; "affine4" and "affine8": uint8, see affine.py. Weights of convolutions: also as in convolution.py.
         scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
             weight, except where images are quantised as a whole.
@@ -85,8 +88,8 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         weight: [N, K], floating point, finite.
         dtype: "float32" (exact), "bfloat16" (rounded to nearest even), or one of these on the rotated weight (rotation.py):
             "int8" and "int8-weight": symmetric per output feature: scale = max|row| / 127, value = round(row / scale); at most
-            scale/2 off. "int4": packing/int4.py.
-        int4_group: int4 only: input features that share a multiplier, 32, 64 or 128.
+            scale/2 off. "int4": packing/int4.py. "affine4", "affine8": the weight as it is, by `affine.quantize`.
+        int4_group: input features that share a multiplier of int4, 32, 64 or 128, or a scale and an offset of affine groups.
 
     Raises:
         ValueError: for another dtype or group, or a weight that is not a matrix.
@@ -96,6 +99,8 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
             f"weight must be a floating point matrix, got {weight.dtype} of shape {tuple(weight.shape)}"
         )
     weight = weight.detach()
+    if dtype in BITS:
+        return pack_affine(affine.quantize(weight, BITS[dtype], int4_group))
     out_features, in_features = weight.shape
     (shape, kind), *_ = shapes_of(out_features, in_features, dtype, int4_group=int4_group)
     if dtype in QUANTISED:
@@ -105,6 +110,13 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
         data.copy_(panels_of(weight.to(kind), shape[-1]))
         scale = None
     return PackedWeight(data, scale, in_features, out_features, dtype)
+
+
+def pack_affine(weight: AffineGroups) -> PackedWeight:
+    """A weight in affine groups, as it is."""
+    packed = affine.pack(weight)
+    data = allocate(packed.shape, packed.dtype).copy_(packed)
+    return PackedWeight(data, None, weight.q.shape[1], weight.q.shape[0], weight.dtype)
 
 
 def shapes_of(
@@ -117,6 +129,8 @@ def shapes_of(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
+    if dtype in BITS:  # whose scales are in float16 where `affine.quantize` finds them
+        return [(affine.shape_of(out_features, in_features, BITS[dtype], int4_group, half=True), torch.uint8)]
     panels = -(-out_features // PANEL_FEATURES)
     data: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "float32": ((panels, in_features, PANEL_FEATURES, 1), torch.float32),
@@ -177,6 +191,8 @@ def dtype_of(data: Tensor) -> str:
         (torch.int8, 3): "int8-weight",
         (torch.uint8, 3): "int4",
     }
+    if data.dtype is torch.uint8 and data.dim() == 5:
+        return f"affine{data.shape[2]}"
     dtype = known.get((data.dtype, data.dim()))
     if dtype is None:
         raise ValueError(f"{data.dtype} of shape {tuple(data.shape)} is no packed weight")
@@ -223,6 +239,8 @@ def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpack_linear(packed: PackedWeight) -> Tensor:
     """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
+    if packed.dtype in BITS:
+        return affine.unpack(packed.data, packed.out_features, packed.in_features).dequantise()
     values = unpack_values(packed).float()
     if packed.scale is None:
         return values
@@ -230,7 +248,8 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
 
 
 def unpack_values(packed: PackedWeight) -> Tensor:
-    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back."""
+    """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back. Not
+    of affine groups, which no other provider multiplies."""
     if packed.dtype == "int4":
         values = int4.unpack(packed.data)
     else:

@@ -102,7 +102,11 @@ class FreedWeight:
     def undo(self) -> None:
         ticket = self.ticket
         values = self.packed.unpack() if ticket is None else self.store.get(ticket)
-        self.parameter.data = _laid_out(values.to(self.packed.weight_dtype), self.strides)
+        if (
+            values.is_floating_point()
+        ):  # else what a quantised checkpoint holds, which `model.to(dtype)` does not cast either
+            values = values.to(self.packed.weight_dtype)
+        self.parameter.data = _laid_out(values, self.strides)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,11 @@ def apply(root: nn.Module, plan: Plan, *, trains: bool = False, name: str = "") 
     assert plan.config is not None
     # In float32 only weights of convolutions do not come back bit for bit: those for tiles, and those with a norm folded in.
     exact = plan.dtype == "float32"
-    lossy = sum(parameter.nbytes for parameter in root.parameters() if not exact or parameter.dim() == 4)
+    lossy = sum(
+        parameter.nbytes
+        for parameter in root.parameters()
+        if not exact or parameter.dim() == 4 or not parameter.is_floating_point()
+    )
     journal, store = Journal(), make_store(plan.config.originals, lossy)
     context = Context.of(root, plan.config, plan.dtype, journal, store, name=name)
     added = AddedState(root)

@@ -41,6 +41,7 @@ from hf_cpu_accel.rewrite.linear.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
+from hf_cpu_accel.rewrite.linear.stored import StoredLinearsRule
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
@@ -80,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
+    StoredLinearsRule(),
 )
 
 

@@ -17,6 +17,8 @@ BOUNDS = {
     "int8-weight": 1e-2,
     "int4": 5e-2,
     "int4, 7 bits": 1e-1,
+    "affine8": 1e-2,
+    "affine4": 1e-2,
 }
 BFLOAT16_ROUNDING = 2.0**-8
 INT8_STEP = 1 / 127

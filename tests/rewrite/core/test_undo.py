@@ -64,6 +64,7 @@ USED += [
         "grouped convolution",
     )
 ]
+USED.append(("file", "stored linears"))
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
 CASES.append(("picture", "gemm convolution", "int8"))
 

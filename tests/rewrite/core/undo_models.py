@@ -5,10 +5,12 @@ from diffusers.models.attention_processor import Attention
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
+from transformers.integrations.gguf.utils import GgufLinear
 
 from tests.rewrite.families import FAMILIES, VOCABULARY, Family
 
 GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+Q8_0 = 8  # the number of this kind of block
 MIXTRAL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -72,6 +74,26 @@ def convnext():
     return ConvNextModel(ConvNextConfig(hidden_sizes=[32, 64], depths=[1, 1], num_stages=2))
 
 
+class FromFile(nn.Module):
+    """Linears over the blocks of a GGUF file."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.query, self.key = (GgufLinear(64, 64, Q8_0) for _ in range(2))
+        for linear in (self.query, self.key):
+            blocks = torch.randint(0, 256, (64 * 2, 34), dtype=torch.uint8)
+            blocks[:, :2] = torch.randn(64 * 2, 1).half().view(torch.uint8)
+            linear.weight.data = blocks.view(64, -1)
+
+    def forward(self, image):
+        rows = self.norm(
+            image[:, :, :4].reshape(-1, 64).repeat(5, 1)
+        )  # more rows than ask for the host's kernel
+        return self.query(rows) + self.key(rows)
+
+
+ALL["file"] = Pictures(FromFile, 8, 16)
 ALL["picture"] = Pictures(Picture, 8, 12)
 ALL["swin"] = Pictures(swin, 56, 56)
 ALL["resnet"] = Pictures(resnet, 32, 32)

@@ -60,6 +60,8 @@ def _product(
     # Accelerated modules hand their packed weights on as tensors, whose sizes `dynamic=True` makes symbols.
     if any(templates.known(size) is None for weight in weights for size in weight.get_size()):
         return None
+    if any(weight.get_dtype() is torch.uint8 and len(weight.get_size()) == 5 for weight in weights):
+        return None  # of affine groups, which the library's functions do not take
     sizes = [*input.get_size()[:-1], out_features]
     buffers = {"input": templates.matrix(input)}
     if residual is not None:

@@ -23,7 +23,7 @@ inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const 
                   ": a weight for tiles needs kernel_size 3, stride 1 and dilation 1");
   Gemm g;
   g.n = n, g.k = channels, g.kind = kind_of(weight, op), g.activation = activation;
-  STD_TORCH_CHECK(g.kind != WeightKind::int4 && n > 0 && channels > 0, "hf_cpu_accel::", op,
+  STD_TORCH_CHECK(weight.scalar_type() != ScalarType::Byte && n > 0 && channels > 0, "hf_cpu_accel::", op,
                   ": a weight for tiles is float32, bfloat16 or int8 and has input and output channels");
   const int64_t per_word = 4 / static_cast<int64_t>(weight.element_size());
   const std::vector<int64_t> packed{

@@ -19,8 +19,10 @@ inline WeightKind kind_of(const Tensor& weight, const char* op) {
     case ScalarType::BFloat16: return WeightKind::bfloat16;
     case ScalarType::Char:
       return weight.dim() == 3 ? WeightKind::int8_weight : weight.dim() == 5 ? WeightKind::int8_image : WeightKind::int8;
-    case ScalarType::Byte: return WeightKind::int4;
-    default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16, int8 or (four-bit) uint8");
+    case ScalarType::Byte:
+      if (weight.dim() != 5) return WeightKind::int4;
+      return weight.size(2) == 4 ? WeightKind::affine4 : WeightKind::affine8;
+    default: STD_TORCH_CHECK(false, "hf_cpu_accel::", op, ": a packed weight is float32, bfloat16, int8 or uint8");
   }
   return WeightKind::float32;
 }
@@ -35,9 +37,22 @@ inline int64_t times_features(int64_t times, int64_t features) {
 
 constexpr int64_t max_integer_features = 65536;  // 255 * 127 * 65536 < 2^31
 
+// The same for affine groups: [panels, groups, bits, bytes of a scale and an offset, the rest].
+inline bool take_affine_weight(Gemm& g, const Tensor& weight) {
+  if (!weight.is_contiguous() || weight.size(0) != (g.n + panel_columns - 1) / panel_columns) return false;
+  const int64_t groups = weight.size(1), bits = weight.size(2), pair = weight.size(3);
+  if ((bits != 4 && bits != 8) || (pair != 4 && pair != 8) || weight.size(4) > most_features) return false;
+  g.group = (bits * pair * weight.size(4) / panel_columns - pair) * 8 / bits;
+  g.half_scales = pair == 4;
+  g.weight = weight.const_data_ptr();
+  return g.group >= 16 && g.group % (g.group > 64 ? 64 : 16) == 0 && (g.group != 48) && g.group <= max_integer_features &&
+         bits * pair * weight.size(4) == panel_columns * (pair + g.group * bits / 8) && groups == (g.k + g.group - 1) / g.group;
+}
+
 // Whether `weight` has the shape that packing/linear.py gives to n x k weights of g's kind; takes the group of int4 from it. pixels: of the
 // window of a convolution.
 inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
+  if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) return take_affine_weight(g, weight);
   const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4, image = g.kind == WeightKind::int8_image;
   if (weight.dim() != (blocks  ? 3
                        : image ? 5
@@ -67,7 +82,9 @@ inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tenso
                   n, " output features");
   STD_TORCH_CHECK(take_weight(g, weight, pixels), "hf_cpu_accel::", op, ": the packed weight does not fit ", k, " input and ", n,
                   " output features");
-  if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16) {
+  if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) {
+    STD_TORCH_CHECK(!scale, "hf_cpu_accel::", op, ": a weight of affine groups has its scales within");
+  } else if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16) {
     STD_TORCH_CHECK(k <= max_integer_features, "hf_cpu_accel::", op, ": integer sums of more than ", max_integer_features,
                     " input features would overflow");
     STD_TORCH_CHECK(scale && scale->scalar_type() == ScalarType::Float && scale->dim() == 2 && scale->size(0) == 2 && scale->size(1) == n &&

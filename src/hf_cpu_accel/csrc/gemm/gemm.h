@@ -20,10 +20,10 @@ namespace hfca {
 
 constexpr int panel_columns = 32;
 
-// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
+// int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h; affine: affine.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
 // (convolution/quantize.h), in runs.
-enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5 };
-constexpr int weight_kinds = 6;
+enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5, affine4 = 6, affine8 = 7 };
+constexpr int weight_kinds = 8;
 enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh };
 constexpr int activations = 7;
 
@@ -77,7 +77,8 @@ struct Gemm {
   Matrix outputs[max_outputs];
   int64_t output_begin[max_outputs + 1] = {};
   const void* weight = nullptr;
-  int64_t group = 0;                    // int4: input features that share a multiplier
+  int64_t group = 0;                    // int4, affine: input features that share a multiplier, or a scale and an offset
+  bool half_scales = false;             // affine: scales and offsets are in half precision, not in float32
   const float* weight_scale = nullptr;  // integer weights: [n]
   const float* weight_sum = nullptr;    // integer weights: [n]
   Array bias;                           // data may be null

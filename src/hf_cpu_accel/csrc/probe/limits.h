@@ -51,7 +51,9 @@ inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
     case hfca::WeightKind::int8:
     case hfca::WeightKind::int8_image:
     case hfca::WeightKind::int8_weight:
-    case hfca::WeightKind::int4: return run_multiply_adds<DotInt8>(iterations, 4);
+    case hfca::WeightKind::int4:
+    case hfca::WeightKind::affine4:
+    case hfca::WeightKind::affine8: return run_multiply_adds<DotInt8>(iterations, 4);
   }
   return 0.0;
 }

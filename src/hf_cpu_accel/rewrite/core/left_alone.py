@@ -48,6 +48,8 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
         return "a parametrization makes its weight anew in each call: it cannot be packed ahead"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "a table lookup: nothing to pack or fuse"
+    if {"num_embeddings", "embedding_dim"} <= set(vars(module)):
+        return "a table lookup in a form of its host's: nothing to pack or fuse"
     if isinstance(module, nn.LayerNorm):
         return "one op already, and nothing beside it to fuse with"
     if isinstance(module, _ConvNd):

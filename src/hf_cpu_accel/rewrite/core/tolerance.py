@@ -26,7 +26,11 @@ class Tolerance:
         """Of a dtype of torch, by its width, or of packed weights, by their name."""
         if isinstance(dtype, torch.dtype):
             return self.float32 if dtype.itemsize >= 4 else self.bfloat16
-        bound: float | None = getattr(self, dtype.removesuffix("-weight"))
+        bound: float | None = getattr(self, dtype.removesuffix("-weight").replace("affine", "int"))
+        if bound is None and dtype.startswith(
+            "affine"
+        ):  # the same weights: activations are rounded to 16 bits
+            return self.float32
         assert bound is not None
         return bound
 

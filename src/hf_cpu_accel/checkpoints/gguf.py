@@ -1,0 +1,172 @@
+"""The blocks of GGUF files as affine groups: what the file says is what is computed.
+
+A block holds 32 or 256 input features of one output feature: packed integers and, in half precision, a scale and sometimes an
+offset. In blocks of 256 ("K") these are multiplied by small integers, one for every 16 or 32 features. The layouts are those of
+ggml (ggml-common.h and ggml-quants.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.packing.affine import AffineGroups
+
+# The levels of IQ4_NL and IQ4_XS.
+_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+Blocks = Tensor  # uint8 [blocks, bytes of a block]
+Parts = tuple[
+    Tensor, Tensor, Tensor
+]  # q uint8 [blocks, features], scale and offset float32 [blocks, groups of a block]
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """
+    Attributes:
+        features, nbytes: of a block.
+        bits: 4 or 8, in which its integers fit.
+        group: features that share a scale and an offset.
+        read: blocks -> their parts.
+    """
+
+    name: str
+    features: int
+    nbytes: int
+    bits: int
+    group: int
+    read: Callable[[Blocks], Parts]
+
+
+def read_blocks(rows: Tensor, ggml_type: int) -> AffineGroups:
+    """The weight that a matrix of blocks stands for.
+
+    Args:
+        rows: uint8 [out_features, bytes of a row].
+        ggml_type: a key of FORMATS.
+
+    Raises:
+        ValueError: another type, or rows that are not whole blocks.
+    """
+    if ggml_type not in FORMATS:
+        known = ", ".join(f"{number} ({form.name})" for number, form in FORMATS.items())
+        raise ValueError(f"ggml_type={ggml_type}: accepted are {known}")
+    form = FORMATS[ggml_type]
+    if rows.dim() != 2 or rows.dtype is not torch.uint8 or rows.shape[1] % form.nbytes:
+        raise ValueError(
+            f"rows: {rows.dtype} of shape {tuple(rows.shape)}; expected uint8 [out_features, a multiple of {form.nbytes}] "
+            f"for {form.name}"
+        )
+    out_features = rows.shape[0]
+    q, scale, offset = form.read(rows.reshape(-1, form.nbytes))
+    return AffineGroups(
+        q.reshape(out_features, -1),
+        scale.reshape(out_features, -1),
+        offset.reshape(out_features, -1),
+        form.bits,
+        form.group,
+    )
+
+
+def _half(blocks: Blocks, at: int) -> Tensor:
+    """A number in half precision as float32 [blocks, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _fields(data: Tensor, bits: int, width: int) -> Tensor:
+    """Bytes [blocks, n * width] as fields of so many bits: of each `width` bytes first all lowest fields, then the next ones."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
+    fields = data.reshape(data.shape[0], -1, 1, width) >> shifts
+    return (fields & (2**bits - 1)).reshape(data.shape[0], -1)
+
+
+def _q4_0(blocks: Blocks) -> Parts:
+    scale = _half(blocks, 0)
+    return _fields(blocks[:, 2:18], 4, 16), scale, -8 * scale
+
+
+def _q4_1(blocks: Blocks) -> Parts:
+    return _fields(blocks[:, 4:20], 4, 16), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q8_0(blocks: Blocks) -> Parts:
+    return _signed(blocks[:, 2:34]), (scale := _half(blocks, 0)), -128 * scale
+
+
+def _q2_k(blocks: Blocks) -> Parts:
+    scales = blocks[:, :16]
+    scale, least = _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4)
+    return _fields(blocks[:, 16:80], 2, 32), scale, -least
+
+
+def _q3_k(blocks: Blocks) -> Parts:
+    low, high = _fields(blocks[:, 96:104], 4, 8), _fields(blocks[:, 104:108], 2, 4)
+    scale = _half(blocks, 108) * ((low | high << 4).float() - 32)
+    q = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
+    return q, scale, -4 * scale
+
+
+def _k_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The eight scales and offsets of 6 bits in 12 bytes of Q4_K and Q5_K."""
+    scale = torch.cat([scales[:, :4] & 63, scales[:, 8:] & 15 | (scales[:, :4] >> 6) << 4], dim=1)
+    least = torch.cat([scales[:, 4:8] & 63, scales[:, 8:] >> 4 | (scales[:, 4:8] >> 6) << 4], dim=1)
+    return scale.float(), least.float()
+
+
+def _q4_k(blocks: Blocks) -> Parts:
+    scale, least = _k_scales(blocks[:, 4:16])
+    return _fields(blocks[:, 16:144], 4, 32), _half(blocks, 0) * scale, -_half(blocks, 2) * least
+
+
+def _q5_k(blocks: Blocks) -> Parts:
+    scale, least = _k_scales(blocks[:, 4:16])
+    q = _fields(blocks[:, 48:176], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
+    return q, _half(blocks, 0) * scale, -_half(blocks, 2) * least
+
+
+def _q6_k(blocks: Blocks) -> Parts:
+    scale = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    q = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    return q, scale, -32 * scale
+
+
+def _iq4_nl(blocks: Blocks) -> Parts:
+    return _iq4_levels(blocks[:, 2:18]), (scale := _half(blocks, 0)), -128 * scale
+
+
+def _iq4_xs(blocks: Blocks) -> Parts:
+    high = (
+        blocks[:, 2:4].contiguous().view(torch.int16).int() >> torch.arange(0, 16, 2, dtype=torch.int32) & 3
+    )
+    low = _fields(blocks[:, 4:8], 4, 1)
+    scale = _half(blocks, 0) * ((low | high << 4).float() - 32)
+    return _iq4_levels(blocks[:, 8:136]), scale, -128 * scale
+
+
+def _iq4_levels(nibbles: Tensor) -> Tensor:
+    levels = torch.tensor(_IQ4_LEVELS, dtype=torch.int16).add(128).to(torch.uint8)
+    return levels[_fields(nibbles, 4, 16).int()]
+
+
+def _signed(values: Tensor) -> Tensor:
+    """Bytes with a sign, counted from -128."""
+    return values ^ 128
+
+
+FORMATS = {
+    2: BlockFormat("Q4_0", 32, 18, 4, 32, _q4_0),
+    3: BlockFormat("Q4_1", 32, 20, 4, 32, _q4_1),
+    8: BlockFormat("Q8_0", 32, 34, 8, 32, _q8_0),
+    10: BlockFormat("Q2_K", 256, 84, 4, 16, _q2_k),
+    11: BlockFormat("Q3_K", 256, 110, 4, 16, _q3_k),
+    12: BlockFormat("Q4_K", 256, 144, 4, 32, _q4_k),
+    13: BlockFormat("Q5_K", 256, 176, 8, 32, _q5_k),
+    14: BlockFormat("Q6_K", 256, 210, 8, 16, _q6_k),
+    20: BlockFormat("IQ4_NL", 32, 18, 8, 32, _iq4_nl),
+    23: BlockFormat("IQ4_XS", 256, 136, 8, 32, _iq4_xs),
+}
+"""By ggml's numbers. The other types (IQ1 to IQ3) have tables of vectors instead of levels."""

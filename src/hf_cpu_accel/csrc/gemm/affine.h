@@ -1,0 +1,291 @@
+// Weights in affine groups. packing/affine.py defines them:
+//
+//   weight[n, k] = scale[n, group of k] * q[n, k] + offset[n, group of k],   q without sign, of 4 or 8 bits
+//
+// which is what most quantised checkpoints hold, so that these can be computed as they are. Neither weights nor input are rotated. The
+// input becomes integers of 16 bits (14 without VNNI) with a scale for every line of 64 features:
+//
+//   integer = round(x / step) = radix * high + low,   high and low bytes with a sign
+//
+// so that the products of a block, the features that a group and a line share, are exact sums of integers:
+//
+//   output = sum over blocks of scale * step * (radix * sum(q * high) + sum(q * low)) + offset * sum(x)
+//
+// A panel is [groups][32 scales, 32 offsets, then 128 bytes for every word of input features, or, of 4 bits, for every two: the first one
+// in the low half of a byte]. Any number of rows multiplies the bytes as they are unpacked in registers.
+#pragma once
+#include <cstring>
+
+#include "microkernel.h"
+
+namespace HFCA_TIER {
+
+// Two words of weights for Simd::width output features, one byte each, without a sign.
+struct WordPair {
+  Simd::Int first, second;
+};
+
+template <int bits>
+struct AffineBytes;
+
+template <>
+struct AffineBytes<4> {
+  static constexpr int pair_bytes = 4 * hfca::panel_columns;
+  static WordPair load(const uint8_t* p) {
+    const Simd::Int packed = DotInt8::load(reinterpret_cast<const uint32_t*>(p));
+#if defined(HFCA_SIMD_AVX512)
+    const Simd::Int half = _mm512_set1_epi8(15);
+    return {_mm512_and_si512(packed, half), _mm512_and_si512(_mm512_srli_epi16(packed, 4), half)};
+#elif defined(HFCA_SIMD_AVX2)
+    const Simd::Int half = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(packed, half), _mm256_and_si256(_mm256_srli_epi16(packed, 4), half)};
+#else
+    return {packed & 0x0F0F0F0F, packed >> 4 & 0x0F0F0F0F};
+#endif
+  }
+};
+
+template <>
+struct AffineBytes<8> {
+  static constexpr int pair_bytes = 8 * hfca::panel_columns;
+  static WordPair load(const uint8_t* p) {
+    const auto* words = reinterpret_cast<const uint32_t*>(p);
+    return {DotInt8::load(words), DotInt8::load(words + hfca::panel_columns)};
+  }
+};
+
+// Bytes without a sign in the lanes, times the four bytes with a sign of one word of the input. (DotInt8 has it the other way around.)
+#if defined(HFCA_SIMD_GENERIC)
+struct AffineDot {
+  static DotInt8::Input broadcast(const uint32_t* p) {
+    const auto byte = [p](int shift) { return static_cast<int32_t>(*p << (24 - shift)) >> 24; };
+    return {{byte(0), byte(8), byte(16), byte(24)}};
+  }
+  static Simd::Int step(Simd::Int sum, Simd::Int weights, const DotInt8::Input& x) {
+    return sum + x.byte[0] * (weights & 0xFF) + x.byte[1] * (weights >> 8 & 0xFF) + x.byte[2] * (weights >> 16 & 0xFF) +
+           x.byte[3] * (weights >> 24 & 0xFF);
+  }
+};
+#else
+struct AffineDot {
+  static DotInt8::Input broadcast(const uint32_t* p) { return DotInt8::broadcast(p); }
+  static Simd::Int step(Simd::Int sum, Simd::Int weights, DotInt8::Input x) { return DotInt8::step(sum, weights, x); }
+};
+#endif
+
+// IEEE half precision; infinities and NaN are not among scales.
+inline Simd::Float load_half(const uint16_t* p) {
+#if defined(HFCA_SIMD_AVX512)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(HFCA_SIMD_AVX2)
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFF)), 13);
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
+  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p112f));  // the exponent's bias: 127 - 15
+  return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
+#else
+  Simd::Float r;
+  for (int i = 0; i < Simd::width; ++i) {
+    const uint32_t magnitude = static_cast<uint32_t>(p[i] & 0x7FFF) << 13;
+    float value;
+    std::memcpy(&value, &magnitude, sizeof(value));
+    r[i] = value * (p[i] & 0x8000 ? -0x1p112f : 0x1p112f);
+  }
+  return r;
+#endif
+}
+
+constexpr int line_features = 4 * packed_words;
+
+// The packed input of a tile: [lines][2 rows, high before low][16 words], then steps [lines][rows] and sums of x [blocks][rows].
+struct AffineInput {
+  static constexpr int radix = DotInt8::steps > 128 ? 256 : 128, most = (radix / 2 - 1) * (radix + 1);
+
+  static int64_t groups(const Gemm& g) { return (g.k + g.group - 1) / g.group; }
+  static int64_t block(const Gemm& g) { return g.group < line_features ? g.group : line_features; }
+  static int64_t blocks(const Gemm& g) { return groups(g) * (g.group / block(g)); }
+  static int64_t lines(const Gemm& g) { return (blocks(g) * block(g) + line_features - 1) / line_features; }
+  static int64_t words(const Gemm& g) { return 2 * packed_words * lines(g) + padded_words(lines(g) + blocks(g)); }
+
+  static float* steps_of(const Gemm& g, uint32_t* tile, int rows) {
+    return reinterpret_cast<float*>(tile + 2 * packed_words * lines(g) * rows);
+  }
+
+  static void pack(const Gemm& g, int64_t row, int rows) {
+    uint32_t* const tile = g.words + row * g.input_words;
+    float *const steps = steps_of(g, tile, rows), *const sums = steps + lines(g) * rows;
+    each_row(g, row, rows, [&](int i, const auto* x) {
+      for (int64_t line = 0; line < lines(g); ++line) {
+        const int64_t at = line * line_features;
+        alignas(64) float values[line_features];
+        Range range;
+        for (int j = 0; j < line_features; j += Simd::width) {
+          const Simd::Float value = load_padded(x, at + j, g.k);
+          Simd::store(values + j, value);
+          range.add(value);
+        }
+        const float step = steps[line * rows + i] =
+            store_line(values, range.magnitude(), packed_word(tile, 2 * rows, 2 * i, line * packed_words));
+        const int size = static_cast<int>(block(g));
+        for (int j = 0; j < line_features && at + j < blocks(g) * size; j += size)
+          sums[(at + j) / size * rows + i] = step * sum_of(values + j, size);
+      }
+    });
+  }
+
+ private:
+  // Writes the two lines of bytes and returns the step. The values become the integers: what a weight's offset is multiplied by has to be
+  // rounded as what its q is, since the two are larger than the weight.
+  static float store_line(float* values, float magnitude, uint32_t* to) {
+    const bool finite = magnitude <= largest_float;
+    const float step = magnitude / static_cast<float>(most), inverse = finite && step > 1e-35f ? 1.0f / step : 0.0f;
+    const Simd::Float middle = Simd::set1(static_cast<float>(radix / 2));
+    for (int j = 0; j < line_features; j += 4 * Simd::width) {
+      Simd::Float high[4], low[4];
+      unroll<0, 4>([&](auto v) HFCA_INLINE {
+        const Simd::Float integer = Simd::round(Simd::mul(Simd::load(values + j + v * Simd::width), Simd::set1(inverse)));
+        Simd::store(values + j + v * Simd::width, integer);
+        // The nearest integer to a number that is never half way between two, so that low is from -radix / 2 to radix / 2 - 1.
+        const Simd::Float above = Simd::round(Simd::fma(integer, Simd::set1(1.0f / radix), Simd::set1(0.5f / radix)));
+        low[v] = Simd::add(Simd::fnma(above, Simd::set1(static_cast<float>(radix)), integer), middle);
+        high[v] = Simd::add(above, middle);
+      });
+      store_signed(reinterpret_cast<uint8_t*>(to) + j, high);
+      store_signed(reinterpret_cast<uint8_t*>(to + packed_words) + j, low);
+    }
+    return !finite ? not_a_number : inverse > 0.0f ? step : 0.0f;  // smaller values count as zero
+  }
+  // Values + radix / 2, which are bytes without a sign, as bytes with one.
+  static void store_signed(uint8_t* to, const Simd::Float (&values)[4]) {
+    Simd::store_bytes(to, values);
+    for (int i = 0; i < 4 * Simd::width; ++i) to[i] = static_cast<uint8_t>(to[i] - radix / 2);
+  }
+  static float sum_of(const float* values, int size) {
+    Simd::Float sum = Simd::load(values);
+    for (int j = Simd::width; j < size; j += Simd::width) sum = Simd::add(sum, Simd::load(values + j));
+    return Simd::reduce_add(sum);
+  }
+};
+
+template <int bits>
+struct AffineGemm {
+  using Bytes = AffineBytes<bits>;
+  static constexpr int tile_rows = Simd::registers == 32 ? 6 : 3;  // both sums of a row and its total, two words of weights and a broadcast
+  static constexpr int vectors = hfca::panel_columns / Simd::width;
+  static constexpr int unit_pairs = 2, unit_words = 2 * unit_pairs;  // groups are multiples of 16 features
+
+  static int64_t header_bytes(const Gemm& g) { return 2 * hfca::panel_columns * (g.half_scales ? 2 : 4); }
+  static int64_t group_bytes(const Gemm& g) { return header_bytes(g) + g.group / 8 * Bytes::pair_bytes; }
+  static int64_t panel_bytes(const Gemm& g) { return AffineInput::groups(g) * group_bytes(g); }
+
+  HFCA_INLINE static void ask(const uint8_t* p) {  // see far_bytes
+    __builtin_prefetch(p + hfca::far_bytes, 0, 2);
+    __builtin_prefetch(p + hfca::near_bytes, 0, 3);
+  }
+
+  // sums[rows][panel_columns] = input @ one panel
+  template <int rows, bool half_scales>
+  static void multiply(const Gemm& g, uint32_t* tile, const uint8_t* __restrict weight, float* __restrict sums) {
+    constexpr int together = rows <= 2 && vectors == 2 ? 2 : 1, count = 2 * rows * together;
+    constexpr int chains = count < 6 ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
+    constexpr int scale_bytes = half_scales ? 2 : 4;
+    const float* const steps = AffineInput::steps_of(g, tile, rows);
+    const float* input_sums = steps + AffineInput::lines(g) * rows;
+    const int64_t block = AffineInput::block(g), units = block / (4 * unit_words);
+    Simd::Float total[vectors * rows];
+    unroll<0, vectors * rows>([&](auto i) HFCA_INLINE { total[i] = Simd::zero(); });
+    int64_t feature = 0;
+    for (int64_t group = AffineInput::groups(g); group > 0; --group) {
+      const uint8_t *const scales = weight, *const offsets = weight + scale_bytes * hfca::panel_columns;
+      ask(scales);
+      ask(offsets);
+      weight += 2 * scale_bytes * hfca::panel_columns;
+      for (int64_t left = g.group; left > 0; left -= block, feature += block, input_sums += rows) {
+        const uint32_t* const input = tile + feature / line_features * 2 * rows * packed_words + feature % line_features / 4;
+        const float* const step = steps + feature / line_features * rows;
+        unroll<0, vectors / together>([&](auto part) HFCA_INLINE {
+          Simd::Int sum[chains][count];
+          unroll<0, chains * count>([&](auto i) HFCA_INLINE { sum[i / count][i % count] = DotInt8::zero(); });
+          for (int64_t unit = 0; unit < units; ++unit) {
+            const uint8_t* const bytes = weight + unit * unit_pairs * Bytes::pair_bytes + part * together * Simd::width * 4;
+            const uint32_t* const x = input + unit * unit_words;
+            unroll<0, unit_pairs>([&](auto pair) HFCA_INLINE {
+              WordPair words[together];
+              unroll<0, together>([&](auto v) HFCA_INLINE {
+                const uint8_t* const at = bytes + pair * Bytes::pair_bytes + v * Simd::width * 4;
+                ask(at);
+                if (bits == 8) ask(at + 4 * hfca::panel_columns);
+                words[v] = Bytes::load(at);
+              });
+              unroll<0, 2 * rows>([&](auto i) HFCA_INLINE {
+                const auto value = AffineDot::broadcast(x + i * packed_words + 2 * pair);
+                unroll<0, together>([&](auto v) HFCA_INLINE {
+                  Simd::Int& to = sum[0][v * 2 * rows + i];
+                  to = AffineDot::step(to, words[v].first, value);
+                });
+              });
+              unroll<0, 2 * rows>([&](auto i) HFCA_INLINE {
+                const auto value = AffineDot::broadcast(x + i * packed_words + 2 * pair + 1);
+                unroll<0, together>([&](auto v) HFCA_INLINE {
+                  Simd::Int& to = sum[chains - 1][v * 2 * rows + i];
+                  to = AffineDot::step(to, words[v].second, value);
+                });
+              });
+            });
+          }
+          unroll<0, together>([&](auto v) HFCA_INLINE {
+            constexpr int column_bytes = Simd::width * scale_bytes;
+            const Simd::Float scale = load_scales<half_scales>(scales + (part * together + v) * column_bytes);
+            const Simd::Float offset = load_scales<half_scales>(offsets + (part * together + v) * column_bytes);
+            unroll<0, rows>([&](auto i) HFCA_INLINE {
+              Simd::Int halves[2];
+              unroll<0, 2>([&](auto h) HFCA_INLINE {
+                halves[h] = sum[0][v * 2 * rows + 2 * i + h];
+                if constexpr (chains > 1) halves[h] = DotInt8::add(halves[h], sum[chains - 1][v * 2 * rows + 2 * i + h]);
+              });
+              const Simd::Float product =
+                  Simd::fma(Simd::to_float(halves[0]), Simd::set1(static_cast<float>(AffineInput::radix)), Simd::to_float(halves[1]));
+              Simd::Float& to = total[(part * together + v) * rows + i];
+              to = Simd::fma(product, Simd::mul(scale, Simd::set1(step[i])), Simd::fma(offset, Simd::set1(input_sums[i]), to));
+            });
+          });
+        });
+        weight += block / 8 * Bytes::pair_bytes;
+      }
+    }
+    unroll<0, vectors * rows>([&](auto i)
+                                  HFCA_INLINE { Simd::store(sums + i % rows * hfca::panel_columns + i / rows * Simd::width, total[i]); });
+  }
+
+  template <int rows>
+  static void tile(const Gemm& g, int64_t row, int64_t panel, const uint8_t* weight) {
+    alignas(64) float sums[rows * hfca::panel_columns];
+    const int64_t column = panel * hfca::panel_columns, left = g.n - column;
+    uint32_t* const input = g.words + row * g.input_words;
+    g.half_scales ? multiply<rows, true>(g, input, weight, sums) : multiply<rows, false>(g, input, weight, sums);
+    finish<false>(g, sums, row, rows, column, left < hfca::panel_columns ? static_cast<int>(left) : hfca::panel_columns);
+  }
+
+  static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead, hfca::Part) {
+    const auto* bytes = static_cast<const uint8_t*>(weight);
+    switch (rows) {
+#define HFCA_ROWS(R)                                                    \
+  case R:                                                               \
+    if constexpr (R <= tile_rows) return tile<R>(g, row, panel, bytes); \
+    else return;
+      HFCA_ROWS(1) HFCA_ROWS(2) HFCA_ROWS(3) HFCA_ROWS(4) HFCA_ROWS(5) HFCA_ROWS(6)
+#undef HFCA_ROWS
+    }
+  }
+
+  static constexpr hfca::GemmKernels kernels() { return {tile_rows, 0, &AffineInput::words, &panel_bytes, &AffineInput::pack, &compute}; }
+
+ private:
+  template <bool half_scales>
+  static Simd::Float load_scales(const uint8_t* p) {
+    if constexpr (half_scales) return load_half(reinterpret_cast<const uint16_t*>(p));
+    else return Simd::load(reinterpret_cast<const float*>(p));
+  }
+};
+
+}  // namespace HFCA_TIER

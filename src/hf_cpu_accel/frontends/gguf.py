@@ -1,0 +1,165 @@
+"""GGUF files: transformers keeps their weights in blocks while it loads for us, so that they are packed as they are.
+
+transformers does so by itself where a kernel for its device is published, and for a few architectures. For the time of a load it is
+told of a kernel for the CPU (plain torch: it serves what we leave alone, and restored models) and of more architectures. The
+conversions are those of its own older loader, which unpacks all weights to floats.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.checkpoints.gguf import FORMATS
+
+SUFFIX = ".gguf"
+
+
+class TorchKernel:
+    """What transformers calls for the products with weights in blocks, in plain torch. It has the names of a published kernel."""
+
+    def __init__(self) -> None:
+        self.loading = False
+
+    def supports(self, ggml_type: int) -> bool:
+        """Whether weights of this type stay in blocks: where we load, and can pack them. Other loads unpack them, as before."""
+        return self.loading and ggml_type in FORMATS
+
+    @staticmethod
+    def mul_mat_vec(weight: Tensor, x: Tensor, ggml_type: int, out_features: int) -> Tensor:
+        """[M, in_features] @ weight^T -> [M, out_features] in float32."""
+        from transformers.integrations.gguf.dequant import dequantize
+
+        return x.float() @ dequantize(weight, ggml_type).view(out_features, -1).T
+
+    @staticmethod
+    def mul_mat_id(weight: Tensor, x: Tensor, ids: Tensor, ggml_type: int, out_features: int) -> Tensor:
+        """Row i of x [tokens, in_features] by the experts ids[i] -> [tokens, experts of a token, out_features] in float32."""
+        from transformers.integrations.gguf.dequant import dequantize
+
+        output = torch.empty(*ids.shape, out_features)
+        for expert in ids.unique().tolist():
+            token, place = (ids == expert).nonzero(as_tuple=True)
+            values = dequantize(weight[expert], ggml_type).view(out_features, -1)
+            output[token, place] = x[token].float() @ values.T
+        return output
+
+
+_KERNEL = TorchKernel()
+
+
+def split_path(name: object) -> tuple[str, str] | None:
+    """(folder, file name) if `name` is the path of a GGUF file."""
+    path = Path(name) if isinstance(name, str | Path) else None
+    if path is None or path.suffix != SUFFIX or not path.is_file():
+        return None
+    return str(path.parent), path.name
+
+
+@contextmanager
+def weights_in_blocks() -> Iterator[None]:
+    """What transformers loads from GGUF files inside keeps its weights in blocks."""
+    from transformers.integrations.gguf import kernels
+    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+    from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+
+    host: Any = kernels
+    host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL
+    added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
+    quantizer_class: Any = GgufHfQuantizer
+    own_state_dict = quantizer_class.get_state_dict
+
+    def state_dict(quantizer: Any, checkpoint_file: str, model: Any) -> Any:
+        quantizer.attn_requested = True  # else it looks for an attention kernel in the hub
+        if not quantizer.supported:
+            warnings.warn(
+                f"{checkpoint_file}: transformers unpacks the weights of this architecture as it loads them, so they are packed "
+                f"anew; kept as they are: those of {', '.join(sorted(GGUF_ARCHS))}",
+                stacklevel=2,
+            )
+        return own_state_dict(quantizer, checkpoint_file, model)
+
+    GGUF_ARCHS.update(added)
+    quantizer_class.get_state_dict = state_dict
+    _KERNEL.loading = True
+    try:
+        yield
+    finally:
+        _KERNEL.loading = False
+        quantizer_class.get_state_dict = own_state_dict
+        for name in added:
+            del GGUF_ARCHS[name]
+
+
+def _decoder(config: Any, norms: Mapping[str, str], *, offset: bool = False, **names: str) -> list[Any]:
+    """The names of a decoder-only model; those of its norms, which llama.cpp stores with 1 added where `offset`."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+    from transformers.integrations.gguf import gguf_conversion_mapping as host
+
+    mapping: list[Any] = [
+        WeightRenaming(rf"\.{theirs}\.", f".{ours}.") for theirs, ours in names.items()
+    ] + list(host.DENSE_DECODER_RENAMINGS)
+    for theirs, ours in {r"^output_norm\.": "model.norm.", **norms}.items():
+        if offset:
+            mapping.append(
+                WeightConverter(f"{theirs}weight", f"{ours}weight", operations=[host.SubtractOne()])
+            )
+        else:
+            mapping.append(WeightRenaming(theirs, ours))
+    return mapping
+
+
+_PRE_NORMS = {r"\.attn_norm\.": ".input_layernorm.", r"\.ffn_norm\.": ".post_attention_layernorm."}
+_HEAD_NORMS = {r"\.attn_q_norm\.": ".self_attn.q_norm.", r"\.attn_k_norm\.": ".self_attn.k_norm."}
+_SANDWICH_NORMS = {
+    r"\.attn_norm\.": ".input_layernorm.",
+    r"\.post_attention_norm\.": ".post_attention_layernorm.",
+    r"\.ffn_norm\.": ".pre_feedforward_layernorm.",
+    r"\.post_ffw_norm\.": ".post_feedforward_layernorm.",
+}
+
+
+def _llama(config: Any) -> list[Any]:
+    """Queries and keys are stored with the two halves of a head interleaved."""
+    from transformers.core_model_loading import WeightConverter
+    from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
+
+    mapping = _decoder(config, _PRE_NORMS)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for name, count in heads.items():
+        order = torch.arange(count * head_dim, device="cpu").view(count, head_dim // 2, 2).mT.reshape(-1)
+        for part in ("weight", "bias"):
+            path = f".self_attn.{name}_proj.{part}"
+            mapping.append(WeightConverter(path, path, operations=[PermuteRows(order)]))
+    return mapping
+
+
+def _gemma(config: Any, norms: Mapping[str, str]) -> list[Any]:
+    """The table is unpacked: transformers has no form in blocks for one whose rows are scaled, and the head shares it."""
+    from transformers.core_model_loading import WeightConverter
+    from transformers.integrations.gguf.gguf_conversion_mapping import Cast
+
+    path = "model.embed_tokens.weight"
+    return [
+        *_decoder(config, norms, offset=True),
+        WeightConverter(path, path, operations=[Cast(torch.float32)]),
+    ]
+
+
+_ARCHITECTURES: dict[str, Callable[[Any], list[Any]]] = {
+    "llama": _llama,
+    "qwen2": lambda config: _decoder(config, _PRE_NORMS),
+    "qwen3": lambda config: _decoder(config, _PRE_NORMS | _HEAD_NORMS),
+    "phi3": lambda config: _decoder(
+        config, _PRE_NORMS, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj"
+    ),
+    "gemma2": lambda config: _gemma(config, _SANDWICH_NORMS),
+    "gemma3": lambda config: _gemma(config, _SANDWICH_NORMS | _HEAD_NORMS),
+}
