@@ -133,7 +133,10 @@ def explain(target: object) -> Plan:
 
 def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
     acceleration = acceleration_of(module)
-    return acceleration is not None and acceleration.is_whole and acceleration.config == settings
+    if acceleration is None or not acceleration.is_whole:
+        return False
+    # Whoever asks for nothing in particular is content with what the file of a packed model says.
+    return acceleration.config == settings or (acceleration.from_file and settings == CPUAccelConfig())
 
 
 def _check(root: Root) -> None:

@@ -23,8 +23,10 @@ from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of, undo
 from hf_cpu_accel.patching.interruption import Uninterrupted
 from hf_cpu_accel.patching.journal import Journal, ThreadCount, add_attribute
+from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.apply import apply
+from hf_cpu_accel.rewrite.core.packed_source import PackedSource
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.threads import apply_threads
 
@@ -50,8 +52,16 @@ _METHODS = (
 )
 
 
-def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
-    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first."""
+def accelerate_roots(
+    roots: Sequence[Root],
+    settings: CPUAccelConfig,
+    *,
+    saved: tuple[PackedSource, OriginalsStore] | None = None,
+) -> None:
+    """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first.
+
+    `saved`: where the packed weights of the one model come from, as for `rewrite.apply`.
+    """
     with lock:
         restore_roots(roots)
         before = torch.get_num_threads()
@@ -62,7 +72,7 @@ def accelerate_roots(roots: Sequence[Root], settings: CPUAccelConfig) -> None:
             for root in roots:
                 plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
                 begun.append(root.module)
-                acceleration = apply(root.module, plan, trains=root.trains, name=root.name)
+                acceleration = apply(root.module, plan, trains=root.trains, name=root.name, saved=saved)
                 acceleration.journal.changes.insert(0, changed)
                 if root.trains:
                     continue

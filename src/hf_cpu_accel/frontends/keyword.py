@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf
+from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
-
-KEYWORD = "cpu_optimize"
 
 AcceleratedCall = Callable[[CPUAccelConfig, tuple[Any, ...], dict[str, Any]], Any]
 """What runs in place of a wrapped function when the keyword is given: (config, args, kwargs) -> its
@@ -57,37 +56,6 @@ def cpu_config(value: object) -> CPUAccelConfig | None:
         f"{KEYWORD}={value!r} has the type {type(value).__name__}; accepted: a bool, a dtype name such as "
         "'bfloat16', a CPUAccelConfig, or a dict of its fields"
     )
-
-
-def check_placement(device: object = None, device_map: object = None) -> None:
-    """Refuse a placement off the CPU before a large model is loaded only to be refused afterwards.
-
-    Args:
-        device: as in `transformers.pipeline`: None, a name, a number (-1 is the CPU) or a `torch.device`.
-        device_map: as in `from_pretrained`: None, a device, a strategy such as "auto", or module name ->
-            device.
-
-    Raises:
-        ValueError: when one of them is anything but the CPU.
-    """
-    if device is not None and not _is_cpu(device):
-        raise ValueError(
-            f"device={device!r} together with {KEYWORD}: only models on the CPU are accelerated; leave "
-            f"{KEYWORD} out, or pass device='cpu'"
-        )
-    devices = list(device_map.values()) if isinstance(device_map, Mapping) else [device_map]
-    if device_map is not None and not all(_is_cpu(one) for one in devices):
-        raise ValueError(
-            f"device_map={device_map!r} together with {KEYWORD}: the map may put modules on other devices or "
-            "offload them, and only models on the CPU are accelerated; leave device_map out, or pass "
-            "device_map='cpu'"
-        )
-
-
-def _is_cpu(device: object) -> bool:
-    if isinstance(device, int):
-        return device == -1  # transformers.pipeline's number for the CPU; 0 and up are accelerators
-    return str(device) == "cpu" or str(device).startswith("cpu:")
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -153,9 +121,26 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return function(*args, **kwargs)
 
 
+def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
+    """Give `owner.save_pretrained` the keyword `packed`."""
+    function = vars(owner)["save_pretrained"]
+
+    @functools.wraps(function)
+    def wrapper(self: Any, save_directory: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> Any:
+        from hf_cpu_accel.frontends import packed_saving
+
+        if not patches.active:
+            given = {} if packed is None else {"packed": packed}
+            return function(self, save_directory, *args, **given, **kwargs)
+        return packed_saving.save(function, self, save_directory, packed, args, kwargs)
+
+    patches.replace(owner, "save_pretrained", wrapper)
+
+
 def patch_models(module: ModuleType, patches: HostPatches) -> None:
     """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, which all model classes share."""
     _patch_from_pretrained(module.PreTrainedModel, patches)
+    _patch_save_pretrained(module.PreTrainedModel, patches)
 
 
 def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
@@ -224,9 +209,18 @@ def _placed_by_map(model: object, device_map: object) -> bool:
     return device_map is not None or getattr(model, "hf_device_map", None) is not None
 
 
+def patch_quantizers(module: ModuleType, patches: HostPatches) -> None:
+    """transformers.quantizers.auto: the tables by which `quant_method` in a config.json is looked up."""
+    from hf_cpu_accel.frontends.packed_quantizer import METHOD, PackedConfig, PackedQuantizer
+
+    patches.register(module.AUTO_QUANTIZER_MAPPING, METHOD, PackedQuantizer)
+    patches.register(module.AUTO_QUANTIZATION_CONFIG_MAPPING, METHOD, PackedConfig)
+
+
 PATCHES: dict[str, Patch] = {
     "transformers.modeling_utils": patch_models,
     "transformers.models.auto.modeling_auto": patch_auto_classes,
+    "transformers.quantizers.auto": patch_quantizers,
     "transformers.pipelines": patch_pipeline_function,
     "transformers.pipelines.base": patch_pipeline_classes,
     "diffusers.models.modeling_utils": patch_diffusers_models,

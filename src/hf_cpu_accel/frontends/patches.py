@@ -19,6 +19,7 @@ class HostPatches:
         self.active = True
         self._entries: list[tuple[Any, str, Any, Any]] = []
         self._cached: list[tuple[str, str, Any, Any]] = []
+        self._registered: list[tuple[dict[str, Any], str]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
         """Put `replacement` in place of the attribute `name` that `owner` (class or module) itself
@@ -26,6 +27,11 @@ class HostPatches:
         original = vars(owner)[name]
         self._entries.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
+
+    def register(self, table: dict[str, Any], name: str, value: Any) -> None:
+        """Add an entry to a table of the host's."""
+        table[name] = value
+        self._registered.append((table, name))
 
     def replace_cached(self, package: str, name: str, original: Any, replacement: Any) -> None:
         """Treat like `original` the copies of the reference that lazy package objects keep, now or later.
@@ -45,6 +51,9 @@ class HostPatches:
                 setattr(owner, name, original)
         for package, name, original, replacement in self._cached:
             _swap_cached(package, name, replacement, original)
+        for table, name in self._registered:
+            table.pop(name, None)
+        self._registered.clear()
         self._entries.clear()
         self._cached.clear()
 

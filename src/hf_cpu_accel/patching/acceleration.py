@@ -22,6 +22,7 @@ class Acceleration:
 
     Attributes:
         name: what the target called it, if it had several.
+        from_file: whether its packed weights came from a file, without the original ones.
         is_whole: False while it is being made, and if that was interrupted and could not be undone: `undo` then goes on.
     """
 
@@ -29,6 +30,7 @@ class Acceleration:
     journal: Journal
     name: str = ""
     is_whole: bool = True
+    from_file: bool = False
 
     @property
     def config(self) -> CPUAccelConfig:

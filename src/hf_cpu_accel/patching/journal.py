@@ -100,13 +100,17 @@ class FreedWeight:
     strides: tuple[int, ...]
 
     def undo(self) -> None:
-        ticket = self.ticket
-        values = self.packed.unpack() if ticket is None else self.store.get(ticket)
-        if (
-            values.is_floating_point()
-        ):  # else what a quantised checkpoint holds, which `model.to(dtype)` does not cast either
-            values = values.to(self.packed.weight_dtype)
-        self.parameter.data = _laid_out(values, self.strides)
+        self.parameter.data = _laid_out(self.values(), self.strides)
+
+    def values(self) -> torch.Tensor:
+        """The values of the parameter.
+
+        Raises:
+            RuntimeError: they were dropped, or stayed in another process.
+        """
+        values = self.packed.unpack() if self.ticket is None else self.store.get(self.ticket)
+        # What a quantised checkpoint holds, `model.to(dtype)` does not cast either.
+        return values.to(self.packed.weight_dtype) if values.is_floating_point() else values
 
 
 @dataclass(frozen=True)
@@ -193,9 +197,19 @@ def free_weight(
 
 def _laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """`values` in these strides; as they are where elements would share their memory (an expanded parameter)."""
-    if values.stride() == strides or 0 in strides:
+    if values.stride() == strides or _overlaps(values.shape, strides):
         return values
     return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
+
+
+def _overlaps(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether two elements may have one address."""
+    reached = 1
+    for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size > 1):
+        if step < reached:
+            return True
+        reached = step * size
+    return False
 
 
 def freeze_parameters(journal: Journal, module: nn.Module) -> None:

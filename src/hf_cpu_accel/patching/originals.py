@@ -153,11 +153,29 @@ class DroppedStore:
         self._values = None
 
     def check(self) -> None:
-        if self._values is not None:
-            return
-        raise RuntimeError(
+        if self._values is None:
+            raise RuntimeError(self.refusal())
+
+    def refusal(self) -> str:
+        """Why there are no originals, and what to do."""
+        return (
             "this model was accelerated with originals='drop', so its original weights are gone: load it again with "
             "from_pretrained, and pass originals='disk' to be able to restore"
+        )
+
+
+class NoStore(DroppedStore):
+    """The originals never were here: packed weights came from the file at `path`. Only those that packing has not rounded come
+    back."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def refusal(self) -> str:
+        return (
+            f"{self.path} has the packed weights only, and the original ones are not in its folder: to have those, or to "
+            "accelerate with other settings, load the checkpoint that it was packed from"
         )
 
 

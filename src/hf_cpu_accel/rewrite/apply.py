@@ -8,19 +8,27 @@ from torch import nn
 
 from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
 from hf_cpu_accel.patching.journal import Journal
-from hf_cpu_accel.patching.originals import make_store
+from hf_cpu_accel.patching.originals import OriginalsStore, make_store
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, loading_refused
+from hf_cpu_accel.rewrite.core.packed_source import PackedSource, taking_from
 from hf_cpu_accel.rewrite.registry import STAGES
 from hf_cpu_accel.runtime.memory import trim_heap
 
 
-def apply(root: nn.Module, plan: Plan, *, trains: bool = False, name: str = "") -> Acceleration:
+def apply(
+    root: nn.Module,
+    plan: Plan,
+    *,
+    trains: bool = False,
+    name: str = "",
+    saved: tuple[PackedSource, OriginalsStore] | None = None,
+) -> Acceleration:
     """Rewrite `root` in place as `plan` says; the plan of what is returned has the items.
 
     With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
-    has several models.
+    has several models. `saved`: take packed weights from there, and say of the originals that they are there.
 
     Any exception, from wherever, leaves `root` as it was.
     """
@@ -32,19 +40,23 @@ def apply(root: nn.Module, plan: Plan, *, trains: bool = False, name: str = "") 
         for parameter in root.parameters()
         if not exact or parameter.dim() == 4 or not parameter.is_floating_point()
     )
-    journal, store = Journal(), make_store(plan.config.originals, lossy)
+    source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
+    journal = Journal()
     context = Context.of(root, plan.config, plan.dtype, journal, store, name=name)
     added = AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
-        for stage in STAGES:
-            if stage.trains or not trains:
-                context.items.extend(stage.apply(context))
+        with taking_from(source):
+            for stage in STAGES:
+                if stage.trains or not trains:
+                    context.items.extend(stage.apply(context))
+        if source is not None and source.left:
+            raise ValueError(_not_taken(source))
         plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
-        acceleration = Acceleration(plan, journal, name)
+        acceleration = Acceleration(plan, journal, name, from_file=source is not None)
         setattr(root, ATTRIBUTE, acceleration)
         context.store.commit()
     except BaseException:
@@ -59,6 +71,15 @@ def belongs_to_accelerated(root: nn.Module) -> bool:
     if accelerated_parts(root):
         return False
     return any(isinstance(module, PackedModule) for module in root.modules())
+
+
+def _not_taken(source: PackedSource) -> str:
+    names = [name for weight in source.left for name in weight.parameters]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"the packed weights of {', '.join(names[:3])}{more} found no place: this version of hf_cpu_accel, torch and transformers, "
+        "or this machine, packs the model in another form than those that saved it. Pack the original checkpoint again here"
+    )
 
 
 def _refuse_loading(module: nn.Module, *args: Any) -> None:

@@ -28,7 +28,7 @@ from hf_cpu_accel.rewrite.core.first_call import check_first_calls
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
-from hf_cpu_accel.rewrite.core.rule import Rule
+from hf_cpu_accel.rewrite.core.rule import Rule, apply_rule, set_rule
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.encoder.fuse import fuse_encoder_layers
@@ -98,11 +98,12 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
         for rule in RULES:
             if id(module) in context.handled:
                 break
+            set_rule(rule.name, context)
             match = attempt(path, rule.match, module, path, context)
             if match is None or isinstance(match, Refusal):
                 continue
             considered = True
-            outcome = rule.apply(match, context)
+            outcome = apply_rule(rule, match, context)
             yield from outcome.items
             context.handled.update(id(handled) for handled in outcome.handled)
         if not considered and id(module) not in context.handled and has_weights(module):

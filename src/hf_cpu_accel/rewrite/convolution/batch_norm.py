@@ -13,7 +13,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.folded_norm import fold_of
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.norm_fold import NormAfter
-from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule, apply_rule
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run_alone
 
@@ -59,10 +59,11 @@ class BatchNormRule:
             for rule in self.rules:
                 single = rule.match(convolution, path, context)
                 if single is not None:
-                    outcome = rule.apply(single, context)
+                    outcome = apply_rule(rule, single, context)
                     items.extend(outcome.items)
                     handled.extend(outcome.handled)
-                    break
+                    if outcome.handled:
+                        break
         return Outcome(tuple(items), tuple(handled))
 
 

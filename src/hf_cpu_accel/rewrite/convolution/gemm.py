@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
+from hf_cpu_accel.rewrite.core.packed_source import source, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -44,8 +45,12 @@ class GemmConvolution(PackedConvolution):
         folded = None if scaled else fold
         tiled = _takes_tiles(original, dtype)
         self.is_exact = folded is None and not tiled
-        self._lost = None if folded is None else folded.lost(weight)
-        self.packed = pack_conv2d(weight if folded is None else folded.weight(weight), dtype, tiled=tiled)
+        saved = taken(weight)
+        if saved is not None:
+            self._lost, self.packed = saved.lost, saved.packed
+        else:
+            self._lost = None if folded is None else folded.lost(weight)
+            self.packed = pack_conv2d(weight if folded is None else folded.weight(weight), dtype, tiled=tiled)
         self._normalised = self._with_norm()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
@@ -118,6 +123,9 @@ class GemmConvolutionRule:
 
 def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
     """One of `packing.DTYPES`, or None where another rule serves better."""
+    saved = source()
+    if saved is not None:  # what is faster was decided when the model was packed
+        return saved.dtype_of(module.weight, GemmConvolutionRule.name)
     dtype, few = context.dtype, module.in_channels < MIN_CHANNELS
     if dtype not in (*_QUANTISED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
         return None

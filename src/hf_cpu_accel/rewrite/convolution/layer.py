@@ -94,7 +94,7 @@ def put_in_place(
     """Compare `packed`, and the norm folded into it, with the convolution that it stands for, and swap it in; or say why not."""
     module = match.module
     assert isinstance(module, nn.Conv2d)
-    reason = _disagreement(packed, module, context) if context.config.verify else None
+    reason = _disagreement(packed, module, context) if context.verifies else None
     if reason is not None:
         return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
     packed.waits = waits(module, context)

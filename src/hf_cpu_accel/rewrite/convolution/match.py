@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
+from hf_cpu_accel.rewrite.core.packed_source import taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 
 
@@ -38,8 +39,13 @@ class OneDNNConvolution(PackedConvolution):
         self.geometry = Geometry(self.padding, self.stride, self.dilation, self.groups)
         self.is_exact = fold is None
         weight = original.weight.detach()
-        self._lost = None if fold is None else fold.lost(weight)
-        self.packed = prepack((weight if fold is None else fold.weight(weight)).to(dtype), self.geometry)
+        saved = taken(weight)
+        if saved is not None:
+            self._lost, plain = saved.lost, saved.packed.data
+        else:
+            self._lost = None if fold is None else fold.lost(weight)
+            plain = (weight if fold is None else fold.weight(weight)).to(dtype)
+        self.packed = prepack(plain, self.geometry)
         self._set_bias()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:

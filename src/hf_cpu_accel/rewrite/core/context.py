@@ -20,6 +20,7 @@ from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
+from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
@@ -48,6 +49,7 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
+        rule: the name of the rule that is at work.
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
@@ -68,6 +70,7 @@ class Context:
     kept_for_adapters: dict[int, str] = field(default_factory=dict)
     measured: bool = False
     name: str = ""
+    rule: str = ""
     refused: list[RefusedPart] = field(default_factory=list)
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     items: list[PlanItem] = field(default_factory=list)
@@ -109,6 +112,12 @@ class Context:
             name=name,
             modules=list(root.named_modules()),
         )
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what rules make is compared with what it stands for; with packed weights of a file there is nothing to
+        compare."""
+        return bool(self.config.verify) and source() is None
 
     def fold_after(self, convolution: nn.Module) -> Fold | None:
         """What the norm behind a convolution multiplies and adds, or None if there is none to be packed with it."""

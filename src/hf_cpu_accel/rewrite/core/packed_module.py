@@ -27,10 +27,12 @@ class PackedModule(nn.Module):
         bias: the very Parameter of the original, or None.
         weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
         is_exact: whether `unpack` gives the very values that were packed, where their dtype can hold them.
+        rule: the name of the rule that put it in place.
     """
 
     bias: nn.Parameter | None
     is_exact: bool = True
+    rule: str = ""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.packed_source import NotPacked, source
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,23 @@ class Rule(Protocol):
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None: ...
 
     def apply(self, match: Match, context: Context) -> Outcome: ...
+
+
+def apply_rule(rule: Rule, match: Match, context: Context) -> Outcome:
+    """`rule.apply`; where packed weights are taken from a file, and this rule had no part in them, nothing is done."""
+    around = context.rule
+    set_rule(rule.name, context)
+    try:
+        return rule.apply(match, context)
+    except NotPacked:
+        return Outcome((), ())
+    finally:
+        set_rule(around, context)
+
+
+def set_rule(name: str, context: Context) -> None:
+    """Have `name` be the rule at work."""
+    context.rule = name
+    saved = source()
+    if saved is not None:
+        saved.rule = name

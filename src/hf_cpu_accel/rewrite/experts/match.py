@@ -44,7 +44,7 @@ class ExpertsRule:
         if form is None or reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
         packed = pack_experts(module, form, context.dtype, context.config.int4_group)
-        if context.config.verify:
+        if context.verifies:
             reason = _verify(module, packed, context.dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))

@@ -94,7 +94,7 @@ class FFNRule:
             for linear in (up, down)
         )
         fused = FusedFFN(match.module, packed_up, packed_down, found)
-        if context.config.verify:
+        if context.verifies:
             inputs = probes(up, 1)
             with torch.no_grad():
                 reason = disagreement(fused(*inputs), match.module(*inputs), context.dtype, up.weight.dtype)

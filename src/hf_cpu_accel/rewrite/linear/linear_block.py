@@ -106,7 +106,7 @@ class LinearBlockRule:
         group = context.config.int4_group
         dense = pack([original], dtype, int4_group=group, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)
-        if context.config.verify:
+        if context.verifies:
             inputs = probes(original, len(input_names))
             with torch.no_grad():
                 reason = disagreement(fused(*inputs), match.module(*inputs), dtype, original.weight.dtype)

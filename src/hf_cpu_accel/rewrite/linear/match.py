@@ -14,6 +14,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.packed_source import source, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -38,10 +39,16 @@ def pack(
 
     With `measured`, other providers may serve where they were measured to be faster. `transposed` says in which shape the weights
     are known outside.
+
+    Raises:
+        NotPacked: packed weights are taken from a file, which does not have them.
     """
     weights = [linear.weight.detach() for linear in linears]
-    packed = pack_linear(
-        weights[0] if len(weights) == 1 else torch.cat(weights), dtype, int4_group=int4_group
+    saved = taken(*weights)
+    packed = (
+        pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), dtype, int4_group=int4_group)
+        if saved is None
+        else saved.packed
     )
     ranges, start = [], 0
     for linear in linears:
@@ -55,6 +62,7 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
     """Free the weight of a module that is out of the tree, unless it is needed elsewhere or is to be kept."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
+    packed.rule = context.rule
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return
@@ -83,7 +91,7 @@ def put_in_place(
     """Pack `linears` together, compare each with its original, and swap them in."""
     dtype = context.weight_dtype(paths[0], linears)
     packed = pack(linears, dtype, int4_group=context.config.int4_group, measured=context.measured)
-    if context.config.verify:
+    if context.verifies:
         for path, linear, replacement in zip(paths, linears, packed, strict=True):
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad(), disable_grouping():  # which says nothing of how the host calls them
@@ -112,13 +120,15 @@ class MergedProjectionsRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             return None
-        siblings: dict[tuple[int, torch.dtype], list[tuple[str, nn.Linear]]] = defaultdict(list)
+        siblings: dict[tuple[object, ...], list[tuple[str, nn.Linear]]] = defaultdict(list)
+        saved = source()
         for name, child in module.named_children():
             child_path = f"{path}.{name}" if path else name
             if not isinstance(child, nn.Linear) or id(child) in context.handled:
                 continue
             if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
-                siblings[child.in_features, child.weight.dtype].append((child_path, child))
+                together = () if saved is None else saved.together(child.weight)
+                siblings[child.in_features, child.weight.dtype, together].append((child_path, child))
         groups = [_in_panels(members) for members in siblings.values()]
         groups = [members for members in groups if len(members) > 1]
         return Match(module, path, groups) if groups else None

@@ -41,7 +41,7 @@ class TransposedLinearRule:
             measured=context.measured,
             transposed=True,
         )[0]
-        if context.config.verify:
+        if context.verifies:
             input = probe(linear.in_features, linear.weight.dtype)
             with torch.no_grad():
                 reason = disagreement(packed(input), match.module(input), dtype, linear.weight.dtype)

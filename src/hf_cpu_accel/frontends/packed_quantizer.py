@@ -1,0 +1,92 @@
+"""How transformers loads a packed folder: by the quantiser for `quant_method: "cpu_accel"`. Importing this imports transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from hf_cpu_accel.frontends.packed_loading import PackedLoading
+from hf_cpu_accel.frontends.placement import check_placement
+from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, read_packed
+from hf_cpu_accel.packing.tensor_file import DamagedFile
+
+METHOD = "cpu_accel"
+
+
+class PackedConfig(QuantizationConfigMixin):
+    """`quantization_config` in the config.json of a packed folder.
+
+    Args:
+        dtype: what the weights are packed as.
+        format_version: of the file.
+        library_version: of hf_cpu_accel, when it was written.
+    """
+
+    def __init__(
+        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **others: Any
+    ) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment]
+        self.dtype = dtype
+        self.format_version = format_version
+        self.library_version = library_version
+
+
+class PackedQuantizer(HfQuantizer):
+    """Maps the packed weights, lets transformers load the rest of the file, and accelerates with them."""
+
+    requires_calibration = True  # it loads what was packed; it does not pack
+    reads_packed_folders = True
+    _loading: PackedLoading | None = None
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: a place off the CPU, or a format that is newer than this version.
+        """
+        check_placement(device_map=device_map, asked="a packed folder")
+        config: Any = self.quantization_config
+        version = config.format_version
+        if version != FORMAT_VERSION:
+            raise DamagedFile(
+                f"config.json names the format version {version!r} of packed files, and this version of hf_cpu_accel reads "
+                f"{FORMAT_VERSION}: install the version that wrote it ({config.library_version}), or pack the "
+                "model again with this one"
+            )
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """The one call ahead of the search for files: a packed folder has no model.safetensors, so that nobody without
+        hf_cpu_accel takes it for a checkpoint of which most weights are missing."""
+        config.transformers_weights = FILE_NAME
+        return config
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        assert checkpoint_files
+        with torch.device("cpu"):  # transformers is in the middle of building the model on the meta device
+            self._loading = PackedLoading(read_packed(Path(checkpoint_files[0])))
+            self._loading.begin(model, tuple(model.all_tied_weights_keys))
+        patterns = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = patterns | {r"\.packed(_scale|_lost)?$", r"^padding\.\d+$"}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        assert self._loading is not None
+        vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
+        vars(model.config).pop("transformers_weights", None)
+        loading, self._loading = self._loading, None
+        loading.finish(model)
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
+        """None: the names in the file are those of the model."""
+        return []
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False

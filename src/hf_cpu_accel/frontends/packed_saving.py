@@ -1,0 +1,144 @@
+"""`save_pretrained` of accelerated models: `packed=True` writes the packed weights, without it the original ones are written."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hf_cpu_accel.frontends.packed_loading import plan_rows
+from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
+from hf_cpu_accel.patching.acceleration import acceleration_of
+from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
+
+
+def save(
+    plainly: Callable[..., Any],
+    model: Any,
+    folder: str | Path,
+    packed: bool | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """`model.save_pretrained(folder, *args, packed=packed, **kwargs)`; `plainly` is the host's own method.
+
+    With `packed=None`, what was loaded packed is written packed.
+
+    Raises:
+        TypeError: `packed` is no bool.
+        ValueError: the model is not accelerated, or is to be pushed besides.
+    """
+    if packed is not None and not isinstance(packed, bool):
+        raise TypeError(
+            f"packed={packed!r}: expected True, False, or None for what the model was loaded from"
+        )
+    acceleration = acceleration_of(model)
+    came_packed = acceleration is not None and acceleration.from_file
+    if packed or (packed is None and came_packed):
+        if kwargs.get("push_to_hub"):
+            raise ValueError(
+                "packed=True, push_to_hub=True: save the folder, then huggingface_hub.upload_folder it"
+            )
+        save_packed(model, folder)
+        return
+    if acceleration is not None and kwargs.get("state_dict") is None and not args:
+        try:
+            kwargs = {**kwargs, "state_dict": original_state(model, acceleration.journal)}
+        except RuntimeError as error:
+            warnings.warn(
+                f"save_pretrained writes weights that were rounded to {acceleration.plan.dtype}: {error}. "
+                "packed=True writes what is there, as it is",
+                UserWarning,
+                stacklevel=3,
+            )
+    with _as_a_checkpoint(model):
+        plainly(model, folder, *args, **kwargs)
+
+
+@contextmanager
+def _as_a_checkpoint(model: Any) -> Iterator[None]:
+    """Inside, nothing of `model` says that it came from a packed folder."""
+    quantiser, config = _quantiser_of(model), vars(model.config) if hasattr(model, "config") else {}
+    said = config.get("quantization_config")
+    if quantiser is None:
+        yield
+        return
+    try:
+        del model.hf_quantizer
+        config.pop("quantization_config", None)
+        yield
+    finally:
+        model.hf_quantizer = quantiser
+        config["quantization_config"] = said
+
+
+def _quantiser_of(model: Any) -> Any:
+    """The quantiser of ours that loaded the model, or None."""
+    quantiser = vars(model).get("hf_quantizer")
+    return quantiser if getattr(quantiser, "reads_packed_folders", False) else None
+
+
+def save_packed(model: Any, folder: str | Path) -> int:
+    """Write an accelerated model of transformers or diffusers: config files and one file of weights.
+
+    Returns:
+        The bytes of the file.
+
+    Raises:
+        ValueError: the model is not accelerated as a whole.
+        OSError: the folder cannot be written.
+    """
+    acceleration = acceleration_of(model)
+    if acceleration is None or not acceleration.is_whole or acceleration.plan.dtype == "none":
+        raise ValueError(
+            f"packed=True: this {type(model).__name__} is not accelerated: call hf_cpu_accel.accelerate_for_cpu(model) first"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = saved_weights(model)
+    packed = {path for weight in weights for path in weight.parameters}
+    plain = plain_tensors(model, packed, getattr(model, "all_tied_weights_keys", {}))
+    plan = acceleration.plan
+    # What is this machine's own is decided anew where the model is loaded.
+    settings = dataclasses.replace(
+        acceleration.config, dtype=plan.dtype, threads=None, compiled_bundle=None, trust_compiled=False
+    )
+    about = {
+        "library_version": _library_version(),
+        "model": type(model).__name__,
+        "config": settings.to_dict(),
+        "plan": sorted(plan_rows(model)),
+    }
+    written = write_packed(folder / FILE_NAME, weights, plain, about)
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (folder / name).unlink(missing_ok=True)
+    _write_configs(model, folder, plan.dtype)
+    settings.save(folder)
+    return written
+
+
+def _write_configs(model: Any, folder: Path, dtype: str) -> None:
+    config = copy.deepcopy(model.config)
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__]
+    config.quantization_config = {
+        "quant_method": "cpu_accel",
+        "format_version": FORMAT_VERSION,
+        "dtype": dtype,
+        "library_version": _library_version(),
+    }
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _library_version() -> str:
+    try:
+        return version("hf_cpu_accel")
+    except PackageNotFoundError:
+        return "from source"

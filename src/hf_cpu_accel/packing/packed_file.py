@@ -1,0 +1,107 @@
+"""The file of a packed model: its packed weights, its other tensors, and how it was accelerated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed
+from hf_cpu_accel.packing.tensor_file import DamagedFile, TensorFile, write
+
+FILE_NAME = "cpu_accel.safetensors"
+FORMAT_VERSION = 1
+_KEY = "cpu_accel"
+
+
+@dataclass(frozen=True)
+class PackedModelFile:
+    """
+    Attributes:
+        weights: the packed weights; their tensors are views of the mapped file.
+        plain: the other parameters and buffers by their paths, likewise.
+        about: what was given to `write_packed`.
+    """
+
+    path: Path
+    weights: tuple[SavedWeight, ...]
+    plain: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+
+
+def write_packed(
+    path: Path, weights: Sequence[SavedWeight], plain: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> int:
+    """Write a packed model, and return the number of bytes.
+
+    Args:
+        plain: parameters and buffers that are not packed, by their paths.
+        about: of plain JSON types: how the model was accelerated.
+
+    Raises:
+        ValueError: a tensor in a dtype that safetensors does not have.
+        OSError: the file cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    rows = []
+    for weight in weights:
+        packed, named = weight.packed, weight.tensors()
+        tensors.update(named)
+        rows.append(
+            {
+                "rule": weight.rule,
+                "parameters": list(weight.parameters),
+                "dtype": packed.dtype,
+                "in_features": packed.in_features,
+                "out_features": packed.out_features,
+                "tensors": list(named),
+            }
+        )
+    header = {"format_version": FORMAT_VERSION, "about": dict(about), "weights": rows, "plain": list(plain)}
+    # Larger ones first, so that what kernels stream begins where pages do.
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].nbytes))
+    return write(path, {**ordered, **plain}, {"format": "pt", _KEY: json.dumps(header)})
+
+
+def read_packed(path: Path) -> PackedModelFile:
+    """Map a packed model. Everything in the file is compared with its checksums before anything is given out.
+
+    Raises:
+        DamagedFile: it is truncated, foreign or changed, or in a format that is newer than this version of hf_cpu_accel.
+        OSError: it cannot be read.
+    """
+    file = TensorFile(path)
+    try:
+        header = json.loads(file.metadata[_KEY])
+        version = header["format_version"]
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"it has the format version {version!r}, and this version of hf_cpu_accel reads {FORMAT_VERSION}: "
+                "install the version that wrote it, or pack the model again with this one"
+            )
+        file.check()
+        weights = tuple(_weight(row, file) for row in header["weights"])
+        plain = {name: file[name] for name in header["plain"]}
+        about = dict(header["about"])
+    except DamagedFile:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise file.damaged(
+            f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
+        ) from error
+    return PackedModelFile(path, weights, plain, about)
+
+
+def _weight(row: Mapping[str, Any], file: TensorFile) -> SavedWeight:
+    first = row["parameters"][0]
+    found = {name.removeprefix(f"{first}.packed"): file[name] for name in row["tensors"]}
+    packed = PackedWeight(
+        found[""], found.get("_scale"), int(row["in_features"]), int(row["out_features"]), str(row["dtype"])
+    )
+    check_packed(packed)
+    return SavedWeight(str(row["rule"]), tuple(row["parameters"]), packed, found.get("_lost"))

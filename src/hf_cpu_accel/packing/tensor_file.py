@@ -1,0 +1,238 @@
+"""Files of tensors in the safetensors format that are mapped, not read: processes which map one share its pages.
+
+What safetensors leaves open is settled here: a SHA-256 of the header (itself left out) and a CRC-32 of each tensor stand in the
+metadata, and each tensor begins at a multiple of 64 bytes, the line that a kernel loads. A file that differs from what was
+written, by a single bit, is refused before any tensor of it is given out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+LINE = 64
+_HEADER_HASH, _CHECKSUMS = "header_sha256", "crc32"
+_MOST_HEADER = 100_000_000  # bytes, as in safetensors
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PADDING = "padding."  # what begins so, and a number, only fills up lines
+
+
+class DamagedFile(ValueError):
+    """A file that is not, or no longer, what was written. Nothing of it was used."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # in bytes, from the end of the header
+    end: int
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+    """Write `path`, in one step: who reads it meanwhile has the file as it was before.
+
+    Args:
+        tensors: on the CPU; their names must not begin with "padding.".
+        metadata: strings, as safetensors has them.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        ValueError: a dtype that safetensors does not have, or a reserved name.
+        OSError: the file cannot be written.
+    """
+    values = {name: _bytes_of(name, tensor) for name, tensor in tensors.items()}
+    header: dict[str, Any] = {"__metadata__": {}}
+    end = 0
+    for number, (name, tensor) in enumerate(tensors.items()):
+        start = -(-end // LINE) * LINE
+        if start > end:
+            header[f"{_PADDING}{number}"] = _row("U8", (start - end,), end, start)
+        end = start + len(values[name])
+        header[name] = _row(_NAMES[tensor.dtype], tuple(tensor.shape), start, end)
+    sums = {name: _checksum(header[name], content) for name, content in values.items()}
+    header["__metadata__"] = {**metadata, _CHECKSUMS: json.dumps(sums), _HEADER_HASH: "0" * 64}
+    text = _encoded(header)
+    header["__metadata__"][_HEADER_HASH] = hashlib.sha256(text).hexdigest()
+    text = _encoded(header)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        try:
+            file.write(text)
+            for name, content in values.items():
+                start = len(text) + header[name]["data_offsets"][0]
+                file.write(bytes(start - file.tell()))
+                file.write(content)
+            os.fchmod(file.fileno(), 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return len(text) + end
+
+
+class TensorFile:
+    """A file that `write` made, mapped.
+
+    Attributes:
+        path: where it is.
+        metadata: as it was given to `write`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            DamagedFile: it is truncated, foreign or changed; tensors are checked by `check`.
+            OSError: it cannot be read.
+        """
+        self.path = path
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                text = _read_header(file.read(8), file, size)
+            self._entries, self.metadata = _parse(text, size)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise self.damaged(error) from error
+        self._checksums = self.metadata.pop(_CHECKSUMS)
+        self._start = len(text)
+        self._mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+    def damaged(self, reason: object) -> DamagedFile:
+        """The error to raise for this file."""
+        return DamagedFile(
+            f"{self.path} cannot be loaded: {reason}. Nothing was loaded; write or download it again"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._entries if not name.startswith(_PADDING))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor: a view of the mapped file, which must not be written to.
+
+        Raises:
+            DamagedFile: there is no such tensor.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self.damaged(f"it holds no tensor {name!r}")
+        content = self._mapped[self._start + entry.begin : self._start + entry.end]
+        return (
+            content.view(entry.dtype).view(entry.shape)
+            if len(content)
+            else torch.empty(entry.shape, dtype=entry.dtype)
+        )
+
+    def check(self) -> None:
+        """Compare every tensor with its checksum, on all cores.
+
+        Raises:
+            DamagedFile: one differs.
+        """
+        content = self._mapped.numpy().data
+        # The largest first, so that the cores end together. zlib lets go of the interpreter while it reads.
+        names = sorted(self._entries, key=lambda name: self._entries[name].begin - self._entries[name].end)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            right = dict(zip(names, pool.map(lambda name: self._is_right(name, content), names), strict=True))
+        wrong = [name for name in names if not right[name]]
+        if wrong:
+            raise self.damaged(f"the content of {wrong[0]!r} is not what was written (CRC-32)")
+
+    def _is_right(self, name: str, content: memoryview) -> bool:
+        entry = self._entries[name]
+        piece = content[self._start + entry.begin : self._start + entry.end]
+        if name.startswith(_PADDING):
+            return not any(piece)
+        row = _row(_NAMES[entry.dtype], entry.shape, entry.begin, entry.end)
+        return _checksum(row, piece) == self._checksums.get(name)
+
+
+def _bytes_of(name: str, tensor: Tensor) -> memoryview:
+    if name.startswith(_PADDING) or tensor.dtype not in _NAMES:
+        raise ValueError(
+            f"{name}: {tensor.dtype} cannot be written; accepted are {', '.join(map(str, _NAMES))}"
+        )
+    view: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def _checksum(row: dict[str, Any], content: memoryview) -> int:
+    """The CRC-32 of a tensor: of its dtype and shape, and of its bytes."""
+    return zlib.crc32(content, zlib.crc32(f"{row['dtype']} {row['shape']}".encode()))
+
+
+def _row(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _encoded(header: dict[str, Any]) -> bytes:
+    """The header as it is written: its length, itself, and blanks up to a whole line."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % LINE)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _read_header(prefix: bytes, file: BinaryIO, size: int) -> bytes:
+    """The bytes ahead of the first tensor."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or not 2 <= length <= min(_MOST_HEADER, size - 8):
+        raise ValueError(
+            f"its header is said to have {length} of its {size} bytes: it is truncated, or no such file"
+        )
+    return prefix + file.read(length)
+
+
+def _parse(text: bytes, size: int) -> tuple[dict[str, _Entry], dict[str, Any]]:
+    """The tensors and the metadata of a header that is what was written, in a file of `size` bytes."""
+    header = json.loads(text[8:])
+    metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or _HEADER_HASH not in metadata or _CHECKSUMS not in metadata:
+        raise ValueError("it has no checksums: it was not written by hf_cpu_accel")
+    found = metadata.pop(_HEADER_HASH)
+    blank = text.replace(str(found).encode(), b"0" * 64, 1)
+    if hashlib.sha256(blank).hexdigest() != found:
+        raise ValueError("its header is not what was written (SHA-256)")
+    metadata[_CHECKSUMS] = json.loads(metadata[_CHECKSUMS])
+    entries = {name: _entry(row) for name, row in header.items()}
+    end = 0
+    for name, entry in entries.items():
+        if entry.begin != end or entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
+            raise ValueError(f"the place of {name!r} is wrong")
+        end = entry.end
+    if len(text) + end != size:
+        raise ValueError(
+            f"it has {size} bytes, and {len(text) + end} were written: it is truncated, or was added to"
+        )
+    return entries, metadata
+
+
+def _entry(row: dict[str, Any]) -> _Entry:
+    begin, end = row["data_offsets"]
+    shape = tuple(row["shape"])
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError(f"{row!r} describes no tensor")
+    return _Entry(_DTYPES[row["dtype"]], shape, begin, end)

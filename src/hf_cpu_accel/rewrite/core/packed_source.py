@@ -1,0 +1,134 @@
+"""Packed weights that are taken from a file, where a model is loaded that was packed before.
+
+The stages and rules are those of any acceleration, so that the same layers come of it: what a rule would pack, it takes. The
+parameters that are in the file have no values. `placeholders` gives them some, so that a rule that tells a structure by what it
+computes still can; nothing is compared with them afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+
+_SCALE = 0.02  # of weights in transformers
+_PERIOD = 1_000_003  # numbers, after which they are repeated: a prime, so that rows differ
+_APART = 64  # numbers between two placeholders, and two experts
+_MOST_NUMBERS, _STRIDES = 1 << 25, (1, 2, 3, 5, 7)
+
+
+class NotPacked(Exception):
+    """The rule did not pack this when the model was saved, so it does not now. The message says why, after "left because"."""
+
+
+class PackedSource:
+    """The packed weights of a file, for one model.
+
+    Args:
+        model: its parameters are there, those in the file as placeholders.
+        weights: those of the file whose parameters the model has.
+    """
+
+    def __init__(self, model: nn.Module, weights: Sequence[SavedWeight]) -> None:
+        self.rule = ""  # the one that is at work
+        self._of: dict[int, list[SavedWeight]] = defaultdict(list)
+        self._parameters: dict[int, tuple[int, ...]] = {}
+        self._left = {id(weight): weight for weight in weights}
+        for weight in weights:
+            parameters = [model.get_parameter(path) for path in weight.parameters]
+            self._parameters[id(weight)] = tuple(map(Tensor.data_ptr, parameters))
+            for parameter in parameters:
+                self._of[parameter.data_ptr()].append(weight)
+
+    def dtype_of(self, parameter: Tensor, rule: str) -> str | None:
+        """What `parameter` was packed as by `rule`; None if that did not pack it."""
+        weights = (weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == rule)
+        return next((weight.packed.dtype for weight in weights), None)
+
+    def take(self, parameters: Sequence[Tensor]) -> SavedWeight:
+        """The packed weight of all `parameters` in their order, by the rule that is at work.
+
+        Raises:
+            NotPacked: the file has none.
+        """
+        wanted = tuple(map(Tensor.data_ptr, parameters))
+        for weight in self._of.get(wanted[0], ()):
+            if weight.rule == self.rule and self._parameters[id(weight)] == wanted:
+                self._left.pop(id(weight), None)
+                return weight
+        raise NotPacked("it was not packed in this form when the model was saved")
+
+    def together(self, parameter: Tensor) -> tuple[int, ...]:
+        """What tells with which others the rule at work packed `parameter`; empty if it did not."""
+        found = [weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == self.rule]
+        return self._parameters[id(found[0])] if found else ()
+
+    @property
+    def left(self) -> list[SavedWeight]:
+        """Those that nobody has taken."""
+        return list(self._left.values())
+
+
+_current: ContextVar[PackedSource | None] = ContextVar("packed source", default=None)
+
+
+@contextmanager
+def taking_from(source: PackedSource | None) -> Iterator[None]:
+    """Inside, rules take packed weights from `source`, unless it is None."""
+    token = _current.set(source)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def source() -> PackedSource | None:
+    """Where packed weights are to be taken from; None where they are made."""
+    return _current.get()
+
+
+def taken(*parameters: Tensor) -> SavedWeight | None:
+    """The packed weight of `parameters` from the file; None where there is none, and it is to be made.
+
+    Raises:
+        NotPacked: there is a file, and it has no such weight.
+    """
+    current = _current.get()
+    return None if current is None else current.take(parameters)
+
+
+def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Parameters of these shapes and dtypes, each at an address of its own, that share the memory of the largest.
+
+    Their values are those of weights that nobody has trained, and no two rows of one are alike. Matrices are contiguous, as
+    grouped products want them, but for those so large (tables and heads) that nobody multiplies by them to see what they do.
+    """
+    layouts = [_layout(tuple(parameter.shape)) for parameter in parameters]
+    length = max((reach for _, reach in layouts), default=0) + _APART * len(parameters) + 1
+    few = torch.randn(min(length, _PERIOD), generator=torch.Generator("cpu").manual_seed(0)).mul_(_SCALE)
+    numbers = few.repeat(-(-length // len(few)))
+    of_dtype = {dtype: numbers.to(dtype) for dtype in dict.fromkeys(p.dtype for p in parameters)}
+    return [
+        nn.Parameter(
+            of_dtype[parameter.dtype].as_strided(parameter.shape, strides, _APART * number),
+            requires_grad=False,
+        )
+        for number, (parameter, (strides, _)) in enumerate(zip(parameters, layouts, strict=True))
+    ]
+
+
+def _layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Strides, and how many numbers they reach over."""
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    if len(shape) == 3:  # experts: each begins a little further
+        strides[0] = _APART
+    elif math.prod(shape) > _MOST_NUMBERS:
+        strides = list(_STRIDES[: len(shape)])
+    return tuple(strides), sum(step * (size - 1) for step, size in zip(strides, shape, strict=True))

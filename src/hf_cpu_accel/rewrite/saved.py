@@ -1,0 +1,100 @@
+"""What of an accelerated model is written to a file: its packed weights, and the parameters and buffers that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.patching.journal import FreedWeight, Journal
+from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
+from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
+from hf_cpu_accel.rewrite.experts.match import ExpertsRule
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+
+def saved_weights(root: nn.Module) -> list[SavedWeight]:
+    """The packed weights in the modules of `root`."""
+    groups: dict[int, list[tuple[int, str, PackedLinear]]] = {}
+    found: list[SavedWeight] = []
+    for path, module in root.named_modules():
+        if isinstance(module, PackedLinear):
+            groups.setdefault(id(module.group), []).append((module.index, _join(path, "weight"), module))
+        elif isinstance(module, PackedModule):
+            found.append(_of_convolution(module, _join(path, "weight")))
+        elif isinstance(module, PackedExperts):
+            found.extend(
+                SavedWeight(ExpertsRule.name, (_join(path, name),), packed)
+                for name, packed in module.packed.items()
+            )
+    for members in groups.values():
+        members.sort(key=lambda member: member[0])
+        first = members[0][2]
+        paths = tuple(path for _, path, _ in members)
+        found.append(SavedWeight(first.rule, paths, first.group.packed, getattr(first, "_lost", None)))
+    return found
+
+
+def plain_tensors(root: nn.Module, packed: set[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
+    """The parameters and persistent buffers of `root` by their paths, as they are in its state dict.
+
+    Args:
+        packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
+        tied: {path: path of the same parameter elsewhere}; the first is left out.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        for name, tensor in _held(module):
+            whole = _join(path, name)
+            if tensor is not None and whole not in packed:
+                tensors[whole] = tensor
+    known = {id(tensor) for name, tensor in tensors.items() if name not in tied}
+    return {name: tensor for name, tensor in tensors.items() if name not in tied or id(tensor) not in known}
+
+
+def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
+    """The state dict of `root` as it was before it was accelerated, except that names may come in another order.
+
+    Raises:
+        RuntimeError: some of the original weights are gone.
+    """
+    journal.check()
+    state = plain_tensors(root, set(), {})
+    freed: dict[tuple[int, str], Tensor] = {}
+    for change in journal.changes:
+        if isinstance(change, FreedWeight):
+            packed: Any = change.packed
+            experts = isinstance(packed, PackedStack)
+            key = (id(packed.module), packed.stack.name) if experts else (id(packed), "weight")
+            freed[key] = change.values()
+    for path, module in root.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedModule | PackedExperts):
+            names = [name for owner, name in freed if owner == id(module)]
+            state.update({_join(path, name): freed[id(module), name] for name in names})
+    return state
+
+
+def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
+    lost: Any = getattr(module, "_lost", None)
+    if isinstance(module, GemmConvolution):
+        return SavedWeight(module.rule, (path,), module.packed, lost)
+    assert isinstance(module, OneDNNConvolution)
+    plain = module.packed.to_dense().contiguous()
+    packed = PackedWeight(plain, None, plain[0].numel(), len(plain), module.packed_dtype)
+    return SavedWeight(module.rule, (path,), packed, lost)
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+    yield from module._parameters.items()
+    for name, buffer in module._buffers.items():
+        if name not in module._non_persistent_buffers_set:
+            yield name, buffer
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
