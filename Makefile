@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, fuzz, asan, tsan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, fuzz, asan, tsan; audit; fuzz-files.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,11 @@ test: kernels
 FUZZ ?= --cases 10000
 fuzz: kernels
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
+
+# Packed files that something has happened to (bits, lengths, rows of the header, pieces in a wrong order): refused, or as written.
+FUZZ_FILES ?= --cases 10000
+fuzz-files: kernels
+	$(BIN)/python -m tests.packing.mutated_files $(FUZZ_FILES)
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext

@@ -12,6 +12,7 @@ from hf_cpu_accel.cli.compile import compile_model
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
+from hf_cpu_accel.cli.pack import pack
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -25,6 +26,7 @@ app.command()(chat)
 app.command()(demo)
 app.command("compile")(compile_model)
 app.command()(export)
+app.command()(pack)
 
 
 def _version(wanted: bool) -> None:

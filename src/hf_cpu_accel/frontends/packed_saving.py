@@ -14,6 +14,7 @@ from typing import Any
 from hf_cpu_accel.frontends.packed_loading import plan_rows
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
 from hf_cpu_accel.patching.acceleration import acceleration_of
+from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 
 
@@ -46,6 +47,13 @@ def save(
             )
         save_packed(model, folder)
         return
+    if acceleration is None and belongs_to_accelerated(model):
+        warnings.warn(
+            f"this {type(model).__name__} is a part of an accelerated model: save_pretrained writes its weights as they were "
+            "rounded. Call hf_cpu_accel.restore on the whole before, or accelerate this part by itself",
+            UserWarning,
+            stacklevel=3,
+        )
     if acceleration is not None and kwargs.get("state_dict") is None and not args:
         try:
             kwargs = {**kwargs, "state_dict": original_state(model, acceleration.journal)}
@@ -96,7 +104,8 @@ def save_packed(model: Any, folder: str | Path) -> int:
     acceleration = acceleration_of(model)
     if acceleration is None or not acceleration.is_whole or acceleration.plan.dtype == "none":
         raise ValueError(
-            f"packed=True: this {type(model).__name__} is not accelerated: call hf_cpu_accel.accelerate_for_cpu(model) first"
+            f"packed=True: this {type(model).__name__} is not accelerated, or only as a part of another model: call "
+            "hf_cpu_accel.accelerate_for_cpu on it first"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,63 @@
+"""`hf-cpu-accel pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from typer.testing import CliRunner
+
+from hf_cpu_accel import accelerate_for_cpu, explain
+from hf_cpu_accel.cli.main import app
+from tests.acceptance.tokenizers import wordpiece
+from tests.frontends.packed_cases import bert
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    model, _, _ = bert()
+    model.save_pretrained(tmp_path / "checkpoint")
+    wordpiece().save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["pack", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_folder_loads_as_what_was_packed(checkpoint: Path, tmp_path: Path) -> None:
+    code, output = run(checkpoint, tmp_path / "packed", "--dtype", "int8", "--threads", 1)
+    assert code == 0, output
+    assert "BertForSequenceClassification, int8" in output
+    assert [line.split()[0] for line in output.splitlines() if line[:4] in ("load", "pack", "writ")] == [
+        "load",
+        "pack",
+        "write",
+    ]
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "packed")
+    assert explain(loaded).dtype == "int8"
+    assert AutoTokenizer.from_pretrained(tmp_path / "packed").vocab_size == wordpiece().vocab_size
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+    accelerate_for_cpu(model, dtype="int8")
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
+    for arguments, says in (
+        ((checkpoint, checkpoint), "expected a folder of its own"),
+        ((checkpoint, tmp_path / "packed", "--dtype", "int3"), "int3"),
+        ((tmp_path / "nowhere", tmp_path / "packed"), "Cannot load"),
+    ):
+        code, output = run(*arguments)
+        assert code, output
+        assert says in output
+    assert not (tmp_path / "packed").exists()
+    assert run(checkpoint, tmp_path / "packed")[0] == 0
+    code, output = run(tmp_path / "packed", tmp_path / "again")
+    assert code == 1
+    assert "quantised already" in output
