@@ -33,11 +33,17 @@ _H = torch.kron(torch.kron(_R, _R), torch.eye(BLOCK // SQUARE))
 
 def rotate(x: Tensor) -> Tensor:
     """x [..., K] float32 or float64, times H."""
-    whole = x.shape[-1] // BLOCK * BLOCK
-    blocks = x[..., :whole].unflatten(-1, (whole // BLOCK, BLOCK))
-    return torch.cat([(blocks @ _H.to(x.dtype)).flatten(-2), x[..., whole:] * SQUARE**0.5], dim=-1)
+    return _times(x, _H, SQUARE**0.5)
 
 
 def rotate_back(x: Tensor) -> Tensor:
     """The inverse of `rotate`."""
-    return rotate(x) / SQUARE
+    return _times(x, _H / SQUARE, SQUARE**-0.5)  # powers of two: nothing is rounded otherwise than by H
+
+
+def _times(x: Tensor, matrix: Tensor, rest: float) -> Tensor:
+    """Whole blocks times `matrix`, the features behind them times `rest`."""
+    whole = x.shape[-1] // BLOCK * BLOCK
+    blocks = x[..., :whole].unflatten(-1, (whole // BLOCK, BLOCK))
+    turned = (blocks @ matrix.to(x.dtype)).flatten(-2)
+    return turned if whole == x.shape[-1] else torch.cat([turned, x[..., whole:] * rest], dim=-1)
