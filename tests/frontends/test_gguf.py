@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def test_a_file_that_ends_early_loads_nothing(tmp_path: Path) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
     assert before == GGUF_ARCHS
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_the_weights_of_a_file_are_saved_packed_as_they_are(tmp_path: Path, model_type: str) -> None:
+    path = write_file(tmp_path, model_type)
+    model = AutoModelForCausalLM.from_pretrained(str(path), cpu_optimize="float32")
+    model.save_pretrained(tmp_path / "packed", packed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    ids = torch.randint(1, 160, (2, 9), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(call(loaded, ids), call(model, ids))
+    packed = {m.packed_dtype for m in loaded.modules() if isinstance(m, PackedLinear)}
+    assert packed == {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)}
+    tokens = model.generate(ids, max_new_tokens=6, do_sample=False)
+    assert torch.equal(loaded.generate(ids, max_new_tokens=6, do_sample=False), tokens)
 
 
 assert hf_cpu_accel  # the keyword is there because it is imported

@@ -69,6 +69,26 @@ def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
         return _pack(weights, bits, group, half=False)
 
 
+def in_floats(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """A parameter or buffer of `module` that holds integers: the numbers that they stand for where it is a quantised table, else
+    as it is.
+
+    Raises:
+        ValueError: it is a quantised weight that nothing has packed; `name` is its path.
+    """
+    host = sys.modules.get("transformers.integrations.gguf.utils")
+    if host is None or not isinstance(tensor, nn.Parameter):
+        return tensor
+    if isinstance(module, host.GgufEmbedding):
+        table: Tensor = module(torch.arange(module.num_embeddings))
+        return table
+    if isinstance(module, host.GgufLinear | host.GgufExperts):
+        raise ValueError(
+            f"{name} holds blocks of a GGUF file that are not packed, so it cannot be written packed"
+        )
+    return tensor
+
+
 def _pack(weights: Sequence[StoredWeight], bits: int, group: int, *, half: bool) -> PackedWeight:
     out_features, in_features = sum(weight.out_features for weight in weights), weights[0].in_features
     data = allocate(affine.shape_of(out_features, in_features, bits, group, half=half), torch.uint8)

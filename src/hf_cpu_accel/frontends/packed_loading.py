@@ -120,7 +120,8 @@ def plan_rows(model: nn.Module) -> set[tuple[str, str, str]]:
     """(path, structure, op) of what was replaced in an accelerated model."""
     acceleration = acceleration_of(model)
     assert acceleration is not None
-    return {(item.name, item.structure, item.op) for item in acceleration.plan.replaced}
+    # In brackets stands where a weight came from.
+    return {(item.name, item.structure.partition(" (")[0], item.op) for item in acceleration.plan.replaced}
 
 
 def _place(model: nn.Module, path: str) -> _Place:

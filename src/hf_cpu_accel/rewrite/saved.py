@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.checkpoints.stored import in_floats
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.journal import FreedWeight, Journal
@@ -16,6 +17,7 @@ from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 
 
 def saved_weights(root: nn.Module) -> list[SavedWeight]:
@@ -36,7 +38,9 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
         members.sort(key=lambda member: member[0])
         first = members[0][2]
         paths = tuple(path for _, path, _ in members)
-        found.append(SavedWeight(first.rule, paths, first.group.packed, getattr(first, "_lost", None)))
+        # What a checkpoint stores quantised is packed by a rule of its own, and found in plain linears when it is loaded.
+        rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
+        found.append(SavedWeight(rule, paths, first.group.packed, getattr(first, "_lost", None)))
     return found
 
 
@@ -46,15 +50,17 @@ def plain_tensors(root: nn.Module, packed: set[str], tied: Mapping[str, str]) ->
     Args:
         packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
         tied: {path: path of the same parameter elsewhere}; the first is left out.
+
+    Raises:
+        ValueError: a module holds a quantised weight that is not packed.
     """
     tensors: dict[str, Tensor] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for name, tensor in _held(module):
             whole = _join(path, name)
             if tensor is not None and whole not in packed:
-                tensors[whole] = tensor
-    known = {id(tensor) for name, tensor in tensors.items() if name not in tied}
-    return {name: tensor for name, tensor in tensors.items() if name not in tied or id(tensor) not in known}
+                tensors[whole] = tensor if tensor.is_floating_point() else in_floats(module, whole, tensor)
+    return {name: tensor for name, tensor in tensors.items() if tied.get(name) not in tensors}
 
 
 def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:

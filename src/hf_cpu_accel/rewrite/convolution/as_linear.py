@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, w
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.packed_source import taken, was_packed
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -58,11 +58,11 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         weight, bias = original.weight.detach(), original._parameters["bias"]
         rows = weight.flatten(1) if weight.dim() > 3 else weight.transpose(1, 2).flatten(1)
         saved = taken(weight)
-        packed = (
-            pack_linear(rows if fold is None else fold.weight(rows), dtype, int4_group=int4_group)
-            if saved is None
-            else saved.packed
-        )
+        if saved is None:
+            folded, lost = (rows, None) if fold is None else (fold.weight(rows), fold.lost(rows))
+            packed = pack_linear(folded, dtype, int4_group=int4_group)
+        else:
+            packed, lost = saved.packed, saved.lost
         used = bias if fold is None else fold.bias(bias)
         group = ProjectionGroup(packed, [(0, len(rows))], [used], measured=measured)
         linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta", dtype=weight.dtype)
@@ -70,7 +70,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         super().__init__(group, 0, linear)
         self.fold = fold
         self.is_exact = fold is None
-        self._lost = saved.lost if saved is not None else None if fold is None else fold.lost(rows)
+        self._lost = lost
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
         self.dilation, self.groups, self.padding_mode = (
@@ -189,12 +189,8 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is nn.Conv1d:
-            saved = source()
-            gains = (
-                _gains_over_time(context.dtype) or _follows_sound(path, context)
-                if saved is None
-                else saved.dtype_of(module.weight, self.name) is not None
-            )
+            gains = _gains_over_time(context.dtype) or _follows_sound(path, context)
+            gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif type(module) in (nn.Conv2d, nn.Conv3d):
             structure, fits = (PIXELS if _is_pointwise(module) else PATCHES), _cuts_patches(module)

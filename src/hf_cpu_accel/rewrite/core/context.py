@@ -205,6 +205,9 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         linear.in_features,
     ):
         return "its weight does not have the shape of a linear's"
+    saved = source()
+    if saved is not None and saved.has(linear.weight):
+        return None
     if context.dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
         return f"integer sums over {linear.in_features} input features would overflow"
     if linear.weight.dtype not in WEIGHT_DTYPES:
@@ -218,7 +221,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     owner = context.other_owner(linear.weight, f"{path}.weight")
     if owner is not None and context.dtype == "float32":
         return f"shares its weight with {owner}; packing would hold it twice"
-    return None
+    return None if saved is None else "it was not packed when the model was saved"
 
 
 def _overrides_alike(linear: nn.Linear) -> bool:

@@ -47,6 +47,10 @@ class PackedSource:
             for parameter in parameters:
                 self._of[parameter.data_ptr()].append(weight)
 
+    def has(self, parameter: Tensor) -> bool:
+        """Whether `parameter` is in a packed weight."""
+        return parameter.data_ptr() in self._of
+
     def dtype_of(self, parameter: Tensor, rule: str) -> str | None:
         """What `parameter` was packed as by `rule`; None if that did not pack it."""
         weights = (weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == rule)
@@ -102,6 +106,12 @@ def taken(*parameters: Tensor) -> SavedWeight | None:
     """
     current = _current.get()
     return None if current is None else current.take(parameters)
+
+
+def was_packed(parameter: Tensor, rule: str, otherwise: bool) -> bool:
+    """Whether `rule` packed `parameter` when the model was saved; `otherwise` where nothing was saved."""
+    current = _current.get()
+    return otherwise if current is None else current.dtype_of(parameter, rule) is not None
 
 
 def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
