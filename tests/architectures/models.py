@@ -37,7 +37,10 @@ def classes_of(model_type: str, config: PretrainedConfig) -> list[type[PreTraine
         mapped = MODEL_MAPPING[type(config)]
         mapped = mapped if isinstance(mapped, tuple) else (mapped,)
         found = [*mapped, *found]
-    except KeyError:
+    except (
+        KeyError,
+        ValueError,
+    ):  # a ValueError: the mapping of this transformers names a class that it does not have
         pass
     if wanted:
         found = [m for m in found if m.__name__ == wanted]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.journal import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -45,11 +46,11 @@ def pack(
     """
     weights = [linear.weight.detach() for linear in linears]
     saved = taken(*weights)
-    packed = (
-        pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), dtype, int4_group=int4_group)
-        if saved is None
-        else saved.packed
-    )
+    if saved is None:
+        whole = weights[0] if len(weights) == 1 else torch.cat(weights)
+        packed = pack_linear(whole, nearest_form(whole, dtype, int4_group), int4_group=int4_group)
+    else:
+        packed = saved.packed
     ranges, start = [], 0
     for linear in linears:
         ranges.append((start, start + linear.out_features))
