@@ -292,3 +292,16 @@ except ImportError as error:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install hf_cpu_accel[optimum]" in result.stdout
+
+
+def test_a_packed_folder_is_loaded_and_written_packed(folder, tmp_path, batch):
+    model = CPUModelForSequenceClassification.from_pretrained(folder, cpu_optimize="int8")
+    expected = model(**batch).logits
+    model.model.save_pretrained(tmp_path / "one", packed=True)
+    loaded = CPUModelForSequenceClassification.from_pretrained(tmp_path / "one")
+    assert torch.equal(loaded(**batch).logits, expected)
+    assert loaded.cpu_config.dtype == "int8"
+    loaded.save_pretrained(tmp_path / "two")
+    assert (tmp_path / "two" / "cpu_accel.safetensors").exists()
+    again = CPUModelForSequenceClassification.from_pretrained(tmp_path / "two")
+    assert torch.equal(again(**batch).logits, expected)

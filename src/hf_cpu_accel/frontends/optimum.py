@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
+from hf_cpu_accel.frontends import packed_saving
 from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 from hf_cpu_accel.hosts.find import Root
+from hf_cpu_accel.patching.acceleration import acceleration_of
 
 try:
     from optimum.modeling_base import OptimizedModel
@@ -136,23 +138,22 @@ class CPUModel(OptimizedModel):
         """Write an ordinary checkpoint with the original weights, plus cpu_accel_config.json.
 
         Plain transformers loads the folder. An accelerated model holds packed weights, rounded for bfloat16
-        and int8: it is restored for the time of writing and accelerated again afterwards. That costs reading
-        the kept originals, packing a second time, and meanwhile the memory of the unpacked weights.
+        and int8: what is written are the kept originals, which takes the memory of the unpacked weights meanwhile.
+        A model that came from a packed folder is written packed again.
 
         Raises:
             RuntimeError: the originals were dropped (`CPUAccelConfig(originals="drop")`), so that there is
                 nothing to write.
         """
         directory = Path(save_directory)
-        if self.cpu_config is None:
+        acceleration = acceleration_of(self.model)
+        if self.cpu_config is None or acceleration is None:
             self.model.save_pretrained(directory)
             return
-        api.restore(self.model)
-        try:
-            self.model.save_pretrained(directory)
-        finally:
-            api.accelerate_for_cpu(self.model, self.cpu_config)
-        self.cpu_config.save(directory)
+        if not acceleration.from_file:
+            acceleration.journal.check()
+        packed_saving.save(PreTrainedModel.save_pretrained, self.model, directory, None, (), {})
+        acceleration.config.save(directory)
 
     def can_generate(self) -> bool:
         """Whether `generate` is available; False for the tasks served here."""

@@ -17,6 +17,9 @@ from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 
+# Of a plain save, and nothing to a file of packed weights.
+_WITHOUT_MEANING = ("max_shard_size", "safe_serialization", "push_to_hub", "is_main_process", "token")
+
 
 def save(
     plainly: Callable[..., Any],
@@ -31,7 +34,7 @@ def save(
     With `packed=None`, what was loaded packed is written packed.
 
     Raises:
-        TypeError: `packed` is no bool.
+        TypeError: `packed` is no bool, or an option does not go with it.
         ValueError: the model is not accelerated, or is to be pushed besides.
     """
     if packed is not None and not isinstance(packed, bool):
@@ -41,6 +44,11 @@ def save(
     acceleration = acceleration_of(model)
     came_packed = acceleration is not None and acceleration.from_file
     if packed or (packed is None and came_packed):
+        other = [name for name in kwargs if name not in _WITHOUT_MEANING]
+        if args or other:
+            raise TypeError(
+                f"packed=True takes no {other[0] if other else repr(args[0])}: it writes one file of all weights"
+            )
         if kwargs.get("push_to_hub"):
             raise ValueError(
                 "packed=True, push_to_hub=True: save the folder, then huggingface_hub.upload_folder it"
@@ -98,7 +106,7 @@ def save_packed(model: Any, folder: str | Path) -> int:
         The bytes of the file.
 
     Raises:
-        ValueError: the model is not accelerated as a whole.
+        ValueError: the model is not accelerated as a whole, or has adapters.
         OSError: the folder cannot be written.
     """
     acceleration = acceleration_of(model)
@@ -107,6 +115,8 @@ def save_packed(model: Any, folder: str | Path) -> int:
             f"packed=True: this {type(model).__name__} is not accelerated, or only as a part of another model: call "
             "hf_cpu_accel.accelerate_for_cpu on it first"
         )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError("packed=True: the model has adapters of peft: merge them into its weights first")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = saved_weights(model)

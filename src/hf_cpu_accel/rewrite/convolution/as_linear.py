@@ -73,11 +73,8 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         self._lost = lost
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
-        self.dilation, self.groups, self.padding_mode = (
-            original.dilation,
-            original.groups,
-            original.padding_mode,
-        )
+        self.dilation, self.groups = original.dilation, original.groups
+        self.padding_mode = original.padding_mode
         self.margins = _margins(original)
         self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
 
