@@ -100,7 +100,7 @@ class FreedWeight:
     strides: tuple[int, ...]
 
     def undo(self) -> None:
-        self.parameter.data = _laid_out(self.values(), self.strides)
+        self.parameter.data = strided_as(self.values(), self.strides)
 
     def values(self) -> torch.Tensor:
         """The values of the parameter.
@@ -159,6 +159,18 @@ class AddedAttribute:
 
 
 @dataclass(frozen=True)
+class ReplacedAttribute:
+    """`module.name`, an attribute of its own, was `original`."""
+
+    module: nn.Module
+    name: str
+    original: Any
+
+    def undo(self) -> None:
+        vars(self.module)[self.name] = self.original
+
+
+@dataclass(frozen=True)
 class ThreadCount:
     """torch ran `before` threads, and `ours` since."""
 
@@ -186,6 +198,15 @@ def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) ->
     setattr(module, name, value)
 
 
+def replace_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:
+    """Set a plain attribute, whether `module` has one of that name itself or not."""
+    if name not in vars(module):
+        add_attribute(journal, module, name, value)
+        return
+    journal.record(ReplacedAttribute(module, name, vars(module)[name]))
+    setattr(module, name, value)
+
+
 def free_weight(
     journal: Journal, parameter: nn.Parameter, packed: Packed, store: OriginalsStore, *, lossless: bool
 ) -> None:
@@ -195,7 +216,7 @@ def free_weight(
     parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
-def _laid_out(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def strided_as(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """`values` in these strides; as they are where elements would share their memory (an expanded parameter)."""
     if values.stride() == strides or _overlaps(values.shape, strides):
         return values

@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.first_call import check_first_calls
+from hf_cpu_accel.rewrite.core.float16 import cast_float16, stay_float16_outside
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
@@ -116,7 +117,7 @@ def _say_what_is_left(context: Context) -> Iterable[PlanItem]:
 
 
 def _find_padding_readers(context: Context) -> Iterable[PlanItem]:
-    context.notes = find_padding_readers(context.root)
+    context.notes += find_padding_readers(context.root)
     return ()
 
 
@@ -142,9 +143,10 @@ def _autotune(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-# From the inside outwards: layers are fused when their linears, norms and attention have been replaced. What watches calls comes
-# last.
+# float16 first: all others see what is computed in. Then from the inside outwards: layers are fused when their linears, norms and
+# attention have been replaced. What watches calls comes last.
 STAGES: tuple[Stage, ...] = (
+    Stage("float16", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
     Stage("freezing", _freeze),
     Stage("rules", _apply_rules),
@@ -158,6 +160,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("generation", accelerate_generation),
     Stage("casts", _cast_all_or_nothing),
     Stage("padding readers", _find_padding_readers),
+    Stage("float16 outside", stay_float16_outside),
     Stage("edits", _watch_edits),
     Stage("first calls", _check_first_calls),
     Stage("autotune", _autotune),

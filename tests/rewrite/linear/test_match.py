@@ -52,7 +52,6 @@ REFUSED = {
     "a forward of its own": _overridden(),
     "is not a plain nn.Linear": parametrizations.weight_norm(nn.Linear(64, 64)),
     "only 2 output features": nn.Linear(64, 2),
-    "weights in torch.float16 are not supported": nn.Linear(64, 64).half(),
     "weights in torch.float64 are not supported": nn.Linear(64, 64).double(),
 }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.journal import add_attribute
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.core.context import Context
@@ -22,13 +24,33 @@ class AllOrNothing(Override):
 
     name = "_apply"
 
+    def __init__(self, model: nn.Module, float16: Float16Model | None) -> None:
+        super().__init__(model)
+        self.float16 = float16
+
     def __call__(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        known = self.float16
+        if known is None:
+            self._check(fn)
+            return self.__wrapped__(fn, *args, **kwargs)
+        outside, computed = (fn(torch.empty(0, dtype=dtype)) for dtype in (known.dtype, torch.float32))
+        narrows = outside.dtype is computed.dtype is torch.float16 and outside.device.type == "cpu"
+        if narrows and known.is_all and known.dtype in (torch.float16, torch.float32):
+            known.dtype = torch.float16  # it computes in float32, whichever of the two it is to the outside
+            return self.model
+        self._check(fn)
+        made = self.__wrapped__(fn, *args, **kwargs)
+        known.dtype = outside.dtype
+        return made
+
+    def _check(self, fn: Callable[[Tensor], Tensor]) -> None:
         packed = (module for module in self.model.modules() if isinstance(module, PackedModule))
         for dtype in {module.weight_dtype for module in packed}:
             changed_dtype(dtype, fn)
-        return self.__wrapped__(fn, *args, **kwargs)
 
 
 def cast_all_or_nothing(context: Context) -> None:
     """Have casts of the root checked first."""
-    add_attribute(context.journal, context.root, AllOrNothing.name, AllOrNothing(context.root))
+    add_attribute(
+        context.journal, context.root, AllOrNothing.name, AllOrNothing(context.root, context.float16)
+    )

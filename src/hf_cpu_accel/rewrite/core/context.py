@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
 from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore
@@ -53,6 +54,7 @@ class Context:
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
+        float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none.
     """
 
     root: nn.Module
@@ -75,6 +77,7 @@ class Context:
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     items: list[PlanItem] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    float16: Float16Model | None = None
 
     @classmethod
     def of(

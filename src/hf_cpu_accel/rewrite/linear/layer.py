@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
+from hf_cpu_accel.patching.float16_values import narrowed
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 
 class PackedLinear(PackedModule):
-    """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is.
+    """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16 too: where
+    somebody calls one layer of a model with float16 weights).
 
     Its weight is the member `index` of `group`.
 
@@ -35,6 +38,8 @@ class PackedLinear(PackedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
+        if input.dtype is torch.float16:
+            return narrowed(self.group.forward(self.index, input.float()))  # type: ignore[no-any-return]
         return self.group.forward(self.index, input)
 
     @property

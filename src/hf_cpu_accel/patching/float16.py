@@ -1,0 +1,190 @@
+"""Models whose weights are float16 compute in float32 while they are accelerated, and are float16 to whoever calls them.
+
+float32 holds every value of float16, and eager float16 is slow on CPUs. Calls from outside are converted on their way in and out;
+calls between the parts of such a model are not.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.patching.float16_values import narrowed, widened
+from hf_cpu_accel.patching.inner_forward import InnerForward
+from hf_cpu_accel.patching.override import Override
+
+# What generation computes in float32 whatever the dtype of the model is, and so do losses.
+_FLOAT32_OUTPUTS = ("loss", "scores", "logits", "sequences_scores")
+
+
+class Float16Model:
+    """What is known of a model with float16 weights.
+
+    Attributes:
+        dtype: what these weights are to the outside: float16, or what `model.to(dtype)` has made of them since.
+        names: their names in the model's state dict, and those of its float16 buffers.
+        is_all: whether all parameters with floating point are among them.
+    """
+
+    def __init__(self, names: frozenset[str], *, is_all: bool) -> None:
+        self.dtype = torch.float16
+        self.names = names
+        self.is_all = is_all
+
+    @property
+    def is_called(self) -> bool:
+        """Whether one of the model's methods calls this, or may: sessions of continuous batching do in threads of their own."""
+        if torch.compiler.is_compiling():
+            return True
+        return any(model is self for model in (*_calling.get(), *_sessions.values()))
+
+    def call(
+        self, method: Callable[..., Any], args: Any, kwargs: Any, *, whole: bool, generates: bool
+    ) -> Any:
+        """`method(*args, **kwargs)`, with tensors converted unless a method of the same model calls.
+
+        Args:
+            whole: whether the method is one of the model itself, and not of a part of it.
+            generates: whether it is `generate`, whose scores are float32.
+        """
+        compiles = torch.compiler.is_compiling()
+        # Dynamo does not follow who called: what it compiles is taken for a call of the model itself.
+        inside = not whole if compiles else any(model is self for model in _calling.get())
+        if inside or self.dtype is not torch.float16:
+            return method(*args, **kwargs)
+        args, kwargs = widened(args), widened(kwargs)
+        if compiles:
+            return narrowed(method(*args, **kwargs))
+        before = _calling.set((*_calling.get(), self))
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            _calling.reset(before)
+        return narrowed(output, _FLOAT32_OUTPUTS if generates else _FLOAT32_OUTPUTS[:1])
+
+
+# The models whose methods are being called here.
+_calling: ContextVar[tuple[Float16Model, ...]] = ContextVar("calling", default=())
+# Those that managers of continuous batching serve, which make their caches by `model.dtype`.
+_sessions: weakref.WeakKeyDictionary[Any, Float16Model] = weakref.WeakKeyDictionary()
+
+
+class Float16Dtype(nn.Module):
+    """`model.dtype`, by which pipelines cast what they hand over, and code inside of the model what it makes.
+
+    To be mixed into the classes of models; copies and pickles name the class of the model instead of the mixture.
+    """
+
+    _float16: Float16Model
+    _original_class: type[nn.Module]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float16 to the outside, and what is computed in to the model itself."""
+        known = self._float16
+        if not known.is_called and known.dtype is torch.float16:
+            return torch.float16
+        inner: torch.dtype = super().dtype
+        return inner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (self._original_class,), self.__getstate__()
+
+
+_classes: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def float16_class(original: type[nn.Module]) -> type[nn.Module]:
+    """`original`, by its name too, with the `dtype` above; the same for the same class."""
+    if original not in _classes:
+        names = ("__module__", "__qualname__", "__doc__")
+        members: dict[str, Any] = {name: getattr(original, name) for name in names}
+        members["_original_class"] = original
+        _classes[original] = type(original.__name__, (Float16Dtype, original), members)
+    return _classes[original]
+
+
+def _empty(original: type[nn.Module]) -> nn.Module:
+    cls = float16_class(original)
+    return cls.__new__(cls)
+
+
+@dataclass(frozen=True)
+class SwappedClass:
+    """`module` was an instance of `original` itself."""
+
+    module: nn.Module
+    original: type[nn.Module]
+
+    def undo(self) -> None:
+        self.module.__class__ = self.original  # type: ignore[assignment]
+
+
+class Float16Forward(InnerForward):
+    """`forward` of a model, or of a model that is part of one, that computes in float32 with float16 weights."""
+
+    def __init__(self, module: nn.Module, model: Float16Model, *, whole: bool) -> None:
+        super().__init__(module)
+        self.float16 = model
+        self.whole = whole
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The forward of the class as a function: Dynamo would look up a method by its name, and find this one."""
+        return functools.partial(type(self.model).forward, self.model)
+
+    @property
+    def __code__(self) -> Any:
+        """torch.export says by it where a model comes from."""
+        return type(self.model).forward.__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_on:
+            return self.__wrapped__(*args, **kwargs)
+        return self.float16.call(self.__wrapped__, args, kwargs, whole=self.whole, generates=False)
+
+
+class Float16Method(Override):
+    """Another method of such a model that takes or returns tensors.
+
+    Attributes:
+        inner: what has been in its place before, an override of ours or other code; None for the method of the class.
+    """
+
+    def __init__(self, module: nn.Module, name: str, model: Float16Model, *, whole: bool) -> None:
+        self.name = name
+        super().__init__(module)
+        self.float16 = model
+        self.whole = whole
+        self.inner: Callable[..., Any] | None = vars(module).get(name)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        if self.inner is None:
+            return super().__wrapped__
+        if not isinstance(self.inner, Override):
+            return self.inner
+        bound: Any = copy.copy(self.inner)
+        bound.model = self.model  # a shadow binds overrides to itself
+        return bound  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        generates = self.name == "generate"
+        return self.float16.call(self.__wrapped__, args, kwargs, whole=self.whole, generates=generates)
+
+
+class Float16Session(Float16Method):
+    """`init_continuous_batching` of such a model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        manager = self.__wrapped__(*args, **kwargs)
+        _sessions[manager] = self.float16
+        return manager

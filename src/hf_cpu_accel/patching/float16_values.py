@@ -1,0 +1,79 @@
+"""Values that calls take and return, with the tensors in them in another dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LARGEST = torch.finfo(torch.float16).max
+# Objects that consist of tensors and of these are taken for values, as diffusers' distributions of latents are.
+_PLAIN = (Tensor, bool, int, float, str, type(None))
+
+Convert = Callable[[Tensor], Tensor]
+
+
+def widened(value: Any) -> Any:
+    """`value` with the float16 tensors in it as float32; lists, tuples and dictionaries that hold some are copied."""
+    return _map(value, torch.float16, Tensor.float, {})
+
+
+def narrowed(value: Any, kept: Container[str] = ()) -> Any:
+    """`value` with the float32 tensors in it as float16, but for what dictionaries have under the names `kept`."""
+    return _map(value, torch.float32, _narrow, {}, kept)
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    """As float16; numbers that are too large for it become its largest, since eager float16 has masks of those."""
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-_LARGEST, _LARGEST)).to(torch.float16)
+
+
+def _map(
+    value: Any, dtype: torch.dtype, convert: Convert, done: dict[int, Tensor], kept: Container[str] = ()
+) -> Any:
+    if isinstance(value, Tensor):
+        if value.dtype is not dtype:
+            return value
+        if id(value) not in done:  # what is one tensor in two places stays one
+            done[id(value)] = convert(value)
+        return done[id(value)]
+    if isinstance(value, dict | UserDict):
+        changed = {}
+        for key, part in value.items():  # no comprehension: Dynamo does not follow its cells
+            made = part if key in kept else _map(part, dtype, convert, done)
+            if made is not part:
+                changed[key] = made
+        return _with_items(value, changed)
+    if isinstance(value, list | tuple):
+        parts = [_map(part, dtype, convert, done) for part in value]
+        if all(made is part for made, part in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if _is_record(value):
+        made = copy.copy(value)
+        vars(made).update(_map(vars(value), dtype, convert, done))
+        return made
+    return value
+
+
+def _with_items(value: Any, changed: dict[Any, Any]) -> Any:
+    if not changed:
+        return value
+    made = copy.copy(value)
+    for key, part in changed.items():
+        made[key] = part  # outputs of transformers and diffusers set their attribute with it
+    return made
+
+
+def _is_record(value: Any) -> bool:
+    state = getattr(value, "__dict__", None)
+    return (
+        bool(state)
+        and not isinstance(value, type | nn.Module)
+        and all(isinstance(part, _PLAIN) for part in state.values())
+        and any(isinstance(part, Tensor) for part in state.values())
+    )

@@ -1,0 +1,202 @@
+"""float16 weights: cast to float32 before anything is looked at, and float16 again for whoever looks from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_cpu_accel.hosts.models import is_model
+from hf_cpu_accel.patching.float16 import (
+    Float16Forward,
+    Float16Method,
+    Float16Model,
+    Float16Session,
+    SwappedClass,
+    float16_class,
+)
+from hf_cpu_accel.patching.inner_forward import has_place, put_inside
+from hf_cpu_accel.patching.journal import add_attribute, replace_attribute, strided_as
+from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, weight_owners
+
+NOTE = (
+    "float16 weights: computed in float32 outside of the packed layers; outputs and state_dict() are float16"
+)
+# By which users and pipelines call a model besides its forward.
+_METHODS = (
+    "generate",
+    "encode",
+    "decode",
+    "get_text_features",
+    "get_image_features",
+    "get_audio_features",
+    "get_video_features",
+    "get_image_embeddings",
+    "get_prompt_embeddings",
+)
+_SESSION = "init_continuous_batching"
+
+
+@dataclass(frozen=True)
+class CastTensors:
+    """`tensors`, parameters and buffers, were float16, and lay in these strides."""
+
+    tensors: list[Tensor]
+    strides: list[tuple[int, ...]]
+    model: Float16Model
+
+    def undo(self) -> None:
+        cast = _once(lambda tensor: tensor.to(self.model.dtype))
+        for tensor, strides in zip(self.tensors, self.strides, strict=True):
+            tensor.data = strided_as(cast(tensor.data), strides)
+
+
+class HalvingStore:
+    """A store that keeps float32 values which float16 holds as float16, in half the space."""
+
+    def __init__(self, store: OriginalsStore) -> None:
+        self._store = store
+
+    def put(self, tensor: Tensor) -> Ticket:
+        half = tensor.to(torch.float16) if tensor.dtype is torch.float32 else tensor
+        return self._store.put(half if torch.equal(half.to(tensor.dtype), tensor) else tensor)
+
+    def get(self, ticket: Ticket) -> Tensor:
+        return self._store.get(ticket)
+
+    def check(self) -> None:
+        self._store.check()
+
+    def commit(self) -> None:
+        self._store.commit()
+
+
+class Float16StateDict:
+    """Called with a state dict of `module`, whose values it casts to what they are to the outside."""
+
+    def __init__(self, module: nn.Module, names: frozenset[str], model: Float16Model, *, whole: bool) -> None:
+        self._module, self._names, self._model, self._whole = module, names, model, whole
+        self._handle: RemovableHandle | None = None
+
+    def start(self) -> None:
+        self._handle = self._module.register_state_dict_post_hook(self)
+
+    def undo(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        if (
+            prefix and not self._whole
+        ):  # that of the whole model has them all, and what is tied across its parts
+            return
+        cast = _once(lambda tensor: tensor.to(self._model.dtype))
+        for name in self._names:
+            value = state.get(prefix + name)
+            if isinstance(value, Tensor) and value.dtype is torch.float32:
+                state[prefix + name] = cast(value.detach())
+
+
+def cast_float16(context: Context) -> Iterable[PlanItem]:
+    """Have all float16 parameters and buffers be float32 from here on."""
+    tensors = _float16_tensors(context.root)
+    if tensors:
+        model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
+        context.journal.record(CastTensors(tensors, [tensor.stride() for tensor in tensors], model))
+        cast = _once(Tensor.float)
+        for tensor in tensors:
+            tensor.data = cast(tensor.data)
+        context.float16 = model
+        context.store = HalvingStore(context.store)
+        context.owners = weight_owners(context.root)
+        context.notes += (NOTE,)
+    return ()
+
+
+def stay_float16_outside(context: Context) -> Iterable[PlanItem]:
+    """Have calls from outside, state dicts and saved configs be float16 as before."""
+    model = context.float16
+    if model is not None:
+        for path, module in list(context.root.named_modules()):
+            if module is context.root or is_model(module):
+                _wrap(context, module, path, model)
+            elif _is_head(path, module):
+                _wrap_forward(context, module, model)
+    return ()
+
+
+def _wrap(context: Context, module: nn.Module, path: str, model: Float16Model) -> None:
+    journal, whole = context.journal, module is context.root
+    for name in _METHODS if is_model(module) else ():
+        if hasattr(type(module), name):
+            replace_attribute(journal, module, name, Float16Method(module, name, model, whole=whole))
+    if hasattr(type(module), _SESSION):
+        replace_attribute(journal, module, _SESSION, Float16Session(module, _SESSION, model, whole=whole))
+    _wrap_forward(context, module, model)
+    prefix = f"{path}." if path else ""
+    names = frozenset(name.removeprefix(prefix) for name in model.names if name.startswith(prefix))
+    hook = Float16StateDict(module, names, model, whole=whole)
+    journal.record(hook)
+    hook.start()
+    if isinstance(getattr(type(module), "dtype", None), property):
+        add_attribute(journal, module, "_float16", model)
+        journal.record(SwappedClass(module, type(module)))
+        module.__class__ = float16_class(type(module))  # type: ignore[assignment]
+
+
+def _wrap_forward(context: Context, module: nn.Module, model: Float16Model) -> None:
+    whole = module is context.root
+    if has_place(module):
+        put_inside(context.journal, module, Float16Forward(module, model, whole=whole))
+    else:
+        forward = Float16Method(module, "forward", model, whole=whole)
+        replace_attribute(context.journal, module, "forward", forward)
+
+
+def _is_head(path: str, module: nn.Module) -> bool:
+    """Whether it is a linear outside of the layers that was left as it is: users call some (`model.lm_head`) on their own."""
+    return isinstance(module, nn.Linear) and not any(part.isdigit() for part in path.split("."))
+
+
+def _float16_tensors(root: nn.Module) -> list[Tensor]:
+    """Parameters, buffers and plain attributes of modules, each once; none of a subclass, which knows its values itself."""
+    found = {
+        id(tensor): tensor
+        for module in root.modules()
+        for holder in (module._parameters, module._buffers, vars(module))
+        for tensor in holder.values()
+        if isinstance(tensor, Tensor) and tensor.dtype is torch.float16 and type(tensor.data) is Tensor
+    }
+    return list(found.values())
+
+
+def _float16_names(root: nn.Module) -> Iterator[str]:
+    for named in (root.named_parameters, root.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if tensor.dtype is torch.float16:
+                yield name
+
+
+def _is_all_float16(root: nn.Module) -> bool:
+    return all(p.dtype is torch.float16 for p in root.parameters() if p.is_floating_point())
+
+
+def _once(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`cast` that gives one tensor for all that lie in the same memory, as weights that are tied do."""
+    done: dict[tuple[Any, ...], Tensor] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return cast(tensor)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if key not in done:
+            done[key] = cast(tensor)
+        return done[key]
+
+    return once
