@@ -18,7 +18,7 @@ from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.packing.tensor_file import DamagedFile
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.patching.originals import NoStore
-from hf_cpu_accel.rewrite.core.packed_source import PackedSource, placeholders
+from hf_cpu_accel.rewrite.core.packed_source import PackedSource, mark_placeholder, placeholders
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class PackedLoading:
             self._check_size(weight, model)
         places = [_place(model, path) for path in paths]
         for place, placeholder in zip(places, placeholders(parameters), strict=True):
+            mark_placeholder(placeholder)
             placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers asks for that
             del place.module._parameters[place.name]
             place.module.__dict__[place.name] = placeholder

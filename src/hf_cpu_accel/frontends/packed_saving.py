@@ -15,6 +15,7 @@ from hf_cpu_accel.frontends.packed_loading import plan_rows
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
+from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 
 # Of a plain save, and nothing to a file of packed weights.
@@ -122,6 +123,7 @@ def save_packed(model: Any, folder: str | Path) -> int:
     weights = saved_weights(model)
     packed = {path for weight in weights for path in weight.parameters}
     plain = plain_tensors(model, packed, getattr(model, "all_tied_weights_keys", {}))
+    cast_as_outside(plain, acceleration.journal)
     plan = acceleration.plan
     # What is this machine's own is decided anew where the model is loaded.
     settings = dataclasses.replace(

@@ -92,7 +92,7 @@ class Float16Dtype(nn.Module):
         known = self._float16
         if not known.is_called and known.dtype is torch.float16:
             return torch.float16
-        inner: torch.dtype = super().dtype
+        inner: torch.dtype = super().dtype  # type: ignore[misc]
         return inner
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ class SwappedClass:
     original: type[nn.Module]
 
     def undo(self) -> None:
-        self.module.__class__ = self.original  # type: ignore[assignment]
+        self.module.__class__ = self.original
 
 
 class Float16Forward(InnerForward):
@@ -174,7 +174,7 @@ class Float16Method(Override):
             return self.inner
         bound: Any = copy.copy(self.inner)
         bound.model = self.model  # a shadow binds overrides to itself
-        return bound  # type: ignore[no-any-return]
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         generates = self.name == "generate"

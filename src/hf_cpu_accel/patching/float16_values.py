@@ -55,7 +55,7 @@ def _map(
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if _is_record(value):
         made = copy.copy(value)
-        vars(made).update(_map(vars(value), dtype, convert, done))
+        made.__dict__.update(_map(vars(value), dtype, convert, done))
         return made
     return value
 
@@ -70,7 +70,7 @@ def _with_items(value: Any, changed: dict[Any, Any]) -> Any:
 
 
 def _is_record(value: Any) -> bool:
-    state = getattr(value, "__dict__", None)
+    state: dict[str, Any] = getattr(value, "__dict__", {})
     return (
         bool(state)
         and not isinstance(value, type | nn.Module)

@@ -13,6 +13,7 @@ from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.journal import FreedWeight, Journal
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
+from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
@@ -82,6 +83,7 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
         if isinstance(module, PackedModule | PackedExperts):
             names = [name for owner, name in freed if owner == id(module)]
             state.update({_join(path, name): freed[id(module), name] for name in names})
+    cast_as_outside(state, journal)
     return state
 
 

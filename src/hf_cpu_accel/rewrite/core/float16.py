@@ -20,10 +20,11 @@ from hf_cpu_accel.patching.float16 import (
     float16_class,
 )
 from hf_cpu_accel.patching.inner_forward import has_place, put_inside
-from hf_cpu_accel.patching.journal import add_attribute, replace_attribute, strided_as
+from hf_cpu_accel.patching.journal import Journal, add_attribute, replace_attribute, strided_as
 from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, weight_owners
+from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
 
 NOTE = (
     "float16 weights: computed in float32 outside of the packed layers; outputs and state_dict() are float16"
@@ -96,11 +97,7 @@ class Float16StateDict:
             prefix and not self._whole
         ):  # that of the whole model has them all, and what is tied across its parts
             return
-        cast = _once(lambda tensor: tensor.to(self._model.dtype))
-        for name in self._names:
-            value = state.get(prefix + name)
-            if isinstance(value, Tensor) and value.dtype is torch.float32:
-                state[prefix + name] = cast(value.detach())
+        _cast_state(state, [prefix + name for name in self._names], self._model.dtype)
 
 
 def cast_float16(context: Context) -> Iterable[PlanItem]:
@@ -109,14 +106,32 @@ def cast_float16(context: Context) -> Iterable[PlanItem]:
     if tensors:
         model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
         context.journal.record(CastTensors(tensors, [tensor.stride() for tensor in tensors], model))
-        cast = _once(Tensor.float)
-        for tensor in tensors:
-            tensor.data = cast(tensor.data)
+        _widen(tensors)
         context.float16 = model
         context.store = HalvingStore(context.store)
         context.owners = weight_owners(context.root)
         context.notes += (NOTE,)
     return ()
+
+
+def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
+    """Cast what a state dict of the accelerated model holds to what it is to the outside."""
+    for change in journal.changes:
+        if isinstance(change, CastTensors):
+            _cast_state(state, change.model.names, change.model.dtype)
+
+
+def _widen(tensors: list[Tensor]) -> None:
+    """Cast them in place. Placeholders of packed weights become other placeholders, which have no memory of their own."""
+    current, cast = source(), _once(Tensor.float)
+    empty = [tensor for tensor in tensors if is_placeholder(tensor)]
+    shapes = [nn.Parameter(torch.empty(t.shape, device="meta"), requires_grad=False) for t in empty]
+    others = dict(zip(map(id, empty), placeholders(shapes), strict=True))
+    for tensor in tensors:
+        before = tensor.data_ptr()
+        tensor.data = others[id(tensor)].data if id(tensor) in others else cast(tensor.data)
+        if current is not None:
+            current.move(before, tensor.data_ptr())
 
 
 def stay_float16_outside(context: Context) -> Iterable[PlanItem]:
@@ -147,7 +162,7 @@ def _wrap(context: Context, module: nn.Module, path: str, model: Float16Model) -
     if isinstance(getattr(type(module), "dtype", None), property):
         add_attribute(journal, module, "_float16", model)
         journal.record(SwappedClass(module, type(module)))
-        module.__class__ = float16_class(type(module))  # type: ignore[assignment]
+        module.__class__ = float16_class(type(module))
 
 
 def _wrap_forward(context: Context, module: nn.Module, model: Float16Model) -> None:
@@ -185,6 +200,14 @@ def _float16_names(root: nn.Module) -> Iterator[str]:
 
 def _is_all_float16(root: nn.Module) -> bool:
     return all(p.dtype is torch.float16 for p in root.parameters() if p.is_floating_point())
+
+
+def _cast_state(state: dict[str, Any], names: Iterable[str], dtype: torch.dtype) -> None:
+    cast = _once(lambda tensor: tensor.to(dtype))
+    for name in names:
+        value = state.get(name)
+        if isinstance(value, Tensor) and value.dtype is torch.float32:
+            state[name] = cast(value.detach())
 
 
 def _once(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -51,6 +51,13 @@ class PackedSource:
         """Whether `parameter` is in a packed weight."""
         return parameter.data_ptr() in self._of
 
+    def move(self, address: int, new: int) -> None:
+        """The parameter that was at `address` is at `new` from here on."""
+        for weight in self._of.pop(address, ()):
+            self._of[new].append(weight)
+            places = self._parameters[id(weight)]
+            self._parameters[id(weight)] = tuple(new if place == address else place for place in places)
+
     def dtype_of(self, parameter: Tensor, rule: str) -> str | None:
         """What `parameter` was packed as by `rule`; None if that did not pack it."""
         weights = (weight for weight in self._of.get(parameter.data_ptr(), ()) if weight.rule == rule)
@@ -132,6 +139,15 @@ def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         )
         for number, (parameter, (strides, _)) in enumerate(zip(parameters, layouts, strict=True))
     ]
+
+
+def mark_placeholder(parameter: nn.Parameter) -> None:
+    """Say that `parameter` has no values of its own; one that is tied to a packed one may have some."""
+    parameter._is_placeholder = True  # type: ignore[attr-defined]
+
+
+def is_placeholder(parameter: Tensor) -> bool:
+    return getattr(parameter, "_is_placeholder", False)
 
 
 def _layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:

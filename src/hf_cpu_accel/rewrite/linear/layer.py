@@ -39,7 +39,7 @@ class PackedLinear(PackedModule):
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
         if input.dtype is torch.float16:
-            return narrowed(self.group.forward(self.index, input.float()))  # type: ignore[no-any-return]
+            return narrowed(self.group.forward(self.index, input.float()))
         return self.group.forward(self.index, input)
 
     @property
