@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
-from hf_cpu_accel.frontends import gguf
+from hf_cpu_accel.frontends import gguf, packed_saving
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
 
 if TYPE_CHECKING:
@@ -127,8 +127,6 @@ def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
 
     @functools.wraps(function)
     def wrapper(self: Any, save_directory: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> Any:
-        from hf_cpu_accel.frontends import packed_saving
-
         if not patches.active:
             given = {} if packed is None else {"packed": packed}
             return function(self, save_directory, *args, **given, **kwargs)
@@ -146,11 +144,20 @@ def patch_models(module: ModuleType, patches: HostPatches) -> None:
 def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
     """diffusers.models.modeling_utils: `ModelMixin.from_pretrained`, which all model classes share."""
     _patch_from_pretrained(module.ModelMixin, patches)
+    _patch_save_pretrained(module.ModelMixin, patches)
 
 
 def patch_diffusers_pipelines(module: ModuleType, patches: HostPatches) -> None:
     """diffusers.pipelines.pipeline_utils: `DiffusionPipeline.from_pretrained`; the `AutoPipelineFor...` hand the keyword on."""
     _patch_from_pretrained(module.DiffusionPipeline, patches)
+    function = module.DiffusionPipeline.save_pretrained
+
+    @functools.wraps(function)
+    def save_pretrained(self: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> Any:
+        with packed_saving.pipeline_saving(packed if patches.active else None):
+            return function(self, *args, **kwargs)
+
+    patches.replace(module.DiffusionPipeline, "save_pretrained", save_pretrained)
 
 
 def patch_auto_classes(module: ModuleType, patches: HostPatches) -> None:
@@ -217,12 +224,21 @@ def patch_quantizers(module: ModuleType, patches: HostPatches) -> None:
     patches.register(module.AUTO_QUANTIZATION_CONFIG_MAPPING, METHOD, PackedConfig)
 
 
+def patch_diffusers_quantizers(module: ModuleType, patches: HostPatches) -> None:
+    """diffusers.quantizers.auto: the same of diffusers."""
+    from hf_cpu_accel.frontends.packed_diffusers import METHOD, PackedConfig, PackedQuantizer
+
+    patches.register(module.AUTO_QUANTIZER_MAPPING, METHOD, PackedQuantizer)
+    patches.register(module.AUTO_QUANTIZATION_CONFIG_MAPPING, METHOD, PackedConfig)
+
+
 PATCHES: dict[str, Patch] = {
     "transformers.modeling_utils": patch_models,
     "transformers.models.auto.modeling_auto": patch_auto_classes,
     "transformers.quantizers.auto": patch_quantizers,
     "transformers.pipelines": patch_pipeline_function,
     "transformers.pipelines.base": patch_pipeline_classes,
+    "diffusers.quantizers.auto": patch_diffusers_quantizers,
     "diffusers.models.modeling_utils": patch_diffusers_models,
     "diffusers.pipelines.pipeline_utils": patch_diffusers_pipelines,
 }

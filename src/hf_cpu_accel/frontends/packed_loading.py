@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,11 @@ class PackedLoading:
         self._file = file
         self._weights: tuple[SavedWeight, ...] = ()
         self._places: list[tuple[_Place, nn.Parameter]] = []
+
+    @property
+    def plain(self) -> Mapping[str, Tensor]:
+        """The parameters and buffers that are not packed, by their paths."""
+        return self._file.plain
 
     def begin(self, model: nn.Module, tied: Sequence[str] = ()) -> None:
         """Take the packed parameters out of `model`, which is on the meta device.

@@ -11,8 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_cpu_accel.frontends.packed_loading import PackedLoading
 from hf_cpu_accel.frontends.placement import check_placement
-from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, read_packed
-from hf_cpu_accel.packing.tensor_file import DamagedFile
+from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, check_version, read_packed
 
 METHOD = "cpu_accel"
 
@@ -49,13 +48,7 @@ class PackedQuantizer(HfQuantizer):
         """
         check_placement(device_map=device_map, asked="a packed folder")
         config: Any = self.quantization_config
-        version = config.format_version
-        if version != FORMAT_VERSION:
-            raise DamagedFile(
-                f"config.json names the format version {version!r} of packed files, and this version of hf_cpu_accel reads "
-                f"{FORMAT_VERSION}: install the version that wrote it ({config.library_version}), or pack the "
-                "model again with this one"
-            )
+        check_version(config.format_version, config.library_version)
 
     def update_attn_implementation(self, config: Any) -> Any:
         """The one call ahead of the search for files: a packed folder has no model.safetensors, so that nobody without

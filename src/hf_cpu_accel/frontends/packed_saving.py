@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from hf_cpu_accel.frontends.packed_loading import plan_rows
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
-from hf_cpu_accel.patching.acceleration import acceleration_of
+from hf_cpu_accel.patching.acceleration import Acceleration, acceleration_of
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 
 # Of a plain save, and nothing to a file of packed weights.
+FILE_OF_DIFFUSERS = "diffusion_pytorch_model.safetensors"
+_of_pipeline: ContextVar[bool | None] = ContextVar("packed, for the models of a pipeline", default=None)
 _WITHOUT_MEANING = ("max_shard_size", "safe_serialization", "push_to_hub", "is_main_process", "token")
 
 
@@ -38,6 +42,9 @@ def save(
         TypeError: `packed` is no bool, or an option does not go with it.
         ValueError: the model is not accelerated, or is to be pushed besides.
     """
+    asked = packed
+    if packed is None:
+        packed = _of_pipeline.get() if acceleration_of(model) is not None else None
     if packed is not None and not isinstance(packed, bool):
         raise TypeError(
             f"packed={packed!r}: expected True, False, or None for what the model was loaded from"
@@ -46,7 +53,7 @@ def save(
     came_packed = acceleration is not None and acceleration.from_file
     if packed or (packed is None and came_packed):
         other = [name for name in kwargs if name not in _WITHOUT_MEANING]
-        if args or other:
+        if asked and (args or other):
             raise TypeError(
                 f"packed=True takes no {other[0] if other else repr(args[0])}: it writes one file of all weights"
             )
@@ -63,18 +70,42 @@ def save(
             UserWarning,
             stacklevel=3,
         )
-    if acceleration is not None and kwargs.get("state_dict") is None and not args:
-        try:
-            kwargs = {**kwargs, "state_dict": original_state(model, acceleration.journal)}
-        except RuntimeError as error:
-            warnings.warn(
-                f"save_pretrained writes weights that were rounded to {acceleration.plan.dtype}: {error}. "
-                "packed=True writes what is there, as it is",
-                UserWarning,
-                stacklevel=3,
-            )
-    with _as_a_checkpoint(model):
+    with ExitStack() as around:
+        if acceleration is not None and kwargs.get("state_dict") is None and not args:
+            around.enter_context(_with_originals(model, acceleration))
+        around.enter_context(_as_a_checkpoint(model))
         plainly(model, folder, *args, **kwargs)
+
+
+@contextmanager
+def pipeline_saving(packed: bool | None) -> Iterator[None]:
+    """Inside, the accelerated models that a pipeline saves are written packed, or not, or as they were loaded (None)."""
+    token = _of_pipeline.set(packed)
+    try:
+        yield
+    finally:
+        _of_pipeline.reset(token)
+
+
+@contextmanager
+def _with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
+    """Inside, the state dict of `model` has the original weights, or there is a warning that it has not."""
+    try:
+        state = original_state(model, acceleration.journal)
+    except RuntimeError as error:
+        warnings.warn(
+            f"save_pretrained writes weights that were rounded to {acceleration.plan.dtype}: {error}. "
+            "packed=True writes what is there, as it is",
+            UserWarning,
+            stacklevel=7,
+        )
+        yield
+        return
+    vars(model)["state_dict"] = lambda: state
+    try:
+        yield
+    finally:
+        vars(model).pop("state_dict", None)
 
 
 @contextmanager
@@ -135,24 +166,33 @@ def save_packed(model: Any, folder: str | Path) -> int:
         "config": settings.to_dict(),
         "plan": sorted(plan_rows(model)),
     }
-    written = write_packed(folder / FILE_NAME, weights, plain, about)
-    for name in ("model.safetensors", "model.safetensors.index.json"):
+    of_diffusers = hasattr(model, "save_config")
+    written = write_packed(folder / (FILE_OF_DIFFUSERS if of_diffusers else FILE_NAME), weights, plain, about)
+    for name in ("model.safetensors", "model.safetensors.index.json", f"{FILE_OF_DIFFUSERS}.index.json"):
         (folder / name).unlink(missing_ok=True)
-    _write_configs(model, folder, plan.dtype)
+    said = {
+        "quant_method": "cpu_accel",
+        "format_version": FORMAT_VERSION,
+        "dtype": plan.dtype,
+        "library_version": _library_version(),
+    }
+    (_write_config_of_diffusers if of_diffusers else _write_configs)(model, folder, said)
     settings.save(folder)
     return written
 
 
-def _write_configs(model: Any, folder: Path, dtype: str) -> None:
+def _write_config_of_diffusers(model: Any, folder: Path, said: dict[str, Any]) -> None:
+    model.save_config(folder)
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text(encoding="utf-8")), "quantization_config": said}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_configs(model: Any, folder: Path, said: dict[str, Any]) -> None:
     config = copy.deepcopy(model.config)
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]
-    config.quantization_config = {
-        "quant_method": "cpu_accel",
-        "format_version": FORMAT_VERSION,
-        "dtype": dtype,
-        "library_version": _library_version(),
-    }
+    config.quantization_config = said
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)

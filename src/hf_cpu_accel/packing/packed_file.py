@@ -68,6 +68,19 @@ def write_packed(
     return write(path, {**ordered, **plain}, {"format": "pt", _KEY: json.dumps(header)})
 
 
+def check_version(version: object, written_by: str) -> None:
+    """For a config that names the version of the format.
+
+    Raises:
+        DamagedFile: another one than this version of hf_cpu_accel reads.
+    """
+    if version != FORMAT_VERSION:
+        raise DamagedFile(
+            f"the config names the format version {version!r} of packed files, and this version of hf_cpu_accel reads "
+            f"{FORMAT_VERSION}: install the version that wrote it ({written_by}), or pack the model again with this one"
+        )
+
+
 def read_packed(path: Path) -> PackedModelFile:
     """Map a packed model. Everything in the file is compared with its checksums before anything is given out.
 

@@ -1,0 +1,91 @@
+"""How diffusers loads a packed folder: by the quantiser for `quant_method: "cpu_accel"`. Importing this imports diffusers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.quantizers.base import DiffusersQuantizer
+from diffusers.quantizers.quantization_config import QuantizationConfigMixin
+
+from hf_cpu_accel.frontends.packed_loading import PackedLoading
+from hf_cpu_accel.frontends.placement import check_placement
+from hf_cpu_accel.packing.packed_file import FORMAT_VERSION, check_version, read_packed
+
+
+class _Method(str):
+    """The name of the method, as a member of diffusers' enumeration has it."""
+
+    @property
+    def value(self) -> str:
+        return str(self)
+
+
+METHOD = _Method("cpu_accel")
+
+
+class PackedConfig(QuantizationConfigMixin):
+    """`quantization_config` in the config of a packed model; as `packed_quantizer.PackedConfig`."""
+
+    def __init__(
+        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **others: Any
+    ) -> None:
+        self.quant_method: Any = METHOD
+        self.dtype = dtype
+        self.format_version = format_version
+        self.library_version = library_version
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "quant_method": str(METHOD)}
+
+    to_diff_dict = to_dict  # which its own text asks for
+
+
+class PackedQuantizer(DiffusersQuantizer):
+    """Maps the packed weights, lets diffusers load the rest of the file, and accelerates with them."""
+
+    requires_calibration = True  # it loads what was packed; it does not pack
+    reads_packed_folders = True
+    use_keep_in_fp32_modules = True
+    _loading: PackedLoading | None = None
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: a place off the CPU, or a format that is newer than this version.
+        """
+        check_placement(device_map=device_map, asked="a packed folder")
+        config: Any = self.quantization_config
+        check_version(config.format_version, config.library_version)
+
+    def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
+        """The names of the parameters that diffusers is to load."""
+        with torch.device("cpu"):
+            file = read_packed(Path(checkpoint_files[0]))
+        self._loading = PackedLoading(file)
+        return list(file.plain)
+
+    def maybe_update_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        assert self._loading is not None
+        return {name: tensor for name, tensor in state_dict.items() if name in self._loading.plain}
+
+    def check_if_quantized_param(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        assert self._loading is not None
+        self._loading.begin(model)
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        assert self._loading is not None
+        loading, self._loading = self._loading, None
+        loading.finish(model.eval())
+
+    @property
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
