@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import explain
-from hf_cpu_accel.rewrite.core.verify import computes_alike, probe, row_error
+from hf_cpu_accel.rewrite.core.verify import computes_alike, probe, row_error, surely_within
 from hf_cpu_accel.rewrite.linear import ffn as ffn_rule
 from hf_cpu_accel.rewrite.linear import linear_block
 from hf_cpu_accel.rewrite.linear import match as linear_rule
@@ -76,3 +76,27 @@ def test_single_rows_may_be_quantised_otherwise_and_no_more():
     assert not computes_alike(reference[:3], reference, 2e-3, quantises=True)
     rows[0][5, 5] = torch.nan
     assert not computes_alike(rows[0], reference, 2e-3, quantises=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_surely_within_are_within(dtype):
+    reference = torch.randn(2, 20, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert surely_within(reference, reference, 1e-4)
+    one_row = reference.clone()
+    one_row[1, 2] *= 1.25
+    assert [surely_within(one_row, reference, allowed) for allowed in (0.2, 0.3)] == [False, True]
+    counted = torch.ones(2, 20, dtype=torch.bool)
+    assert not surely_within(one_row, reference, 0.2, rows=counted)
+    counted[1, 2] = False
+    assert surely_within(one_row, reference, 0.2, rows=counted)
+    # A row that is nearly 0 is measured against the largest one.
+    reference[0, 0] = 0
+    assert not surely_within(reference + 0.01, reference, 1e-3)
+    assert surely_within(reference, reference, 1e-3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e20, 1e-30])
+def test_numbers_beyond_float32_are_left_to_row_errors(value):
+    reference = torch.ones(3, 64)
+    assert not surely_within(torch.full((3, 64), value), reference, 1e-4)
+    assert not surely_within(reference * value, reference * value, 1e-4)

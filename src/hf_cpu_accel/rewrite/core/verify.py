@@ -51,6 +51,30 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
     return (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
 
 
+def surely_within(
+    candidate: Tensor, reference: Tensor, allowed: float, *, rows: Tensor | None = None
+) -> bool:
+    """Whether every row's error is below `allowed`, in few ops and without float64, for where one answer decides whether to go on.
+
+    False says nothing: a row is near the bound, or beyond it, or numbers are so large (or none) that `row_errors` has to say.
+
+    Args:
+        candidate, reference: floating point [..., N], of the same shape and not empty.
+        allowed: as for `row_error`.
+        rows: bool [...], those that count, or None for all.
+    """
+    expected = reference.float()
+    norms = torch.linalg.vector_norm(expected, dim=-1)
+    largest = norms.max().item()
+    if not 1e-6 < largest < 1e16:  # squares of float32 in both directions; NaN
+        return False
+    distances = torch.linalg.vector_norm(candidate.float() - expected, dim=-1)
+    within = distances <= norms.clamp_min(largest * _SMALL_ROW) * (0.99 * allowed)
+    if rows is not None:
+        within = within | ~rows
+    return bool(within.all())
+
+
 def computes_alike(candidate: object, reference: object, tolerance: float, *, quantises: bool) -> bool:
     """Whether two computations with the same packed weights are one, up to rounding: `row_error` within `tolerance`.
 
