@@ -27,6 +27,14 @@ from transformers import AutoModelForSequenceClassification
 from hf_cpu_accel import accelerate_for_cpu
 model = AutoModelForSequenceClassification.from_pretrained({SENTIMENT!r})
 """,
+    "quantised-checkpoints.md": f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from tests.frontends.test_gguf import write_file
+Path('folder').mkdir()
+write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
+""",
     "compile.md": f"""
 import os
 from transformers import AutoModel

@@ -23,6 +23,8 @@ BOUND = {
     "affine8": 2e-4 if SEVEN_BITS else 5e-5,
     "affine4": 2e-4 if SEVEN_BITS else 5e-5,
 }
+# Of weights of convolutions, which have no affine groups.
+CONVOLUTION_DTYPES = [dtype for dtype in BOUND if not dtype.startswith("affine")]
 SHAPES = [
     (1, 1, 1),
     (1, 768, 96),

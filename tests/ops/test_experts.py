@@ -23,6 +23,8 @@ BOUNDS = {
     "int8": 1e-1 if SEVEN_BITS else 3e-2,
     "int8-weight": 1e-2,
     "int4": 1e-1 if SEVEN_BITS else 5e-2,
+    "affine8": 1e-2,
+    "affine4": 1e-2,
 }
 
 

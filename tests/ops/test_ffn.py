@@ -43,7 +43,8 @@ def test_a_gated_ffn_is_two_linears_and_a_product(dtype: str, rows: int, gate_la
     options = {"activation": "silu", "residual": residual, "gate_last": gate_last}
     got = gated_ffn(x, up, up_bias, down, down_bias, **options)
     # One place of rounding on the way is another for the integer kinds: a step of the quantised intermediate.
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 if up.scale is None else 0.05)
+    step = 1e-3 if dtype.startswith("affine") else 1e-5 if up.scale is None else 0.05
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=step)
     arguments = (
         up.data,
         up.scale,

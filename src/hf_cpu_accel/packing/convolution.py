@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.packing import winograd
+from hf_cpu_accel.packing.affine import BITS
 from hf_cpu_accel.packing.linear import (
     CHUNK_VALUES,
     PANEL_FEATURES,
@@ -46,7 +47,7 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
 
     Args:
         weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
-        dtype: one of `packing.DTYPES`.
+        dtype: one of `packing.DTYPES`, but for those of affine groups.
         tiled: for images that are cut into tiles.
 
     Raises:
@@ -54,6 +55,8 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
     """
     if weight.dim() != 4:
         raise ValueError(f"weight of shape {tuple(weight.shape)}: a convolution has [out, in, height, width]")
+    if dtype in BITS:
+        raise ValueError(f"dtype={dtype!r}: weights of convolutions have no affine groups")
     if tiled and not takes_tiles(weight.shape, dtype):
         raise ValueError(
             f"tiled=True: a weight of shape {tuple(weight.shape)} in {dtype} is not for tiles, only [out, in, 3, 3] in float32, "

@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.convolution import conv2d, conv2d_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
-from tests.ops.linear_cases import BOUND, SEVEN_BITS
+from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES, SEVEN_BITS
 
 Pair = tuple[int, int]
 
@@ -92,7 +92,7 @@ def check(case: Case, dtype: str, activation: str = "none", residual: bool = Fal
 def check_convolution(seed: int) -> None:
     """What test_tiers.py runs on every tier."""
     rng = random.Random(seed)
-    for dtype in BOUND:
+    for dtype in CONVOLUTION_DTYPES:
         check(rng.choice(CASES[:3]), dtype, activation="silu", residual=True, seed=seed)
         for case in CASES[10:13]:
             check(case, dtype, seed=seed)
@@ -124,7 +124,7 @@ def drawn(rng: random.Random) -> Case:
     return case if fits else drawn(rng)
 
 
-@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("dtype", CONVOLUTION_DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_against_float64(case: Case, dtype: str) -> None:
     check(case, dtype)

@@ -15,12 +15,12 @@ from tests.ops.convolution.test_convolution import drawn
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.fuzz.linear import before_activation
-from tests.ops.linear_cases import BOUND
+from tests.ops.linear_cases import BOUND, CONVOLUTION_DTYPES
 from tests.ops.linear_cases import SEVEN_BITS as HAS_SEVEN_BITS
 
 
 def conv2d(rng: random.Random) -> Call:
-    case, kind = drawn(rng), rng.choice(list(BOUND))
+    case, kind = drawn(rng), rng.choice(CONVOLUTION_DTYPES)
     image = case.image().to(draw.floats(rng))
     weight, windows = case.weight(), [list(case.kernel_size), *map(list, case.window.values())]
     tiled = takes_tiles(weight.shape, kind, case.stride, case.dilation) and rng.random() < 0.7

@@ -52,7 +52,7 @@ inline bool take_affine_weight(Gemm& g, const Tensor& weight) {
 // Whether `weight` has the shape that packing/linear.py gives to n x k weights of g's kind; takes the group of int4 from it. pixels: of the
 // window of a convolution.
 inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
-  if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) return take_affine_weight(g, weight);
+  if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) return pixels == 0 && take_affine_weight(g, weight);
   const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4, image = g.kind == WeightKind::int8_image;
   if (weight.dim() != (blocks  ? 3
                        : image ? 5
