@@ -25,10 +25,7 @@ from hf_cpu_accel.runtime.threads import apply_threads
 
 DEFAULT = ("2048x8192", "8192x2048")  # N x K: the projections of Llama-3.2-1B's FFN
 _GROUPED = ("int4", "affine4", "affine8")
-WEIGHTS = (
-    *(dtype for dtype in DTYPES if dtype not in _GROUPED),
-    *(f"{dtype} g{group}" for dtype in _GROUPED for group in INT4_GROUPS),
-)
+WEIGHTS = (*DTYPES[:-1], *(f"{dtype} g{group}" for dtype in _GROUPED for group in INT4_GROUPS))
 
 
 def copies(weight: str, n: int, k: int, footprint: int) -> list[PackedWeight]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.ffn import ffn
 from hf_cpu_accel.ops.linear import linear, linear_split
-from hf_cpu_accel.packing.linear import DTYPES, pack_linear
+from hf_cpu_accel.packing.linear import FORMS, pack_linear
 
 ROWS, INPUTS, HIDDEN, OUTPUTS = 50_021, 48, 40, 72
 PIECE = 1_000  # too few to be shared out in blocks
@@ -26,7 +26,7 @@ def in_pieces(run, *rows: Tensor) -> Tensor:
     return torch.cat([run(*part) for part in zip(*(x.split(PIECE) for x in rows), strict=True)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_many_rows(dtype: str) -> None:
     """Rows with gaps between them, and a residual of another dtype."""
     x = torch.randn(ROWS, 2 * INPUTS)[:, :INPUTS]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hf_cpu_accel.packing.convolution import pack_conv2d
-from hf_cpu_accel.packing.linear import DTYPES, pack_linear
+from hf_cpu_accel.packing.linear import FORMS, pack_linear
 from hf_cpu_accel.packing.packed_file import PackedModelFile, read_packed, write_packed
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.packing.tensor_file import DamagedFile
@@ -31,7 +31,7 @@ def write_example(path: Path) -> None:
     torch.manual_seed(0)
     weights = [
         SavedWeight("linear", (f"layers.{number}.weight",), pack_linear(torch.randn(70, 130), dtype))
-        for number, dtype in enumerate(DTYPES)
+        for number, dtype in enumerate(FORMS)
     ]
     for number, (dtype, tiled) in enumerate((("int8", False), ("bfloat16", True), ("float32", True))):
         packed = pack_conv2d(torch.randn(64, 64, 3, 3), dtype, tiled=tiled)

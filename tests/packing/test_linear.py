@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_cpu_accel.packing.linear import (
-    DTYPES,
+    FORMS,
     concat,
     dtype_of,
     pack_linear,
@@ -42,7 +42,7 @@ def test_int8_is_at_most_half_a_step_off(shape: tuple[int, int], dtype: str) -> 
     assert torch.equal(steps.sum(dim=1), packed.scale[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_a_zero_row_stays_zero(dtype: str) -> None:
     weight = torch.randn(40, 16)
     weight[7] = 0
@@ -50,7 +50,7 @@ def test_a_zero_row_stays_zero(dtype: str) -> None:
     assert torch.equal(unpack_linear(packed)[7], torch.zeros(16))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_concat_then_narrow_gives_the_parts(dtype: str) -> None:
     parts = [pack_linear(torch.randn(n, 48), dtype) for n in (64, 32, 50)]
     whole = concat(parts)
@@ -93,7 +93,7 @@ def test_relative_error_of_a_normal_matrix(dtype: str, group: int, bound: float)
     assert 0.9 * bound < error.norm() / weight.norm() < bound
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_the_tensor_tells_its_dtype(dtype: str) -> None:
     assert dtype_of(pack_linear(torch.randn(40, 50), dtype).data) == dtype
 

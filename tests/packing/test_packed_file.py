@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_cpu_accel.packing import packed_file
-from hf_cpu_accel.packing.linear import DTYPES, PackedWeight, pack_linear
+from hf_cpu_accel.packing.linear import FORMS, PackedWeight, pack_linear
 from hf_cpu_accel.packing.packed_file import read_packed, write_packed
 from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed
 from hf_cpu_accel.packing.tensor_file import DamagedFile, TensorFile, write
@@ -23,7 +23,7 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FORMS)
 def test_a_packed_weight_comes_back_bit_for_bit(tmp_path, dtype):
     packed = pack_linear(torch.randn(70, 130), dtype)
     write_packed(tmp_path / "file", [SavedWeight("ffn", ("a.weight", "b.weight"), packed)], {}, {})
@@ -139,4 +139,4 @@ def test_the_header_tells_the_form(path):
     metadata = TensorFile(path).metadata
     header = json.loads(metadata["cpu_accel"])
     assert header["format_version"] == 1
-    assert {row["dtype"] for row in header["weights"]} == set(DTYPES)
+    assert {row["dtype"] for row in header["weights"]} == set(FORMS)

@@ -47,7 +47,7 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
 
     Args:
         weight: [out_channels, in_channels, kernel height, kernel width], floating point, finite.
-        dtype: one of `packing.DTYPES`, but for those of affine groups.
+        dtype: one of `packing.DTYPES`.
         tiled: for images that are cut into tiles.
 
     Raises:

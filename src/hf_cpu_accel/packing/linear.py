@@ -32,7 +32,8 @@ from hf_cpu_accel.packing.affine import BITS, AffineGroups
 from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate, panels_of
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
-DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4", "affine8", "affine4")
+DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")  # that one may ask for
+FORMS = (*DTYPES, "affine8", "affine4")  # that a packed weight may have
 QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
 CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
 
@@ -49,7 +50,7 @@ class PackedWeight:
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
             weight, except where images are quantised as a whole.
         in_features, out_features: K and N of the original weight.
-        dtype: one of DTYPES.
+        dtype: one of FORMS.
     """
 
     data: Tensor
@@ -124,10 +125,10 @@ def shapes_of(
     """Shape and dtype of the `data` of a packed weight N x K, and of its `scale` if it has one.
 
     Raises:
-        ValueError: for a dtype outside of DTYPES.
+        ValueError: for a dtype outside of FORMS.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(DTYPES)}")
+    if dtype not in FORMS:
+        raise ValueError(f"dtype={dtype!r}: packed weights are {', '.join(FORMS)}")
     if dtype in BITS:  # whose scales are in float16 where `affine.quantize` finds them
         return [(affine.shape_of(out_features, in_features, BITS[dtype], int4_group, half=True), torch.uint8)]
     panels = -(-out_features // PANEL_FEATURES)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.linear import DTYPES, QUANTISED
+from hf_cpu_accel.packing.linear import FORMS, QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.journal import Journal
@@ -192,7 +192,7 @@ def _as_reference() -> Iterator[None]:
 
 def _coarsest(module: nn.Module) -> str:
     held = {part.packed_dtype for part in module.modules() if isinstance(part, PackedModule)}
-    return next((dtype for dtype in reversed(DTYPES) if dtype in held), "float32")
+    return next((dtype for dtype in reversed(FORMS) if dtype in held), "float32")
 
 
 def first_output(output: Any) -> Tensor | None:
