@@ -95,25 +95,31 @@ def test_same_tokens(family: EncoderDecoder) -> None:
         assert torch.equal(model.generate(**inputs, do_sample=False, **asked), tokens), asked
 
 
-@every_family
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES)
+def built(request: pytest.FixtureRequest) -> tuple[EncoderDecoder, nn.Module, Tensor]:
+    """(family, its model, what `steps` gives for that), once for all dtypes; the model is to be copied."""
+    family: EncoderDecoder = request.param
+    model = family.build()
+    return family, model, steps(model, family.inputs(padded=True), caches(model, "theirs"))
+
+
 @pytest.mark.parametrize(
     ("dtype", "similarity"), [("bfloat16", 0.999), ("int8", 0.98), ("int8-weight", 0.99), ("int4", 0.8)]
 )
-def test_reduced_precision_stays_close(family: EncoderDecoder, dtype: str, similarity: float) -> None:
-    model = family.build()
-    inputs = family.inputs(padded=True)
-    expected = steps(model, inputs, caches(model, "theirs"))
+def test_reduced_precision_stays_close(
+    built: tuple[EncoderDecoder, nn.Module, Tensor], dtype: str, similarity: float
+) -> None:
+    family, eager, expected = built
+    model, inputs = copy.deepcopy(eager), family.inputs(padded=True)
     accelerate_for_cpu(model, dtype=dtype)
     assert fused_layers(model) == family.fused
     logits = steps(model, inputs, caches(model, "ours"))
     assert torch.cosine_similarity(logits.flatten(), expected.flatten(), dim=0) >= similarity
 
 
-@every_family
-def test_models_in_bfloat16(family: EncoderDecoder) -> None:
-    model = family.build()
-    inputs = family.inputs(padded=True)
-    expected = steps(model, inputs, caches(model, "theirs"))
+def test_models_in_bfloat16(built: tuple[EncoderDecoder, nn.Module, Tensor]) -> None:
+    family, eager, expected = built
+    model, inputs = copy.deepcopy(eager), family.inputs(padded=True)
     model.to(torch.bfloat16)
     inputs = {name: x.bfloat16() if x.is_floating_point() else x for name, x in inputs.items()}
     accelerate_for_cpu(model, dtype="bfloat16")

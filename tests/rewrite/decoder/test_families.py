@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,10 +23,18 @@ from tests.rewrite.decoder.decoder_families import (
     padded,
 )
 
-every_family = pytest.mark.parametrize("family", DECODERS.values(), ids=DECODERS)
 fused_or_not = pytest.mark.parametrize(
     "family", [*DECODERS.values(), *UNFUSED.values()], ids=[*DECODERS, *UNFUSED]
 )
+
+
+@pytest.fixture(scope="module", params=DECODERS.values(), ids=DECODERS)
+def built(request: pytest.FixtureRequest) -> tuple[Decoder, nn.Module, Tensor]:
+    """(family, its model, what `prompt_and_steps` gives for that), once for all dtypes; the model is to be copied."""
+    family: Decoder = request.param
+    model = family.build()
+    return family, model, prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
+
 
 STEPS = (1, 1, 1, 4, 1, 1, 1)
 
@@ -110,14 +120,15 @@ def test_scaled_rotary_positions(family: Decoder, beams: int, lengths: list[int]
         assert lengths == [LAYERS] * options["max_new_tokens"]
 
 
-@every_family
 @pytest.mark.parametrize(
     ("dtype", "similarity"), [("bfloat16", 0.999), ("int8", 0.998), ("int8-weight", 0.998), ("int4", 0.9)]
 )
 @torch.no_grad()
-def test_reduced_precision_stays_close(family: Decoder, dtype: str, similarity: float) -> None:
-    model = family.build()
-    expected = prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
+def test_reduced_precision_stays_close(
+    built: tuple[Decoder, nn.Module, Tensor], dtype: str, similarity: float
+) -> None:
+    family, eager, expected = built
+    model = copy.deepcopy(eager)
     accelerate_for_cpu(model, dtype=dtype)
     assert fused_layers(model) == family.fused
     logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
@@ -126,11 +137,10 @@ def test_reduced_precision_stays_close(family: Decoder, dtype: str, similarity: 
     assert torch.cosine_similarity(logits.flatten(), expected.flatten(), dim=0) >= similarity
 
 
-@every_family
 @torch.no_grad()
-def test_models_in_bfloat16(family: Decoder) -> None:
-    model = family.build()
-    expected = prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
+def test_models_in_bfloat16(built: tuple[Decoder, nn.Module, Tensor]) -> None:
+    family, eager, expected = built
+    model = copy.deepcopy(eager)
     model.to(torch.bfloat16)
     accelerate_for_cpu(model, dtype="bfloat16")
     assert fused_layers(model) == family.fused
