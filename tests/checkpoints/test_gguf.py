@@ -43,7 +43,7 @@ def test_all_values_are_those_of_the_file(ggml_type: int) -> None:
     rows = random_rows(ggml_type, 70, 3)
     weight = read_blocks(rows, ggml_type)
     expected = torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType(ggml_type)))
-    assert torch.equal(weight.dequantise(), expected)
+    assert torch.equal(weight.dequantize(), expected)
     packed = pack_affine(weight)
     assert torch.equal(unpack_linear(packed), expected)
     input = torch.randn(5, weight.q.shape[1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,30 @@ def test_an_architecture_that_is_not_known_is_unpacked_and_said(
     with pytest.warns(UserWarning, match="packed anew; kept as they are: those of gemma2, gemma3"):
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
     assert {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)} == {"float32"}
+
+
+def test_a_transformers_without_blocks_unpacks_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_cpu_accel.frontends.gguf import weights_in_blocks
+
+    monkeypatch.setitem(sys.modules, "transformers.quantizers.quantizer_gguf", None)
+    with pytest.warns(UserWarning, match="this transformers unpacks"), weights_in_blocks():
+        assert "llama" not in GGUF_ARCHS
+
+
+def test_loads_in_several_threads_do_not_meet(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "llama")
+
+    def load(_: int) -> bool:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
+        dtypes = {m.packed_dtype for m in model.modules() if isinstance(m, PackedLinear)}
+        return dtypes <= {"affine4", "affine8"} and bool(dtypes)
+
+    before = dict(GGUF_ARCHS)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(load, range(6))) == [True] * 6
+    assert before == GGUF_ARCHS
 
 
 def test_a_file_that_ends_early_loads_nothing(tmp_path: Path) -> None:

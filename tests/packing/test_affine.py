@@ -50,7 +50,7 @@ def test_unpacking_gives_what_was_packed(shape: tuple[int, int], group: int, bit
     assert (again.bits, again.group) == (bits, group)
     for name in ("q", "scale", "offset"):
         assert torch.equal(getattr(again, name), getattr(weight, name)), name
-    assert torch.equal(unpack_linear(packed), weight.dequantise())
+    assert torch.equal(unpack_linear(packed), weight.dequantize())
     # Float32 where float16 would round.
     assert affine.form_of(packed.data)[2] == (half or 0 in shape)
 
@@ -64,9 +64,9 @@ def test_shapes_are_those_of_packing() -> None:
 def test_the_search_finds_the_grid_on_which_a_weight_lies() -> None:
     """Of a dequantised Q4_1 file: all 16 levels are used, or a few at the ends are not."""
     weight = random_groups(64, 256, 4, 32)
-    found = affine.quantize(weight.dequantise(), 4, 32)
-    error = (found.dequantise() - weight.dequantise()).abs().max()
-    assert error <= 1e-3 * weight.dequantise().abs().max()
+    found = affine.quantize(weight.dequantize(), 4, 32)
+    error = (found.dequantize() - weight.dequantize()).abs().max()
+    assert error <= 1e-3 * weight.dequantize().abs().max()
 
 
 def test_the_search_is_no_worse_than_the_range_from_least_to_largest() -> None:
@@ -83,7 +83,7 @@ def test_the_search_is_no_worse_than_the_range_from_least_to_largest() -> None:
 def test_a_finer_form_is_the_same_weight() -> None:
     weight = random_groups(32, 100, 4, 64)
     for bits, group in ((8, 64), (4, 16), (8, 32)):
-        assert torch.equal(weight.regroup(bits, group).dequantise(), weight.dequantise())
+        assert torch.equal(weight.regroup(bits, group).dequantize(), weight.dequantize())
     with pytest.raises(ValueError, match="no finer than 4 bits in groups of 64"):
         weight.regroup(4, 128)
 

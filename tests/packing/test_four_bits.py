@@ -14,7 +14,7 @@ from tests.packing.test_affine import random_groups
 def test_trained_weights_are_rotated_and_those_of_a_grid_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(256, 256, generator=generator)
-    on_a_grid = random_groups(256, 256, 4, 32).dequantise()
+    on_a_grid = random_groups(256, 256, 4, 32).dequantize()
     assert nearest_form(weight, "int4", 32) == "int4"
     assert nearest_form(on_a_grid, "int4", 32) == "affine4"
     assert nearest_form(on_a_grid, "int8", 32) == "int8"
@@ -49,7 +49,7 @@ def test_a_dequantised_model_is_kept_exactly(writer: LlamaForCausalLM) -> None:
     with torch.no_grad():
         for name, parameter in writer.named_parameters():
             if "proj" in name:
-                parameter.copy_(random_groups(*parameter.shape, 4, 32).dequantise() / 8)
+                parameter.copy_(random_groups(*parameter.shape, 4, 32).dequantize() / 8)
     ids = torch.randint(0, 160, (1, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = writer.model(ids).last_hidden_state

@@ -18,10 +18,10 @@ from hf_cpu_accel.packing.affine import AffineGroups
 # The levels of IQ4_NL and IQ4_XS.
 _IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
-Blocks = Tensor  # uint8 [blocks, bytes of a block]
-Parts = tuple[
-    Tensor, Tensor, Tensor
-]  # q uint8 [blocks, features], scale and offset float32 [blocks, groups of a block]
+Blocks = Tensor
+"""uint8 [blocks, bytes of a block]."""
+Parts = tuple[Tensor, Tensor, Tensor]
+"""q uint8 [blocks, features], scale and offset float32 [blocks, groups of a block]."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints import gguf
 from hf_cpu_accel.packing import affine
-from hf_cpu_accel.packing.affine import PANEL_FEATURES, AffineGroups
-from hf_cpu_accel.packing.linear import PackedWeight, allocate
+from hf_cpu_accel.packing.affine import AffineGroups
+from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate
 
-_ROWS_AT_ONCE = (
-    32 * PANEL_FEATURES
-)  # a weight is read in pieces: the integers take more memory than their packed form
+# A weight is read in pieces: the integers take more memory than their packed form.
+_ROWS_AT_ONCE = 32 * PANEL_FEATURES
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,22 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.checkpoints.gguf import FORMATS
+from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
 SUFFIX = ".gguf"
+
+
+# Whether what is being loaded keeps its weights in blocks.
+_keeps_blocks: ContextVar[bool] = ContextVar("keeps_blocks", default=False)
+_one_at_a_time = new_reentrant_lock()  # the table of architectures is the host's
 
 
 class TorchKernel:
     """What transformers calls for the products with weights in blocks, in plain torch. It has the names of a published kernel."""
 
-    def __init__(self) -> None:
-        self.loading = False
-
     def supports(self, ggml_type: int) -> bool:
         """Whether weights of this type stay in blocks: where we load, and can pack them. Other loads unpack them, as before."""
-        return self.loading and ggml_type in FORMATS
+        return _keeps_blocks.get() and ggml_type in FORMATS
 
     @staticmethod
     def mul_mat_vec(weight: Tensor, x: Tensor, ggml_type: int, out_features: int) -> Tensor:
@@ -65,15 +69,20 @@ def split_path(name: object) -> tuple[str, str] | None:
 @contextmanager
 def weights_in_blocks() -> Iterator[None]:
     """What transformers loads from GGUF files inside keeps its weights in blocks."""
-    from transformers.integrations.gguf import kernels
-    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
-    from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+    try:
+        from transformers.integrations.gguf import kernels
+        from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+        from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
+    except ImportError:
+        warnings.warn(
+            "this transformers unpacks the weights of GGUF files as it loads them, so they are packed anew; 5.23 keeps them as "
+            "they are",
+            stacklevel=2,
+        )
+        yield
+        return
 
-    host: Any = kernels
-    host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL
-    added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
     quantizer_class: Any = GgufHfQuantizer
-    own_state_dict = quantizer_class.get_state_dict
 
     def state_dict(quantizer: Any, checkpoint_file: str, model: Any) -> Any:
         quantizer.attn_requested = True  # else it looks for an attention kernel in the hub
@@ -85,19 +94,24 @@ def weights_in_blocks() -> Iterator[None]:
             )
         return own_state_dict(quantizer, checkpoint_file, model)
 
-    GGUF_ARCHS.update(added)
-    quantizer_class.get_state_dict = state_dict
-    _KERNEL.loading = True
-    try:
-        yield
-    finally:
-        _KERNEL.loading = False
-        quantizer_class.get_state_dict = own_state_dict
-        for name in added:
-            del GGUF_ARCHS[name]
+    host: Any = kernels
+    with _one_at_a_time:
+        own_state_dict = quantizer_class.get_state_dict
+        added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
+        before = _keeps_blocks.set(True)
+        host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL
+        GGUF_ARCHS.update(added)
+        quantizer_class.get_state_dict = state_dict
+        try:
+            yield
+        finally:
+            _keeps_blocks.reset(before)
+            quantizer_class.get_state_dict = own_state_dict
+            for name in added:
+                del GGUF_ARCHS[name]
 
 
-def _decoder(config: Any, norms: Mapping[str, str], *, offset: bool = False, **names: str) -> list[Any]:
+def _decoder(norms: Mapping[str, str], *, offset: bool = False, **names: str) -> list[Any]:
     """The names of a decoder-only model; those of its norms, which llama.cpp stores with 1 added where `offset`."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming
     from transformers.integrations.gguf import gguf_conversion_mapping as host
@@ -130,7 +144,7 @@ def _llama(config: Any) -> list[Any]:
     from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf.gguf_conversion_mapping import PermuteRows
 
-    mapping = _decoder(config, _PRE_NORMS)
+    mapping = _decoder(_PRE_NORMS)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     for name, count in heads.items():
@@ -141,25 +155,23 @@ def _llama(config: Any) -> list[Any]:
     return mapping
 
 
-def _gemma(config: Any, norms: Mapping[str, str]) -> list[Any]:
+def _gemma(norms: Mapping[str, str]) -> list[Any]:
     """The table is unpacked: transformers has no form in blocks for one whose rows are scaled, and the head shares it."""
     from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf.gguf_conversion_mapping import Cast
 
     path = "model.embed_tokens.weight"
     return [
-        *_decoder(config, norms, offset=True),
+        *_decoder(norms, offset=True),
         WeightConverter(path, path, operations=[Cast(torch.float32)]),
     ]
 
 
 _ARCHITECTURES: dict[str, Callable[[Any], list[Any]]] = {
     "llama": _llama,
-    "qwen2": lambda config: _decoder(config, _PRE_NORMS),
-    "qwen3": lambda config: _decoder(config, _PRE_NORMS | _HEAD_NORMS),
-    "phi3": lambda config: _decoder(
-        config, _PRE_NORMS, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj"
-    ),
-    "gemma2": lambda config: _gemma(config, _SANDWICH_NORMS),
-    "gemma3": lambda config: _gemma(config, _SANDWICH_NORMS | _HEAD_NORMS),
+    "qwen2": lambda _: _decoder(_PRE_NORMS),
+    "qwen3": lambda _: _decoder(_PRE_NORMS | _HEAD_NORMS),
+    "phi3": lambda _: _decoder(_PRE_NORMS, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj"),
+    "gemma2": lambda _: _gemma(_SANDWICH_NORMS),
+    "gemma3": lambda _: _gemma(_SANDWICH_NORMS | _HEAD_NORMS),
 }

@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.packing.panels import PANEL_FEATURES
+
 BITS = {"affine4": 4, "affine8": 8}
-PANEL_FEATURES = 32
 # Of least squares, the ranges that are tried for a group: from its least to its largest value in so many steps, and a little less.
 _STEPS = {4: (15, 14, 13, 12, 11, 10, 9, 8), 8: (255,)}
-_SHRUNK = (1.0, 0.94, 0.88, 0.82)
+_SHRUNK = (0.94, 0.88, 0.82)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class AffineGroups:
     def dtype(self) -> str:
         return f"affine{self.bits}"
 
-    def dequantise(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The weight [N, K] in float32: scale * q, rounded, plus offset, rounded."""
         columns = self.q.shape[1]
         scale = self.scale.repeat_interleave(self.group, dim=1)[:, :columns]
@@ -144,7 +145,7 @@ def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
 
 
 def _ranges(bits: int) -> list[tuple[int, float]]:
-    return [(steps, 1.0) for steps in _STEPS[bits]] + [(2**bits - 1, shrunk) for shrunk in _SHRUNK[1:]]
+    return [(steps, 1.0) for steps in _STEPS[bits]] + [(2**bits - 1, shrunk) for shrunk in _SHRUNK]
 
 
 def _nearest(values: Tensor, step: Tensor, start: Tensor, top: int) -> Tensor:
@@ -171,10 +172,11 @@ def pack(weight: AffineGroups, *, half: bool | None = None) -> Tensor:
     """
     rows, columns = weight.q.shape
     group, bits = weight.group, weight.bits
-    exact = half is not False and _is_half(weight.scale) and _is_half(weight.offset)
-    if half and not exact:
-        raise NotHalfError("scale or offset: not in float16")
-    half = exact
+    if half is not False:
+        exact = _is_half(weight.scale) and _is_half(weight.offset)
+        if half and not exact:
+            raise NotHalfError("scale or offset: not in float16")
+        half = exact
     data = torch.empty(shape_of(rows, columns, bits, group, half=half), dtype=torch.uint8)
     panels, groups = data.shape[:2]
     if data.numel() == 0:

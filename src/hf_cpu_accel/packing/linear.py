@@ -239,7 +239,7 @@ def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
 def unpack_linear(packed: PackedWeight) -> Tensor:
     """The weight [N, K] in float32: bit for bit the original for "float32", dequantised otherwise."""
     if packed.dtype in BITS:
-        return affine.unpack(packed.data, packed.out_features, packed.in_features).dequantise()
+        return affine.unpack(packed.data, packed.out_features, packed.in_features).dequantize()
     values = unpack_values(packed).float()
     if packed.scale is None:
         return values

@@ -62,7 +62,7 @@ def test_projections_side_by_side_are_exact(kinds: tuple[int, ...], compute: tor
     assert {linear.packed_dtype for linear in packed} == {"affine4" if kinds[1] == Q4_1 else "affine8"}
     for given, kind, linear in zip(outputs(model, x), kinds, packed, strict=True):
         blocks = before[{64: "q", 32: "k", 40: "v"}[linear.out_features] + ".weight"]
-        truth = F.linear(rows.double(), read_blocks(blocks, kind).dequantise().double())
+        truth = F.linear(rows.double(), read_blocks(blocks, kind).dequantize().double())
         bound = 2e-4 if compute is torch.float32 else 1e-2
         assert (given - truth).abs().max() <= bound * truth.abs().max()
         assert given.dtype is compute
