@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,6 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
-
-from hf_cpu_accel.frontends import import_hook
 
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
@@ -30,17 +26,6 @@ os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 # Threads that wait for one another in the microsecond ops of tiny models cost more than they save, the more so on a busy machine.
 ONE_THREAD = ("concurrency", "generate", "lazy", "patching", "providers", "rewrite")
-
-
-@pytest.fixture(autouse=True)
-def _keyword_of_loaders() -> None:
-    """`import hf_cpu_accel` has put it there. Some tests take it back: those after them, in whatever order, have it again."""
-    models = sys.modules.get("transformers.modeling_utils")
-    if models is None:
-        return
-    if "cpu_optimize" not in inspect.signature(models.PreTrainedModel.from_pretrained).parameters:
-        import_hook.uninstall()
-        import_hook.install()
 
 
 @pytest.fixture(autouse=True)

@@ -4,16 +4,10 @@ import pytest
 import torch
 import transformers
 
-import hf_cpu_accel
 from hf_cpu_accel import accelerate_for_cpu, restore
 from tests.rewrite.float16_models import CASES, same, state
 
-
-@pytest.fixture(autouse=True)
-def _loaders():
-    hf_cpu_accel.install()
-    yield
-    hf_cpu_accel.uninstall()
+pytestmark = pytest.mark.usefixtures("installed")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
