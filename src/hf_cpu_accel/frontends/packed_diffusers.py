@@ -9,9 +9,9 @@ import torch
 from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
+from hf_cpu_accel.frontends.packed_config import ChecksFields, PackedFields
 from hf_cpu_accel.frontends.packed_loading import PackedLoading
-from hf_cpu_accel.frontends.placement import check_placement
-from hf_cpu_accel.packing.packed_file import FORMAT_VERSION, check_version, read_packed
+from hf_cpu_accel.packing.packed_file import read_packed
 
 
 class _Method(str):
@@ -25,16 +25,10 @@ class _Method(str):
 METHOD = _Method("cpu_accel")
 
 
-class PackedConfig(QuantizationConfigMixin):
-    """`quantization_config` in the config of a packed model; as `packed_quantizer.PackedConfig`."""
+class PackedConfig(PackedFields, QuantizationConfigMixin):
+    """`quantization_config` in the config.json of a packed model of diffusers."""
 
-    def __init__(
-        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **others: Any
-    ) -> None:
-        self.quant_method: Any = METHOD
-        self.dtype = dtype
-        self.format_version = format_version
-        self.library_version = library_version
+    method = METHOD
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "quant_method": str(METHOD)}
@@ -42,22 +36,13 @@ class PackedConfig(QuantizationConfigMixin):
     to_diff_dict = to_dict  # which its own text asks for
 
 
-class PackedQuantizer(DiffusersQuantizer):
+class PackedQuantizer(ChecksFields, DiffusersQuantizer):
     """Maps the packed weights, lets diffusers load the rest of the file, and accelerates with them."""
 
     requires_calibration = True  # it loads what was packed; it does not pack
     reads_packed_folders = True
     use_keep_in_fp32_modules = True
     _loading: PackedLoading | None = None
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """
-        Raises:
-            ValueError: a place off the CPU, or a format that is newer than this version.
-        """
-        check_placement(device_map=device_map, asked="a packed folder")
-        config: Any = self.quantization_config
-        check_version(config.format_version, config.library_version)
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: list[str]) -> list[str]:
         """The names of the parameters that diffusers is to load."""

@@ -9,46 +9,25 @@ import torch
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from hf_cpu_accel.frontends.packed_config import ChecksFields, PackedFields
 from hf_cpu_accel.frontends.packed_loading import PackedLoading
-from hf_cpu_accel.frontends.placement import check_placement
-from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, check_version, read_packed
+from hf_cpu_accel.packing.packed_file import FILE_NAME, read_packed
 
 METHOD = "cpu_accel"
 
 
-class PackedConfig(QuantizationConfigMixin):
-    """`quantization_config` in the config.json of a packed folder.
+class PackedConfig(PackedFields, QuantizationConfigMixin):
+    """`quantization_config` in the config.json of a packed model of transformers."""
 
-    Args:
-        dtype: what the weights are packed as.
-        format_version: of the file.
-        library_version: of hf_cpu_accel, when it was written.
-    """
-
-    def __init__(
-        self, dtype: str = "", format_version: int = FORMAT_VERSION, library_version: str = "", **others: Any
-    ) -> None:
-        self.quant_method = METHOD  # type: ignore[assignment]
-        self.dtype = dtype
-        self.format_version = format_version
-        self.library_version = library_version
+    method = METHOD
 
 
-class PackedQuantizer(HfQuantizer):
+class PackedQuantizer(ChecksFields, HfQuantizer):
     """Maps the packed weights, lets transformers load the rest of the file, and accelerates with them."""
 
     requires_calibration = True  # it loads what was packed; it does not pack
     reads_packed_folders = True
     _loading: PackedLoading | None = None
-
-    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """
-        Raises:
-            ValueError: a place off the CPU, or a format that is newer than this version.
-        """
-        check_placement(device_map=device_map, asked="a packed folder")
-        config: Any = self.quantization_config
-        check_version(config.format_version, config.library_version)
 
     def update_attn_implementation(self, config: Any) -> Any:
         """The one call ahead of the search for files: a packed folder has no model.safetensors, so that nobody without
