@@ -12,7 +12,7 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamE
 from hf_cpu_accel.generate.beam_state import Beams
 from hf_cpu_accel.generate.coverage import BEAM_MODES
 from hf_cpu_accel.generate.decode import NotCovered, Recorded
-from hf_cpu_accel.generate.inputs import StepInputs, prefill
+from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
 from hf_cpu_accel.generate.topk import largest
 
@@ -72,7 +72,7 @@ def beam_search(
         scores=recorded.scores,
         logits=recorded.logits,
         beam_indices=beam_indices,
-        past_key_values=step_inputs.cache,
+        **{CACHE: step_inputs.cache},
     )
     return output
 

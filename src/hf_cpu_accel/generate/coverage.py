@@ -13,6 +13,9 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
+from hf_cpu_accel.generate.inputs import CACHE
+from hf_cpu_accel.hosts.arguments import CACHES
+
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 # What goes to the model beside the prompt and does not change from token to token in a way of its own.
@@ -21,7 +24,7 @@ _MODEL_INPUTS = {
     "attention_mask",
     "position_ids",
     "inputs_embeds",
-    "past_key_values",
+    *CACHES,
     "encoder_outputs",
     "decoder_input_ids",
     "decoder_attention_mask",
@@ -94,7 +97,7 @@ class Request:
         """Whether `generate` would make a `DynamicCache` because nothing else was chosen."""
         return (
             self.arguments.get("custom_generate") is None
-            and self.keywords.get("past_key_values") is None
+            and self.cache is None
             and self.settings.use_cache is not False
             # "hybrid" in a config of old is what transformers takes for no choice too.
             and self.settings.cache_implementation in (None, "hybrid")
@@ -102,7 +105,7 @@ class Request:
 
     def gets_loop(self, model: Any) -> bool:
         """Whether `decode` or `beam_search`, which one `mode` says, does all that is asked for."""
-        settings, cache = self.settings, self.keywords.get("past_key_values")
+        settings, cache = self.settings, self.cache
         extra = {name for name, value in self.keywords.items() if value is not None} - _MODEL_INPUTS
         chunked = settings.prefill_chunk_size is not None
         return (
@@ -120,6 +123,11 @@ class Request:
             and (self.mode in MODES or (self.mode in BEAM_MODES and beam_refusal(model) is None))
             and not torch.compiler.is_compiling()
         )
+
+    @property
+    def cache(self) -> Any:
+        """The one that the caller passes, under the present name or one of old; None if there is none."""
+        return next((self.keywords[name] for name in CACHES if self.keywords.get(name) is not None), None)
 
     @property
     def mode(self) -> GenerationMode:
@@ -159,7 +167,7 @@ class Request:
 def loop_refusal(model: Any) -> str | None:
     """Why no call of this model's `generate` is for our loops, None if some are."""
     parts = [part for part in _PARTS if part != "generate" or not generates_by_segment(model)]
-    return _own_way(model, parts) or (None if keeps_past_key_values(model) else NO_KEYS)
+    return _own_way(model, parts) or (None if takes_cache(model) else NO_KEYS)
 
 
 def generates_by_segment(model: Any) -> bool:
@@ -180,6 +188,6 @@ def _own_way(model: Any, parts: Sequence[str]) -> str | None:
     return f"{type(model).__name__} has a {changed[0]} of its own" if changed else None
 
 
-def keeps_past_key_values(model: Any) -> bool:
-    """Whether its forward takes a cache of keys and values."""
-    return "past_key_values" in inspect.signature(model.forward).parameters
+def takes_cache(model: Any) -> bool:
+    """Whether its forward takes the cache that `generate` makes."""
+    return CACHE in inspect.signature(model.forward).parameters

@@ -16,7 +16,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from transformers.generation.streamers import BaseStreamer
 
 from hf_cpu_accel.generate.coverage import MODES
-from hf_cpu_accel.generate.inputs import StepInputs, prefill
+from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
 
 _ROOM = 1024  # new tokens for which there is a place from the start
@@ -160,7 +160,7 @@ class Recorded:
             GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
         )
         output: GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput = kind(
-            sequences=sequences, scores=self.scores, logits=self.logits, past_key_values=cache
+            sequences=sequences, scores=self.scores, logits=self.logits, **{CACHE: cache}
         )
         return output
 

@@ -20,10 +20,11 @@ from hf_cpu_accel.generate.coverage import (
     NO_KEYS,
     Request,
     beam_refusal,
-    keeps_past_key_values,
     loop_refusal,
+    takes_cache,
 )
 from hf_cpu_accel.generate.decode import NotCovered, decode
+from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.patching.journal import Journal, add_attribute
 from hf_cpu_accel.patching.override import Override
@@ -105,12 +106,12 @@ class PrepareInputs(Override):
         placing = _placing.get()
         if placing is None:
             return inputs
-        cache = inputs.get("past_key_values")
-        if cache is None and type(kwargs.get("past_key_values")) is CPUCache:
+        cache = inputs.get(CACHE)
+        if cache is None and type(kwargs.get(CACHE)) is CPUCache:
             # Phi-3 computes all tokens anew with other frequencies once there are so many, and lets its forward make a cache.
-            inputs["past_key_values"] = CPUCache(self.model.config, placing.dtype)
+            inputs[CACHE] = CPUCache(self.model.config, placing.dtype)
         elif cache is not None:
-            inputs["past_key_values"] = placing.of(cache)
+            inputs[CACHE] = placing.of(cache)
         return inputs
 
 
@@ -152,7 +153,7 @@ def install(model: Any, path: str, journal: Journal, cache_dtype: torch.dtype | 
 
 
 def _cache_item(model: Any, path: str, dtype: torch.dtype | None) -> list[PlanItem]:
-    reason = refusal(model.config) if keeps_past_key_values(model) else NO_KEYS
+    reason = refusal(model.config) if takes_cache(model) else NO_KEYS
     if reason is not None:
         return [PlanItem.left(path, _CACHE, f"transformers' own cache: {reason}")]
     stored = "as the keys" if dtype is None else str(dtype).removeprefix("torch.")

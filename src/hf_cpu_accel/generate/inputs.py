@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
+from hf_cpu_accel.hosts.arguments import cache_argument
+
+CACHE = cache_argument(GenerationMixin.prepare_inputs_for_generation) or "past_key_values"
+"""How this version of transformers names the cache in what models are called with and give back."""
 _ROOM = 256  # tokens by which the attention mask grows
 
 
@@ -28,7 +32,7 @@ def prefill(
     Returns:
         The model's output for the last tokens, and the inputs that it was called with.
     """
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     past = 0 if cache is None else cache.get_seq_length()
     embeds = model_kwargs.get("inputs_embeds")
     new_tokens = None
@@ -52,7 +56,7 @@ def prefill(
             sliced["position_ids"] = by_position["position_ids"][..., past:seen]
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **sliced)
         outputs = model(**inputs, return_dict=True)
-        model_kwargs["past_key_values"] = cache = _handed_back(outputs, cache)
+        model_kwargs[CACHE] = cache = _handed_back(outputs, cache)
         past = seen
     return outputs, inputs
 
@@ -68,12 +72,12 @@ class StepInputs:
     """
 
     def __init__(self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any) -> None:
-        self.cache = _handed_back(outputs, model_kwargs.get("past_key_values"))
+        self.cache = _handed_back(outputs, model_kwargs.get(CACHE))
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self._ids, self._mask = f"{prefix}input_ids", f"{prefix}attention_mask"
         self._position = f"{prefix}position_ids"
         self._own_way = None if prepares_as_usual(model) else model.prepare_inputs_for_generation
-        self._inputs = {**(first if self._own_way is None else model_kwargs), "past_key_values": self.cache}
+        self._inputs = {**(first if self._own_way is None else model_kwargs), CACHE: self.cache}
         if self._own_way is None:
             self._inputs.pop("inputs_embeds", None)
         mask, self._positions = model_kwargs.get(self._mask), model_kwargs.get(self._position)
@@ -100,7 +104,7 @@ class StepInputs:
     def go_on_with(self, outputs: Any) -> None:
         """Take up the cache that the model handed back: a model with its own way may have begun another one."""
         if self._own_way is not None:
-            self.cache = self._inputs["past_key_values"] = _handed_back(outputs, self.cache)
+            self.cache = self._inputs[CACHE] = _handed_back(outputs, self.cache)
 
 
 class _GrowingMask:
@@ -119,7 +123,7 @@ class _GrowingMask:
 
 def _handed_back(outputs: Any, cache: Any) -> Any:
     """The cache in the outputs of a model that was given `cache`; some have none there and keep to what they were given."""
-    handed_back = getattr(outputs, "past_key_values", None)
+    handed_back = getattr(outputs, CACHE, None)
     return cache if handed_back is None else handed_back
 
 

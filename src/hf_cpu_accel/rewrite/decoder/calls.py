@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.hosts.arguments import cache_argument
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -109,7 +109,7 @@ def _cache_name(module: nn.Module) -> str | None:
     names = parameter_names(module)
     if not names or names[0] != "hidden_states" or "attention_mask" not in names:
         return None
-    return next((name for name in names if name in CACHES), None)
+    return cache_argument(module.forward)
 
 
 def _is_repeated(path: str) -> bool:
@@ -187,7 +187,7 @@ def _prompt(owner: Any, *, crosses: bool) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "attention_mask": padding,
-        "past_key_values": cache,
+        cache_argument(owner.forward) or "past_key_values": cache,
         "use_cache": True,
         **encoded,
     }

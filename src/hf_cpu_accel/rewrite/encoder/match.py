@@ -217,7 +217,7 @@ class _Matcher:
         if call is None:
             raise Refused(Refusal("its attention is causal, or not of what its linears give", yields=True))
         # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
-        if call.scale is None and not CACHES.isdisjoint(self.names):
+        if call.scale is None and not set(CACHES).isdisjoint(self.names):
             raise Refused(
                 Refusal("it takes a cache, and writes its attention out as decoders do", yields=True)
             )
