@@ -64,7 +64,7 @@ def test_other_ways_to_generate():
 
 
 def test_continuous_batching():
-    model = CASES["opt"].build()
+    model = CASES["llama"].build()
     expected = _in_float32(model, IDS, **GREEDY)[:, IDS.shape[1] :].tolist()
     accelerate_for_cpu(model, dtype="float32")
     config = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)

@@ -15,6 +15,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate import hook
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.hook import Generate
+from hf_cpu_accel.generate.inputs import CACHE
 from tests.generate.decoders import PAD, accelerated, build, eager, generation_items, prompt
 
 GREEDY = {"do_sample": False, "max_new_tokens": 8}
@@ -93,7 +94,7 @@ def test_skipped_parts_keep_their_generate():
 
 
 def own(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-    return kwargs["past_key_values"]
+    return kwargs[CACHE]
 
 
 def test_the_users_choices_win(loops):

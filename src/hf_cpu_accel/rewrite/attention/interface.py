@@ -13,7 +13,7 @@ from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.stored_heads import readable
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.attention.masks import as_key_padding, attention_mask
-from hf_cpu_accel.rewrite.attention.paged import paged_attention_forward
+from hf_cpu_accel.rewrite.attention.paged import is_step, paged_attention_forward
 
 # Keyword arguments that change the result and that the op does not know.
 _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
@@ -49,13 +49,8 @@ def attention_forward(
     Returns:
         [B, Lq, H, D] and None, since attention weights are never made.
     """
-    pages = kwargs.get("cache")
-    if (
-        pages is not None and "cu_seq_lens_q" in kwargs
-    ):  # continuous batching: what to attend to follows from the lengths
-        window = kwargs.get("sliding_window")
-        output = paged_attention_forward(module, query, key, value, pages, scaling, window, kwargs)
-        return output, None
+    if is_step(kwargs):  # of continuous batching: what to attend to follows from the lengths
+        return paged_attention_forward(module, query, key, value, scaling, kwargs), None
     if dropout or _wants_more(query, key, value, kwargs):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

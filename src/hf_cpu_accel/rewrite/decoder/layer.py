@@ -19,6 +19,7 @@ from hf_cpu_accel.patching.fused_module import Reference, fused_layer
 from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import native_everywhere
+from hf_cpu_accel.rewrite.attention.paged import in_place
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
@@ -44,6 +45,8 @@ class FusedDecoderLayer(BoundLayer):
         """hidden_states [B, L, C] and what the original takes -> as the original."""
         call = self._understand(hidden_states, args, kwargs)
         if call is None:
+            if kwargs.get(self.role.cache) is not None:
+                kwargs[self.role.cache] = in_place(kwargs[self.role.cache])
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
         rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
@@ -80,8 +83,11 @@ class FusedDecoderLayer(BoundLayer):
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The hidden states, and the other arguments by their names."""
-        given = dict(zip(("hidden_states", *self.role.names), args, strict=False)) | kwargs
-        return given.pop("hidden_states", None), given
+        if args:
+            return args[0], self.role.named(args[1:], kwargs)
+        given = dict(kwargs)
+        hidden_states = given.pop("hidden_states", None)
+        return hidden_states, self.role.named((), given)
 
     def _understand(
         self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]

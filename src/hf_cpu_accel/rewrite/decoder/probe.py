@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
+from hf_cpu_accel.rewrite.decoder.rotary import sines_first
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder.watch import recording_cache, watched
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
@@ -50,8 +51,9 @@ def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
 def _unrotated(value: Any, tokens: int) -> Any:
     """Positions at which rotary tables say nothing; other tensors in float32."""
     if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and len(value) == 2:
-        cos, sin = (part[:1, :1].float().expand(1, tokens, -1) for part in value)
-        return torch.ones_like(cos), torch.zeros_like(sin)
+        first, second = (part[:1, :1].float().expand(1, tokens, -1) for part in value)
+        cos, sin = torch.ones_like(first), torch.zeros_like(second)
+        return (sin, cos) if sines_first(value) else (cos, sin)
     if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point():
         return torch.zeros(_BATCH, tokens, dtype=value.dtype)
     if isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point():

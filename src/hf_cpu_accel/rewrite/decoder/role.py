@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
@@ -87,11 +88,17 @@ class Role:
         }
         return {name: field for field, name in names.items() if name is not None}
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments after hidden_states by their names; a cache under an old name, which the host takes too, by the new one."""
+        named = kwargs if not args else dict(zip(self.names, args, strict=False)) | kwargs
+        if self.cache not in named and any(name in named for name in CACHES):
+            named = {self.cache if name in CACHES else name: value for name, value in named.items()}
+        return named
+
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerArguments | None:
         """The arguments after hidden_states by what they are; None if there is one that is not known."""
         given = LayerArguments()
-        named = kwargs if not args else dict(zip(self.names, args, strict=False)) | kwargs
-        for name, value in named.items():
+        for name, value in self.named(args, kwargs).items():
             if value is None or value is False or name in self.ignored:
                 continue
             field = self.fields.get(name)

@@ -24,12 +24,14 @@ class RotarySource:
         buffer: None if the argument is the tables; else the path of a buffer in the layer, [positions, rotary_dim] with the sines
             of all frequencies and then their cosines (GPT-J), and the argument are positions.
         halved: whether the tables hold all frequencies twice, one set after the other, where pairs of neighbours turn (GLM).
+        sines_first: whether the argument is (sin, cos) (GPT-J since transformers 5.24).
     """
 
     argument: str
     group: int
     buffer: str | None = None
     halved: bool = False
+    sines_first: bool = False
 
     def fits(self, value: Any, q_len: int) -> bool:
         """Whether `value` is of so many positions."""
@@ -42,11 +44,16 @@ class RotarySource:
         if self.buffer is not None:
             sin, cos = layer.get_buffer(self.buffer)[value].chunk(2, dim=-1)
             return cos, sin
-        cos, sin = value
+        cos, sin = value[::-1] if self.sines_first else value
         if self.halved:
             half = cos.shape[-1] // 2
             return cos[..., :half], sin[..., :half]
         return cos, sin
+
+
+def sines_first(tables: tuple[Tensor, Tensor]) -> bool:
+    """Whether a pair of tables [1 or B, q_len, features], the first position among them, is (sin, cos): there all sines are 0."""
+    return bool((tables[0] == 0).all(dim=-1).any())
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def rotations(layer: nn.Module, call: LayerCall, head_dim: int, groups: RotaryGr
     """The ways in which `layer` may use what it is given or has, the usual ones first."""
     if call.rotary is not None:
         table = call.arguments[call.rotary]
-        width, group = table[0].shape[-1], groups.of(table)
+        width, group, swapped = table[0].shape[-1], groups.of(table), sines_first(table)
         for rotary_dim, interleaved, halved in (
             (width, False, False),
             (width, True, False),
@@ -87,7 +94,8 @@ def rotations(layer: nn.Module, call: LayerCall, head_dim: int, groups: RotaryGr
             (2 * width, False, False),
         ):
             if rotary_dim <= head_dim:
-                yield Rotation(RotarySource(call.rotary, group, halved=halved), rotary_dim, interleaved)
+                source = RotarySource(call.rotary, group, halved=halved, sines_first=swapped)
+                yield Rotation(source, rotary_dim, interleaved)
     elif isinstance(call.arguments.get(_POSITIONS), Tensor):
         for path, buffer in layer.named_buffers():
             if buffer.dim() == 2 and buffer.is_floating_point() and buffer.shape[1] <= head_dim:
