@@ -48,7 +48,12 @@ def native_everywhere(linears: Sequence[GroupedLinear], rows: int) -> bool:
         rows: rows of the input (batch x tokens).
     """
     first = linears[0]
-    if not first.group.measured or torch.compiler.is_compiling() or rows < FEWEST_ROWS:
+    if (
+        not first.group.measured
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or rows < FEWEST_ROWS
+    ):
         return True
     known = _memo.get(first)
     if known is None:
