@@ -34,14 +34,16 @@ class Signal:
 
 @pytest.fixture
 def handler():
-    """SIGTERM raises, as in servers that end by an exception."""
+    """SIGTERM raises, as in servers that end by an exception, and SIGINT, which a shell's background jobs are started without."""
 
     def terminate(number, frame):
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, terminate)
+    handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, new) for number, new in handlers.items()}
     yield terminate
-    signal.signal(signal.SIGTERM, before)
+    for number, old in before.items():
+        signal.signal(number, old)
 
 
 def _state(model):
