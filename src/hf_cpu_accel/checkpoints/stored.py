@@ -1,7 +1,7 @@
 """Linears whose weight is stored quantised, by whom it was loaded, and how it becomes a packed weight without rounding.
 
 Hosts load such checkpoints into module classes of their own. They are recognised by these classes, which exist only where the
-host has been imported: nothing is imported here.
+host has been imported: nothing is imported here. Where no host has such a class without a package more, `StoredLinear` is it.
 """
 
 from __future__ import annotations
@@ -9,41 +9,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints import gguf
+from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
+from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
-from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.four_bits import nearest_form
+from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate
 
 # A weight is read in pieces: the integers take more memory than their packed form.
 _ROWS_AT_ONCE = 32 * PANEL_FEATURES
-
-
-@dataclass(frozen=True)
-class StoredWeight:
-    """The weight of a linear as its checkpoint has it.
-
-    Attributes:
-        form: its name, such as "GGUF Q4_1".
-        bits, group: of the affine groups that hold it exactly.
-        rows: (first, last) -> these output features.
-        tensors: names of the parameters of the module that hold it.
-        refusal: why it cannot be packed, or None.
-    """
-
-    form: str
-    out_features: int
-    in_features: int
-    bits: int
-    group: int
-    rows: Callable[[int, int], AffineGroups]
-    tensors: tuple[str, ...]
-    refusal: str | None = None
 
 
 def stored_weight(module: nn.Module) -> StoredWeight | None:
@@ -67,6 +49,21 @@ def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
         return _pack(weights, bits, group, half=True)
     except affine.NotHalfError:
         return _pack(weights, bits, group, half=False)
+
+
+def pack_rounded(
+    weights: Sequence[StoredWeight], dtype: str, int4_group: int
+) -> tuple[PackedWeight, list[float]]:
+    """Weights that no affine groups hold as one packed weight, by `pack_linear`, and how far each of them is off: the length of the
+    difference relative to its own."""
+    values = [weight.values(0, weight.out_features) for weight in weights if weight.values is not None]
+    whole = torch.cat(values)
+    packed = pack_linear(whole, nearest_form(whole, dtype, int4_group), int4_group=int4_group)
+    found = unpack_linear(packed).split([len(some) for some in values])
+    return packed, [
+        float((near - some).norm() / some.norm().clamp_min(torch.finfo(torch.float32).tiny))
+        for near, some in zip(found, values, strict=True)
+    ]
 
 
 def in_floats(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
@@ -95,6 +92,7 @@ def _pack(weights: Sequence[StoredWeight], bits: int, group: int, *, half: bool)
     panel = 0
     for weight in weights:
         for first in range(0, weight.out_features, _ROWS_AT_ONCE):
+            assert weight.rows is not None
             rows = weight.rows(first, min(first + _ROWS_AT_ONCE, weight.out_features)).regroup(bits, group)
             packed = affine.pack(rows, half=half)
             data[panel : panel + len(packed)] = packed
@@ -120,9 +118,28 @@ def _gguf_linear(module: nn.Module) -> StoredWeight | None:
         return gguf.read_blocks(blocks.detach()[first:last], module.ggml_type)
 
     bits, group = (form.bits, form.group) if form else (8, 32)
-    return StoredWeight(
-        name, module.out_features, module.in_features, bits, group, rows, ("weight",), refusal
-    )
+    return StoredWeight(name, module.out_features, module.in_features, bits, group, rows, (blocks,), refusal)
 
 
-_READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (_gguf_linear,)
+def _stored_linear(module: nn.Module) -> StoredWeight | None:
+    """Ours, over the tensors of a checkpoint."""
+    if not isinstance(module, StoredLinear):
+        return None
+    layout, tensors = module.layout, module.tensors
+    shape, held = (layout.out_features, layout.in_features), tuple(tensors.values())
+    if isinstance(layout, FloatLayout):
+        return StoredWeight(layout.form, *shape, 0, 0, None, held, values=partial(layout.read, tensors))
+    assert isinstance(layout, IntegerLayout)
+    refusal = order = None
+    try:
+        order = layout.order(tensors)
+    except ValueError as error:
+        refusal = f"{layout.form}: {error}"
+    if layout.packed_group is None:
+        refusal = f"{layout.form}: affine groups have no group that divides this one"
+    group = layout.packed_group or 0
+    rows = partial(layout.rows, tensors, order=order)
+    return StoredWeight(layout.form, *shape, layout.packed_bits, group, rows, held, refusal, order)
+
+
+_READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (_gguf_linear, _stored_linear)

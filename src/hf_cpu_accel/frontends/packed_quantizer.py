@@ -43,7 +43,10 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
             self._loading = PackedLoading(read_packed(Path(checkpoint_files[0])))
             self._loading.begin(model, tuple(model.all_tied_weights_keys))
         patterns = set(model._keys_to_ignore_on_load_unexpected or ())
-        model._keys_to_ignore_on_load_unexpected = patterns | {r"\.packed(_scale|_lost)?$", r"^padding\.\d+$"}
+        model._keys_to_ignore_on_load_unexpected = patterns | {
+            r"\.packed(_scale|_lost|_permutation)?$",
+            r"^padding\.\d+$",
+        }
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         assert self._loading is not None

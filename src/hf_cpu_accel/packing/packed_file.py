@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed
+from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed, check_permutation
 from hf_cpu_accel.packing.tensor_file import DamagedFile, TensorFile, write
 
 FILE_NAME = "cpu_accel.safetensors"
@@ -117,4 +117,5 @@ def _weight(row: Mapping[str, Any], file: TensorFile) -> SavedWeight:
         found[""], found.get("_scale"), int(row["in_features"]), int(row["out_features"]), str(row["dtype"])
     )
     check_packed(packed)
-    return SavedWeight(str(row["rule"]), tuple(row["parameters"]), packed, found.get("_lost"))
+    check_permutation(permutation := found.get("_permutation"), packed.in_features)
+    return SavedWeight(str(row["rule"]), tuple(row["parameters"]), packed, found.get("_lost"), permutation)

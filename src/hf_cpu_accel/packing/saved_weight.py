@@ -19,12 +19,14 @@ class SavedWeight:
         parameters: the paths of the parameters that are in it, in their order (query, key and value are one packed weight).
         packed: the packed weight. Of a convolution that oneDNN computes it is the plain weight, with the norm in it.
         lost: rows of a convolution's weight that its norm multiplies by nothing, so that `packed` does not have them; or None.
+        permutation: int64 [in_features], the input features in the order in which `packed` has them; or None.
     """
 
     rule: str
     parameters: tuple[str, ...]
     packed: PackedWeight
     lost: Tensor | None = None
+    permutation: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """{name in the file: tensor}."""
@@ -34,6 +36,8 @@ class SavedWeight:
             found[f"{first}.packed_scale"] = self.packed.scale
         if self.lost is not None:
             found[f"{first}.packed_lost"] = self.lost
+        if self.permutation is not None:
+            found[f"{first}.packed_permutation"] = self.permutation
         return found
 
 
@@ -64,3 +68,18 @@ def check_packed(packed: PackedWeight) -> None:
         raise ValueError(f"a scale in {scale.dtype} of shape {tuple(scale.shape)} for {rows} output features")
     if not bool(torch.isfinite(scale).all()):
         raise ValueError("a scale holds NaN or infinite values")
+
+
+def check_permutation(permutation: Tensor | None, in_features: int) -> None:
+    """
+    Raises:
+        ValueError: it is no order of so many input features.
+    """
+    if permutation is None:
+        return
+    if permutation.dtype is not torch.int64 or permutation.shape != (in_features,):
+        raise ValueError(
+            f"a permutation in {permutation.dtype} of shape {tuple(permutation.shape)} for {in_features} features"
+        )
+    if not torch.equal(permutation.sort().values, torch.arange(in_features)):
+        raise ValueError(f"a permutation that is no order of {in_features} features")

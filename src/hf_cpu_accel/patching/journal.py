@@ -90,7 +90,8 @@ class Packed(Protocol):
 class FreedWeight:
     """The values of `parameter` were released; they come from `store`, or exactly from the packed weight.
 
-    `strides`: in which they lay, and will lie again.
+    `strides`: in which they lay, and will lie again. `is_cast`: whether they follow `model.to(dtype)` meanwhile; what a quantised
+    checkpoint holds does not.
     """
 
     parameter: nn.Parameter
@@ -98,6 +99,7 @@ class FreedWeight:
     store: OriginalsStore
     ticket: Ticket | None
     strides: tuple[int, ...]
+    is_cast: bool = True
 
     def undo(self) -> None:
         self.parameter.data = strided_as(self.values(), self.strides)
@@ -109,8 +111,7 @@ class FreedWeight:
             RuntimeError: they were dropped, or stayed in another process.
         """
         values = self.packed.unpack() if self.ticket is None else self.store.get(self.ticket)
-        # What a quantised checkpoint holds, `model.to(dtype)` does not cast either.
-        return values.to(self.packed.weight_dtype) if values.is_floating_point() else values
+        return values.to(self.packed.weight_dtype if self.is_cast else self.parameter.dtype)
 
 
 @dataclass(frozen=True)
@@ -208,11 +209,17 @@ def replace_attribute(journal: Journal, module: nn.Module, name: str, value: Any
 
 
 def free_weight(
-    journal: Journal, parameter: nn.Parameter, packed: Packed, store: OriginalsStore, *, lossless: bool
+    journal: Journal,
+    parameter: nn.Parameter,
+    packed: Packed,
+    store: OriginalsStore,
+    *,
+    lossless: bool,
+    is_cast: bool = True,
 ) -> None:
     """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
     ticket = None if lossless else store.put(parameter.data)
-    journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride()))
+    journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride(), is_cast))
     parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 

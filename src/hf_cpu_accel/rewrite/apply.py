@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_cpu_accel.checkpoints.stored_linear import is_stored
 from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
@@ -33,12 +34,14 @@ def apply(
     Any exception, from wherever, leaves `root` as it was.
     """
     assert plan.config is not None
-    # In float32 only weights of convolutions do not come back bit for bit: those for tiles, and those with a norm folded in.
+    # In float32 only what a quantised checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
+    # tiles, and those with a norm folded in.
     exact = plan.dtype == "float32"
     lossy = sum(
         parameter.nbytes
-        for parameter in root.parameters()
-        if not exact or parameter.dim() == 4 or not parameter.is_floating_point()
+        for module in root.modules()
+        for key, parameter in module.named_parameters(recurse=False)
+        if not exact or parameter.dim() == 4 or not parameter.is_floating_point() or is_stored(module, key)
     )
     source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
     journal = Journal()

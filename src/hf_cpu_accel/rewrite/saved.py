@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored import in_floats
+from hf_cpu_accel.checkpoints.stored_linear import StoredLinear, is_stored
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
-from hf_cpu_accel.patching.journal import FreedWeight, Journal
+from hf_cpu_accel.patching.journal import FreedWeight, Journal, SwappedModule
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
@@ -41,16 +42,20 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
         paths = tuple(path for _, path, _ in members)
         # What a checkpoint stores quantised is packed by a rule of its own, and found in plain linears when it is loaded.
         rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
-        found.append(SavedWeight(rule, paths, first.group.packed, getattr(first, "_lost", None)))
+        group = first.group
+        found.append(SavedWeight(rule, paths, group.packed, getattr(first, "_lost", None), group.permutation))
     return found
 
 
-def plain_tensors(root: nn.Module, packed: set[str], tied: Mapping[str, str]) -> dict[str, Tensor]:
+def plain_tensors(
+    root: nn.Module, packed: set[str], tied: Mapping[str, str], *, with_stored: bool = False
+) -> dict[str, Tensor]:
     """The parameters and persistent buffers of `root` by their paths, as they are in its state dict.
 
     Args:
         packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
         tied: {path: path of the same parameter elsewhere}; the first is left out.
+        with_stored: whether linears that hold a weight as its checkpoint stores it are written as they are.
 
     Raises:
         ValueError: a module holds a quantised weight that is not packed.
@@ -59,8 +64,13 @@ def plain_tensors(root: nn.Module, packed: set[str], tied: Mapping[str, str]) ->
     for path, module in root.named_modules(remove_duplicate=False):
         for name, tensor in _held(module):
             whole = _join(path, name)
-            if tensor is not None and whole not in packed:
-                tensors[whole] = tensor if tensor.is_floating_point() else in_floats(module, whole, tensor)
+            if tensor is None or whole in packed:
+                continue
+            if is_stored(module, name) and not with_stored:
+                raise ValueError(
+                    f"{whole} is of a quantised weight that is not packed, so it cannot be written packed"
+                )
+            tensors[whole] = tensor if tensor.is_floating_point() else in_floats(module, whole, tensor)
     return {name: tensor for name, tensor in tensors.items() if tied.get(name) not in tensors}
 
 
@@ -71,10 +81,11 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
         RuntimeError: some of the original weights are gone.
     """
     journal.check()
-    state = plain_tensors(root, set(), {})
+    state = plain_tensors(root, set(), {}, with_stored=True)
+    state.update(_stored_state(root, journal))
     freed: dict[tuple[int, str], Tensor] = {}
     for change in journal.changes:
-        if isinstance(change, FreedWeight):
+        if isinstance(change, FreedWeight) and change.is_cast:
             packed: Any = change.packed
             experts = isinstance(packed, PackedStack)
             key = (id(packed.module), packed.stack.name) if experts else (id(packed), "weight")
@@ -85,6 +96,23 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
             state.update({_join(path, name): freed[id(module), name] for name in names})
     cast_as_outside(state, journal)
     return state
+
+
+def _stored_state(root: nn.Module, journal: Journal) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the checkpoint, of linears that were packed from it."""
+    values = {
+        id(c.parameter): c.values() for c in journal.changes if isinstance(c, FreedWeight) and not c.is_cast
+    }
+    stored = {
+        id(change.parent._modules[change.name]): change.original
+        for change in journal.changes
+        if isinstance(change, SwappedModule) and isinstance(change.original, StoredLinear)
+    }
+    for path, module in root.named_modules(remove_duplicate=False):
+        original = stored.get(id(module))
+        if original is not None:
+            for name, tensor in original.tensors.items():
+                yield _join(path, name), values.get(id(tensor), tensor)
 
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:

@@ -81,7 +81,9 @@ def _check_finite(name: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return
     # A sum is one pass without a temporary, and only finite if no value is infinite or NaN; it may overflow though.
-    values = tensor.detach()
+    values = (
+        tensor.detach() if tensor.itemsize > 1 else tensor.detach().float()
+    )  # torch has no sums in 8 bits
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         raise ValueError(
             f"target: {name} holds NaN or infinite values: check the checkpoint it was loaded from"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hf_cpu_accel.checkpoints.stored_linear import is_stored
 from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.patching.float16 import (
     Float16Forward,
@@ -65,7 +66,9 @@ class HalvingStore:
         self._store = store
 
     def put(self, tensor: Tensor) -> Ticket:
-        half = tensor.to(torch.float16) if tensor.dtype is torch.float32 else tensor
+        if tensor.dtype is not torch.float32:
+            return self._store.put(tensor)
+        half = tensor.to(torch.float16)
         return self._store.put(half if torch.equal(half.to(tensor.dtype), tensor) else tensor)
 
     def get(self, ticket: Ticket) -> Tensor:
@@ -180,26 +183,33 @@ def _is_head(path: str, module: nn.Module) -> bool:
 
 
 def _float16_tensors(root: nn.Module) -> list[Tensor]:
-    """Parameters, buffers and plain attributes of modules, each once; none of a subclass, which knows its values itself."""
+    """Parameters, buffers and plain attributes of modules, each once; none of a subclass, which knows its values itself, and none
+    that a quantised weight is stored in."""
     found = {
         id(tensor): tensor
         for module in root.modules()
         for holder in (module._parameters, module._buffers, vars(module))
-        for tensor in holder.values()
+        for name, tensor in holder.items()
         if isinstance(tensor, Tensor) and tensor.dtype is torch.float16 and type(tensor.data) is Tensor
+        if not is_stored(module, name)
     }
     return list(found.values())
 
 
 def _float16_names(root: nn.Module) -> Iterator[str]:
-    for named in (root.named_parameters, root.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            if tensor.dtype is torch.float16:
-                yield name
+    for path, module in root.named_modules(remove_duplicate=False):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.dtype is torch.float16 and not is_stored(module, name):
+                yield f"{path}.{name}" if path else name
 
 
 def _is_all_float16(root: nn.Module) -> bool:
-    return all(p.dtype is torch.float16 for p in root.parameters() if p.is_floating_point())
+    return all(
+        parameter.dtype is torch.float16
+        for module in root.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.is_floating_point() and not is_stored(module, name)
+    )
 
 
 def _cast_state(state: dict[str, Any], names: Iterable[str], dtype: torch.dtype) -> None:

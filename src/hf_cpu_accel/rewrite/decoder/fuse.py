@@ -32,6 +32,7 @@ from hf_cpu_accel.rewrite.decoder.rotary import RotaryGroups, Rotation, rotation
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder.verify import Verification
+from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
 
 STRUCTURE = "decoder layer"
 WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts run one by one"
@@ -109,6 +110,8 @@ class _Reader:
             trace = record(copied, call)
             if not trace.stored:
                 return None
+            if is_permuted(layer):
+                return Refusal(PERMUTED)
             biases = self._biases(layer, copied, call, trace)
             dtype = call.hidden_states.dtype
             if biases is None:

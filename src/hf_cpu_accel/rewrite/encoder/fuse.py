@@ -15,7 +15,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, match_layer, parameter_names
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 STRUCTURE = "encoder layer"
@@ -76,6 +76,8 @@ def _refusal(module: nn.Module) -> Refusal | None:
         )
     if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
         return Refusal("there are hooks on modules in it")
+    if is_permuted(module):
+        return Refusal(PERMUTED)
     if norms not in (1, 2):
         return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
     if any(True for _ in module.buffers()):

@@ -25,7 +25,7 @@ from hf_cpu_accel.rewrite.encoder.match import hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import EncoderLayerParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.encoder.window_layer import FusedWindowLayer, alike, compute
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 STRUCTURE = "window encoder layer"
@@ -56,6 +56,8 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLaye
         reason = "skip_modules"
     if reason is None and any(own_forward(part) is not None for part in layer.modules()):
         reason = "the forward of a module in it was replaced"
+    if reason is None and is_permuted(layer):
+        reason = PERMUTED
     return _fused(layer) if reason is None else Refusal(reason)
 
 

@@ -19,11 +19,13 @@ from hf_cpu_accel.providers.torch_ops import Provider
 class Part:
     """Some output features of a packed weight, their bias, and the copies of other providers.
 
-    It is shared by all who compute with these features, and `bias` is exchanged when the model is cast.
+    `permutation`: the input features in the order in which the weight has them, or None. Who fuses a part with what comes before it
+    has to know it. It is shared by all who compute with these features, and `bias` is exchanged when the model is cast.
     """
 
     packed: PackedWeight
     bias: Tensor | None
+    permutation: Tensor | None = None
     copies: Copies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,7 +34,11 @@ class Part:
     def by(self, provider: Provider) -> Run:
         """input -> input @ weight^T + bias."""
         weight = self.copies.of(provider)
-        return lambda input: weight.multiply(input, self.bias)
+        return lambda input: weight.multiply(self.permuted(input), self.bias)
+
+    def permuted(self, input: Tensor) -> Tensor:
+        """Features [..., in_features] in the order in which the weight has them."""
+        return input if self.permutation is None else input.index_select(-1, self.permutation)
 
     @property
     def shape(self) -> str:
@@ -59,7 +65,9 @@ class LinearWork:
 
     def own(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         part = self.part
-        return linear(input, part.packed, part.bias, activation=self.activation, residual=residual)
+        return linear(
+            part.permuted(input), part.packed, part.bias, activation=self.activation, residual=residual
+        )
 
     def by(self, provider: Provider) -> Run:
         multiply, activate = self.part.by(provider), ACTIVATIONS[self.activation]
@@ -88,7 +96,8 @@ class RunWork:
         self.key = f"split {','.join(map(str, self.sizes))}x{self.in_features} {self.dtype}"
 
     def own(self, input: Tensor) -> list[Tensor]:
-        return linear_split(input, self.whole.packed, self.whole.bias, self.sizes)
+        whole = self.whole
+        return linear_split(whole.permuted(input), whole.packed, whole.bias, self.sizes)
 
     def by(self, provider: Provider) -> Run:
         runs = [member.by(provider) for member in self.members]

@@ -13,6 +13,11 @@ from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
+# Why a layer is not fused: its ops have no such step.
+PERMUTED = (
+    "a linear in it takes its input features in an order of its own, by activation: its parts run one by one"
+)
+
 
 class PackedLinear(PackedModule):
     """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16 too: where
@@ -47,6 +52,11 @@ class PackedLinear(PackedModule):
         return self.group.weight(self.index, self.index)[0]
 
     @property
+    def permutation(self) -> Tensor | None:
+        """The input features in the order in which the packed weight has them, or None: as they are."""
+        return self.group.permutation
+
+    @property
     def range(self) -> tuple[int, int]:
         return self.group.ranges[self.index]
 
@@ -62,6 +72,8 @@ class PackedLinear(PackedModule):
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
         values = unpack_linear(self.packed).to(self.weight_dtype)
+        if self.permutation is not None:
+            values = torch.empty_like(values).index_copy_(1, self.permutation, values)
         return values.T.contiguous() if self.transposed else values
 
     def extra_repr(self) -> str:
@@ -74,3 +86,10 @@ class PackedLinear(PackedModule):
         super()._apply(fn, recurse)
         self.group.forget_biases()
         return self
+
+
+def is_permuted(module: nn.Module) -> bool:
+    """Whether a packed linear in `module` takes its input features in an order of its own."""
+    return any(
+        isinstance(child, PackedLinear) and child.permutation is not None for child in module.modules()
+    )

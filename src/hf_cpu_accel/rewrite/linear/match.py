@@ -45,17 +45,18 @@ def pack(
         NotPacked: packed weights are taken from a file, which does not have them.
     """
     weights = [linear.weight.detach() for linear in linears]
-    saved = taken(*weights)
+    saved, permutation = taken(*weights), None
     if saved is None:
         whole = weights[0] if len(weights) == 1 else torch.cat(weights)
         packed = pack_linear(whole, nearest_form(whole, dtype, int4_group), int4_group=int4_group)
     else:
-        packed = saved.packed
+        packed, permutation = saved.packed, saved.permutation
     ranges, start = [], 0
     for linear in linears:
         ranges.append((start, start + linear.out_features))
         start += linear.out_features
-    group = ProjectionGroup(packed, ranges, [linear.bias for linear in linears], measured=measured)
+    biases = [linear.bias for linear in linears]
+    group = ProjectionGroup(packed, ranges, biases, measured=measured, permutation=permutation)
     return [PackedLinear(group, index, linear, transposed=transposed) for index, linear in enumerate(linears)]
 
 

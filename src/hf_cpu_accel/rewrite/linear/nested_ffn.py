@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION, FFN
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
-from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 
 STRUCTURE = "nested ffn"
 
@@ -143,6 +143,8 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
     linears = [(path, child) for path, child in layer.named_modules() if isinstance(child, PackedLinear)]
     if len(linears) != 2:
         return None
+    if is_permuted(layer):
+        return Refusal(PERMUTED)
     (up_path, up), (down_path, down) = linears
     around, _, name = up_path.rpartition(".")
     inside = {id(module) for _, linear in linears for module in linear.modules()}

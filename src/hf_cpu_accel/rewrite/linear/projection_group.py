@@ -37,6 +37,7 @@ class ProjectionGroup:
         ranges: the (start, stop) output features of each member.
         biases: the bias of each member, or None.
         measured: whether other providers may serve where they were measured to be faster.
+        permutation: int64 [in_features], the input features in the order in which the weight has them, or None: as they are.
         runs: the table: {first member called: (first, last member of the run)}.
         hooks: the dictionaries of the hooks of all members.
     """
@@ -48,11 +49,13 @@ class ProjectionGroup:
         biases: Sequence[Tensor | None],
         *,
         measured: bool = False,
+        permutation: Tensor | None = None,
     ) -> None:
         self.packed = packed
         self.ranges = tuple(ranges)
         self.biases = tuple(biases)
         self.measured = measured
+        self.permutation = permutation
         self.runs: dict[int, tuple[int, int]] = {}
         self.hooks: list[dict[int, Any]] = []
         self._calls = threading.local()
@@ -104,7 +107,7 @@ class ProjectionGroup:
             start, stop = self.ranges[first][0], self.ranges[last][1]
             whole = stop - start == self.packed.out_features
             packed = self.packed if whole else self.packed.narrow(start, stop - start)
-            part = self._parts[first, last] = Part(packed, self._bias(first, last))
+            part = self._parts[first, last] = Part(packed, self._bias(first, last), self.permutation)
         return part
 
     def route(self, first: int, last: int) -> Route:
@@ -186,7 +189,7 @@ class ProjectionGroup:
             self.route(index, index)  # now, so that nothing is made while a graph is traced
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("packed", "ranges", "biases", "measured", "runs", "hooks")
+        names = ("packed", "ranges", "biases", "measured", "permutation", "runs", "hooks")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

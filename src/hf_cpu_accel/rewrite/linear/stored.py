@@ -9,8 +9,10 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from hf_cpu_accel.checkpoints.stored import StoredWeight, pack_stored, stored_weight
-from hf_cpu_accel.packing.linear import PANEL_FEATURES
+from hf_cpu_accel.checkpoints.stored import pack_rounded, pack_stored, stored_weight
+from hf_cpu_accel.checkpoints.stored_linear import is_stored
+from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
+from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
 from hf_cpu_accel.patching.journal import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, refusal_to_swap
@@ -28,19 +30,20 @@ Member = tuple[str, nn.Module, StoredWeight]
 
 
 class StoredLinearsRule:
-    """Children of one module that hold quantised weights: those with the same in_features lie side by side, as
-    `MergedProjectionsRule` has it."""
+    """Children of one module that hold quantised weights: those that take the same input features in the same order lie side by
+    side, as `MergedProjectionsRule` has it."""
 
     name = "stored linears"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        siblings: dict[int, list[list[Member]]] = defaultdict(list)
+        siblings: dict[tuple[object, ...], list[list[Member]]] = defaultdict(list)
         for name, child in module.named_children():
             weight = None if id(child) in context.handled else stored_weight(child)
             if weight is None:
                 continue
             member = (f"{path}.{name}" if path else name, child, weight)
-            groups = siblings[weight.in_features]
+            order = None if weight.permutation is None else weight.permutation.numpy().tobytes()
+            groups = siblings[weight.in_features, weight.rows is None, order]
             apart = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
             if groups and not apart and groups[-1][-1][2].out_features % PANEL_FEATURES == 0:
                 groups[-1].append(member)
@@ -75,40 +78,54 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     """Pack the weights together, compare each linear with its original, and swap them in."""
     structure = MERGED if len(members) > 1 else ALONE
     compute = _compute_dtype(context.root)
-    packed = pack_stored([weight for _, _, weight in members])
-    ends = list(accumulate(weight.out_features for _, _, weight in members))
     linears = [_as_linear(module, weight, compute) for _, module, weight in members]
+    packed, dtype, errors = _packed(members, linears, context)
+    ends = list(accumulate(weight.out_features for _, _, weight in members))
     group = ProjectionGroup(
         packed,
         list(zip([0, *ends[:-1]], ends, strict=True)),
         [linear.bias for linear in linears],
         measured=context.measured,
+        permutation=members[0][2].permutation,
     )
     replacements = [PackedLinear(group, index, linear) for index, linear in enumerate(linears)]
     if context.config.verify:
         for (path, module, _), replacement in zip(members, replacements, strict=True):
             input = probe(replacement.in_features, compute).repeat(_REPEATED, 1, 1)
             with torch.no_grad(), disable_grouping():
-                reason = disagreement(replacement(input), run_alone(module, input), "float32", compute)
+                reason = disagreement(replacement(input), run_alone(module, input), dtype, compute)
             if reason is not None:
                 return [PlanItem.left(path, structure, reason)]
-    for (_, module, weight), replacement in zip(members, replacements, strict=True):
+    items = []
+    for (path, module, weight), replacement, error in zip(members, replacements, errors, strict=True):
         swap_module(context.journal, context.slots[id(module)], replacement)
-        _release(module, weight, replacement, context)
-    return [
-        packed_item(path, f"{structure} ({weight.form})", "linear", replacement)
-        for (path, _, weight), replacement in zip(members, replacements, strict=True)
-    ]
+        _release(weight, replacement, context)
+        rounded = f"; in {packed.dtype} {error:.1e} off" if error else ""
+        items.append(packed_item(path, f"{structure} ({weight.form}{rounded})", "linear", replacement))
+    return items
 
 
-def _release(module: nn.Module, weight: StoredWeight, packed: PackedLinear, context: Context) -> None:
+def _packed(
+    members: Sequence[Member], linears: Sequence[nn.Linear], context: Context
+) -> tuple[PackedWeight, str, list[float]]:
+    """The packed weight, the dtype by whose tolerance it is compared, and how far each member is off what is stored."""
+    weights = [weight for _, _, weight in members]
+    if weights[0].rows is not None:
+        return pack_stored(weights), "float32", [0.0] * len(weights)
+    dtype = context.weight_dtype(members[0][0], linears)
+    packed, errors = pack_rounded(weights, dtype, context.config.int4_group)
+    return packed, dtype, errors
+
+
+def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> None:
     """Free what held the weight of a module that is out of the tree, unless an embedding reads it, too, or it is to be kept."""
-    for name in weight.tensors:
-        parameter = module.get_parameter(name)
-        if context.is_tied(parameter) or context.config.originals == "memory":
+    for tensor in weight.tensors:
+        if not isinstance(tensor, nn.Parameter) or context.config.originals == "memory":
             continue
-        context.freed += parameter.nbytes
-        free_weight(context.journal, parameter, packed, context.store, lossless=False)
+        if context.is_tied(tensor):
+            continue
+        context.freed += tensor.nbytes
+        free_weight(context.journal, tensor, packed, context.store, lossless=False, is_cast=False)
 
 
 def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> nn.Linear:
@@ -120,5 +137,10 @@ def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> n
 
 def _compute_dtype(root: nn.Module) -> torch.dtype:
     """That of the model's activations: of its first parameter that is not quantised."""
-    floating = (parameter.dtype for parameter in root.parameters() if parameter.is_floating_point())
+    floating = (
+        parameter.dtype
+        for module in root.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.is_floating_point() and not is_stored(module, name)
+    )
     return next(floating, torch.float32)

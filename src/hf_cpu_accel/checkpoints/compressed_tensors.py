@@ -1,0 +1,285 @@
+"""Checkpoints of compressed-tensors (llm-compressor, vLLM): how a linear is stored in them.
+
+    pack-quantized   weight_packed      int32 [N, K * bits / 32], fields of consecutive input features
+                     weight_shape       int64 [2]
+                     weight_zero_point  int32 [N * bits / 32, groups], fields of consecutive output features; or int8 [N, groups]
+                     weight_g_idx       int [K], the group of each input feature; in older files
+    int-quantized,   weight             int8 [N, K]
+    naive-quantized  weight_zero_point  int8 [N, groups]
+    float-quantized  weight             float8_e4m3fn [N, K]
+
+Fields count from the least integer. All have `weight_scale`: [N, groups], [N, 1] of whole rows, one number, or one for each block.
+weight = scale * (q - zero), without a zero where it is symmetric (compressed_tensors/compressors).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.checkpoints.fp8 import checked_block, float_layout
+from hf_cpu_accel.checkpoints.gptq import SCALES
+from hf_cpu_accel.checkpoints.layout import (
+    IntegerLayout,
+    Layout,
+    Parts,
+    Tensors,
+    UnreadableCheckpoint,
+    check_tensor,
+    unpack_words,
+    words_for,
+)
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_BITS = (4, 8)  # others are packed otherwise by older versions
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedTensorsLayout(IntegerLayout):
+    """
+    Attributes:
+        integers: the name of the tensor of integers.
+        zeros: how zeros are stored: "packed" or "plain", or None: there are none.
+    """
+
+    integers: str
+    zeros: str | None
+
+    def check(self, tensors: Tensors) -> None:
+        super().check(tensors)
+        shape = [self.out_features, self.in_features]
+        if "weight_shape" in tensors and tensors["weight_shape"].tolist() != shape:
+            raise UnreadableCheckpoint(
+                f"weight_shape is {tensors['weight_shape'].tolist()}: expected {shape}"
+            )
+        most = 2 ** (self.bits - 1)
+        for name in {self.integers, *(["weight_zero_point"] if self.zeros == "plain" else [])}:
+            values = tensors[name]
+            if values.dtype is torch.int8 and not -most <= int(values.min()) <= int(values.max()) < most:
+                raise UnreadableCheckpoint(f"{name} holds integers of more than {self.bits} bits")
+
+    def read(self, tensors: Tensors, first: int, last: int) -> Parts:
+        q = _unsigned(tensors[self.integers].detach()[first:last], self.bits, self.in_features)
+        scale = self._of_rows(tensors["weight_scale"].detach(), first, last)
+        if self.zeros is None:
+            return Parts(q, scale, torch.full_like(scale, 2 ** (self.bits - 1)))
+        zero = tensors["weight_zero_point"].detach()
+        if self.zeros == "packed":
+            zero = zero.T
+        zero = _unsigned(zero, self.bits, self.out_features)
+        return Parts(q, scale, self._of_rows(zero.T if self.zeros == "packed" else zero, first, last))
+
+    def _of_rows(self, values: Tensor, first: int, last: int) -> Tensor:
+        """float32 [last - first, groups] of one number, or of [N, groups]."""
+        if values.shape == (self.out_features, self.groups):
+            return values[first:last].float()
+        return values.float().reshape(1, 1).expand(last - first, self.groups)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of some linears are quantised.
+
+    Attributes:
+        targets: names of classes, paths, or patterns after "re:".
+        bits, is_float, strategy, group, block, is_symmetric: of the weights.
+        activations: the bits that the file asks for of activations; 0 if it does not.
+    """
+
+    targets: tuple[str, ...]
+    bits: int
+    is_float: bool
+    strategy: str
+    group: int
+    block: tuple[int, int] | None
+    is_symmetric: bool
+    activations: int
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Scheme | None:
+        """
+        Raises:
+            UnreadableCheckpoint: weights in a form that is not known.
+        """
+        weights, activations = group.get("weights"), group.get("input_activations")
+        if weights is None:
+            return None
+        bits, kind = weights.get("num_bits", 8), str(weights.get("type", "int")).lower()
+        size = weights.get("group_size")
+        strategy = weights.get("strategy") or _strategy(size)
+        if kind not in ("int", "float") or bits not in _BITS or (kind == "float" and bits != 8):
+            raise UnreadableCheckpoint(
+                f"compressed-tensors weights of type {kind!r} in {bits!r} bits: read are int in 4 and 8 bits, and float in 8"
+            )
+        if strategy not in _STRATEGIES or (strategy == "group" and (not isinstance(size, int) or size <= 0)):
+            raise UnreadableCheckpoint(
+                f"compressed-tensors weights by strategy={strategy!r}, group_size={size!r}: read are {', '.join(_STRATEGIES)}"
+            )
+        return cls(
+            tuple(group.get("targets", ())),
+            bits,
+            kind == "float",
+            strategy,
+            size if strategy == "group" else 0,
+            checked_block(weights.get("block_structure")) if strategy == "block" else None,
+            bool(weights.get("symmetric", True)),
+            0 if activations is None else int(activations.get("num_bits", 8)),
+        )
+
+
+@dataclass(frozen=True)
+class CompressedTensorsCheckpoint:
+    """What its config says.
+
+    Attributes:
+        schemes: the first that is for a linear is its.
+        ignored: which linears are not quantised, as in `Scheme.targets`.
+        has_cache_scheme: whether keys and values are to be quantised, too.
+    """
+
+    schemes: tuple[Scheme, ...]
+    ignored: tuple[str, ...]
+    has_cache_scheme: bool
+
+    marks: ClassVar[tuple[str, ...]] = (
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+    )
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> CompressedTensorsCheckpoint:
+        """
+        Raises:
+            UnreadableCheckpoint: a form that is not known.
+        """
+        groups = config.get("config_groups") or {}
+        forms = {config.get("format"), *(group.get("format") for group in groups.values())} - {None}
+        sparse = (config.get("sparsity_config") or {}).get("format", "dense")
+        for form in sorted(forms - set(_FORMATS)):
+            raise UnreadableCheckpoint(
+                f"compressed-tensors in the format {form!r}: read are {', '.join(_FORMATS)}"
+            )
+        if sparse != "dense" or (config.get("transform_config") or {}).get("config_groups"):
+            raise UnreadableCheckpoint("compressed-tensors with sparse weights or transforms is not read")
+        schemes = tuple(filter(None, map(Scheme.of, groups.values())))
+        return cls(schemes, tuple(config.get("ignore") or ()), bool(config.get("kv_cache_scheme")))
+
+    @property
+    def not_honoured(self) -> tuple[str, ...]:
+        asked = {f"activations in {scheme.activations} bits" for scheme in self.schemes if scheme.activations}
+        return (*sorted(asked), *(["a quantised cache of keys and values"] if self.has_cache_scheme else ()))
+
+    def layout(self, path: str, out_features: int, in_features: int, tensors: Tensors) -> Layout | None:
+        """How the linear at `path` is stored; None if it has a plain weight.
+
+        Raises:
+            UnreadableCheckpoint: tensors are missing or have other shapes than such a linear's, or no scheme is for it.
+        """
+        weight = tensors.get("weight")
+        stored = any(name in tensors for name in self.marks)
+        if not stored and (weight is None or weight.element_size() > 1):
+            return None
+        scheme = next((s for s in self.schemes if _matches(path, s.targets)), None)
+        if scheme is None or _matches(path, self.ignored, is_linear=False):
+            raise UnreadableCheckpoint(
+                f"{path} is quantised in the file, and its config has no scheme for it"
+            )
+        shape = (out_features, in_features)
+        if not scheme.is_float:
+            return _integers(scheme, path, shape, tensors)
+        block = {
+            "tensor": None,
+            "channel": (1, in_features),
+            "group": (1, scheme.group),
+            "block": scheme.block,
+        }
+        return float_layout(
+            "compressed-tensors", path, shape, tensors, "weight_scale", block[scheme.strategy]
+        )
+
+
+def _strategy(group_size: object) -> str:
+    """What a config without a strategy means."""
+    if group_size is None:
+        return "tensor"
+    return "channel" if group_size == -1 else "group"
+
+
+def _matches(path: str, targets: Sequence[str], *, is_linear: bool = True) -> bool:
+    """Whether a linear is among `targets`."""
+    return any(
+        re.match(target[3:], path) is not None
+        if target.startswith("re:")
+        else target == path or (is_linear and target == "Linear")
+        for target in targets
+    )
+
+
+def _integers(scheme: Scheme, path: str, shape: tuple[int, int], tensors: Tensors) -> IntegerLayout:
+    if scheme.strategy == "block":
+        raise UnreadableCheckpoint(f"{path}: integers in blocks of output and input features are not read")
+    rows, columns = shape
+    bits, group = scheme.bits, scheme.group or columns
+    groups, name = -(-columns // group), "weight"
+    if "weight_packed" in tensors:
+        name = "weight_packed"
+        check_tensor(path, name, tensors, (rows, words_for(columns, bits)), torch.int32)
+        check_tensor(path, "weight_shape", tensors, (2,), torch.int64, torch.int32)
+    else:
+        check_tensor(path, name, tensors, shape, torch.int8)
+    scales = _scale_shape(scheme, tensors, (rows, groups))
+    check_tensor(path, "weight_scale", tensors, scales, *SCALES)
+    zeros = None if scheme.is_symmetric else _checked_zeros(path, tensors, scales, bits)
+    index = "weight_g_idx" if "weight_g_idx" in tensors else None
+    if index is not None:
+        check_tensor(path, index, tensors, (columns,), torch.int32, torch.int64)
+
+    held = [name, "weight_scale", *(["weight_shape"] if name == "weight_packed" else [])]
+    held += [other for other, there in (("weight_zero_point", zeros), (index, index)) if there and other]
+    where = {"tensor": "with one scale", "channel": "of whole rows"}
+    return CompressedTensorsLayout(
+        f"compressed-tensors, {bits} bits {where.get(scheme.strategy, f'in groups of {group}')}",
+        rows,
+        columns,
+        {name: tensors[name] for name in held},
+        bits,
+        group,
+        "weight_scale",
+        index,
+        name,
+        zeros,
+    )
+
+
+def _unsigned(stored: Tensor, bits: int, count: int) -> Tensor:
+    """uint8 of integers that are counted from the least one: `count` in a row, packed in int32, or plain in int8."""
+    if stored.dtype is torch.int32:
+        return unpack_words(stored, bits, count)
+    return (stored.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)
+
+
+def _scale_shape(scheme: Scheme, tensors: Tensors, shape: tuple[int, int]) -> tuple[int, ...]:
+    """What is expected: [N, groups], or any shape of one number."""
+    scale = tensors.get("weight_scale")
+    if scheme.strategy == "tensor" and scale is not None and scale.numel() == 1:
+        return tuple(scale.shape)
+    return shape
+
+
+def _checked_zeros(path: str, tensors: Tensors, shape: tuple[int, ...], bits: int) -> str:
+    """How the zeros are stored: "packed" or "plain"."""
+    zero = tensors.get("weight_zero_point")
+    if zero is not None and zero.dtype is torch.int32 and len(shape) == 2:
+        check_tensor(path, "weight_zero_point", tensors, (words_for(shape[0], bits), shape[1]), torch.int32)
+        return "packed"
+    check_tensor(path, "weight_zero_point", tensors, shape, torch.int8)
+    return "plain"

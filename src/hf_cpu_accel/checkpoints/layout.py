@@ -1,0 +1,215 @@
+"""How a checkpoint stores one weight: what its tensors are, and which numbers they stand for, in plain torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.packing.affine import AffineGroups
+
+Tensors = Mapping[str, Tensor]
+"""Of one linear, by their names in the checkpoint without its path; on the meta device where only shapes and dtypes are known."""
+
+
+class UnreadableCheckpoint(ValueError):
+    """A quantised checkpoint that is damaged, or stored in a way that is not known. Nothing is loaded of it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Integers of some output features: weight = scale * (q - zero).
+
+    Attributes:
+        q: uint8 [N, K].
+        scale, zero: float32 [N, groups]; the zero is a whole number.
+    """
+
+    q: Tensor
+    scale: Tensor
+    zero: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Layout(ABC):
+    """
+    Attributes:
+        form: its name, such as "GPTQ, 4 bits in groups of 128".
+        out_features, in_features: of the linear.
+        held: the tensors that hold the weight, on the meta device.
+    """
+
+    form: str
+    out_features: int
+    in_features: int
+    held: Tensors
+
+    @abstractmethod
+    def check(self, tensors: Tensors) -> None:
+        """Look at the values, once they are there.
+
+        Raises:
+            UnreadableCheckpoint: values that no such weight has.
+        """
+
+    @abstractmethod
+    def dequantize(self, tensors: Tensors) -> Tensor:
+        """The weight [out_features, in_features] in float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerLayout(Layout):
+    """
+    Attributes:
+        bits: of an integer.
+        group: input features that share a scale and a zero; of an order by activation, the size of each group.
+        scale: the name of the tensor of scales.
+        index: the name of the tensor that gives each input feature its group, or None: they lie one after another.
+    """
+
+    bits: int
+    group: int
+    scale: str
+    index: str | None
+
+    @abstractmethod
+    def read(self, tensors: Tensors, first: int, last: int) -> Parts:
+        """These output features, with the input features in the order in which they are stored; `first` is a multiple of 32."""
+
+    @property
+    def groups(self) -> int:
+        return -(-self.in_features // self.group)
+
+    @cached_property
+    def packed_bits(self) -> int:
+        return 4 if self.bits <= 4 else 8
+
+    @cached_property
+    def packed_group(self) -> int | None:
+        """The group of affine groups (packing/affine.py) that hold the weight; None if there is none."""
+        if self.groups == 1:
+            return -(-self.in_features // 64) * 64
+        if self.group % 64 == 0:
+            return self.group
+        return next((group for group in (32, 16) if self.group % group == 0), None)
+
+    def check(self, tensors: Tensors) -> None:
+        _check_finite(self.scale, tensors[self.scale])
+        if self.index is not None:
+            index = tensors[self.index]
+            least, most = (int(index.min()), int(index.max())) if index.numel() else (0, 0)
+            if least < 0 or most >= self.groups:
+                raise UnreadableCheckpoint(
+                    f"{self.index} names groups from {least} to {most}, and there are {self.groups}"
+                )
+
+    def group_of(self, tensors: Tensors) -> Tensor:
+        """int64 [in_features]: the group of each."""
+        if self.index is None or tensors[self.index].numel() == 0:
+            return torch.arange(self.in_features) // self.group
+        return tensors[self.index].detach().long()
+
+    def order(self, tensors: Tensors) -> Tensor | None:
+        """The input features group by group, int64 [in_features]; None where they lie so.
+
+        Raises:
+            ValueError: the groups have other sizes than `group`.
+        """
+        group_of = self.group_of(tensors)
+        expected = torch.arange(self.in_features) // self.group
+        if torch.equal(group_of, expected):
+            return None
+        order = group_of.argsort(stable=True)
+        if not torch.equal(group_of[order], expected):
+            raise ValueError(f"its groups have other sizes than {self.group}")
+        return order
+
+    def rows(self, tensors: Tensors, first: int, last: int, order: Tensor | None = None) -> AffineGroups:
+        """These output features, with the input features in `order`, in groups of `packed_group`."""
+        assert self.packed_group is not None
+        parts = self.read(tensors, first, last)
+        q = parts.q if order is None else parts.q[:, order]
+        scale, offset = parts.scale, -parts.scale * parts.zero
+        times = 1 if self.groups == 1 else self.group // self.packed_group
+        if times > 1:  # of groups that the kernels do not have
+            count = -(-self.in_features // self.packed_group)
+            scale, offset = (t.repeat_interleave(times, dim=1)[:, :count] for t in (scale, offset))
+        return AffineGroups(q.contiguous(), scale, offset, self.packed_bits, self.packed_group)
+
+    def dequantize(self, tensors: Tensors) -> Tensor:
+        parts, group_of = self.read(tensors, 0, self.out_features), self.group_of(tensors)
+        return (parts.q - parts.zero[:, group_of]) * parts.scale[:, group_of]
+
+
+@dataclass(frozen=True, eq=False)
+class FloatLayout(Layout):
+    """Small floating point numbers with scales, which no affine groups hold.
+
+    Attributes:
+        scale: the name of the tensor of scales.
+    """
+
+    scale: str
+
+    @abstractmethod
+    def read(self, tensors: Tensors, first: int, last: int) -> Tensor:
+        """These output features in float32 [last - first, in_features]."""
+
+    def check(self, tensors: Tensors) -> None:
+        _check_finite(self.scale, tensors[self.scale])
+        if not bool(torch.isfinite(tensors["weight"].float()).all()):
+            raise UnreadableCheckpoint("weight holds NaN")
+
+    def dequantize(self, tensors: Tensors) -> Tensor:
+        return self.read(tensors, 0, self.out_features)
+
+
+def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` fields of each row as uint8 [rows, count].
+
+    Args:
+        words: int32 [rows, words]; fields lie from the lowest bits on.
+        bits: 2, 3, 4 or 8; fields of 3 bits run on from one word to the next.
+    """
+    data = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return data[:, :count]
+    if bits == 3:  # eight fields in three bytes
+        data = data.reshape(len(data), -1, 3).int()
+        fields = data[..., 0] | data[..., 1] << 8 | data[..., 2] << 16
+        shifts = torch.arange(0, 24, 3, dtype=torch.int32)
+    else:
+        fields, shifts = data, torch.arange(0, 8, bits, dtype=torch.uint8)
+    unpacked = (fields.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return unpacked.view(len(data), -1)[:, :count].to(torch.uint8)
+
+
+def words_for(fields: int, bits: int) -> int:
+    """How many words of 32 bits hold so many fields."""
+    return -(-fields * bits // 32)
+
+
+def check_tensor(
+    path: str, name: str, tensors: Tensors, shape: tuple[int, ...], *dtypes: torch.dtype
+) -> None:
+    """
+    Raises:
+        UnreadableCheckpoint: it is missing, or has another shape or dtype.
+    """
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise UnreadableCheckpoint(f"{path}.{name} is missing, and there is {', '.join(sorted(tensors))}")
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
+        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise UnreadableCheckpoint(
+            f"{path}.{name} is {tensor.dtype} {list(tensor.shape)}: expected {expected} {list(shape)}"
+        )
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if not bool(torch.isfinite(values.float()).all()):
+        raise UnreadableCheckpoint(f"{name} holds NaN or infinite values")

@@ -1,0 +1,71 @@
+"""A linear whose weight is held as its checkpoint stores it, where the checkpoint's own package is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_cpu_accel.checkpoints.layout import Layout
+
+
+def is_stored(module: nn.Module, name: str) -> bool:
+    """Whether the parameter `name` of `module` is a tensor of a checkpoint that stands for numbers together with others."""
+    return isinstance(module, StoredLinear) and name in module.layout.held
+
+
+class StoredLinear(nn.Module):
+    """y = x W^T + b, [..., in_features] -> [..., out_features], in plain torch: what a checkpoint is loaded into, and what serves
+    where nothing is packed.
+
+    Its parameters are the tensors of the checkpoint under their names, on the meta device until they are loaded. `model.to(dtype)`
+    casts the bias alone.
+
+    Attributes:
+        layout: what the tensors stand for.
+    """
+
+    def __init__(self, layout: Layout, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.layout = layout
+        self.in_features, self.out_features = layout.in_features, layout.out_features
+        for name, tensor in layout.held.items():
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+        self.register_parameter("bias", bias)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that hold the weight, by their names."""
+        return {name: self.get_parameter(name) for name in self.layout.held}
+
+    def dequantize(self) -> Tensor:
+        """The weight [out_features, in_features] in float32."""
+        return self.layout.dequantize(self.tensors)
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias: Tensor | None = self._parameters["bias"]
+        return F.linear(input, self.dequantize().to(input.dtype), bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.layout.form}, in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredLinear:
+        held = {name: self._parameters.pop(name) for name in self.layout.held}
+        bias = self._parameters.pop("bias")
+        try:
+            self._parameters["bias"] = bias
+            super()._apply(fn, recurse)
+        finally:
+            bias = self._parameters.pop("bias")
+            self._parameters.update(held)
+            self._parameters["bias"] = bias
+        for name in self.layout.held:
+            parameter: Any = self._parameters[name]
+            device = fn(torch.empty(0, device=parameter.device)).device
+            if device != parameter.device:
+                self._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
+        return self

@@ -1,0 +1,217 @@
+"""GPTQ, AWQ and fp8 tensors against the weights that they were written from, value by value."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.checkpoints.formats import checkpoint_of
+from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout, UnreadableCheckpoint
+from hf_cpu_accel.checkpoints.stored import pack_stored, stored_weight
+from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+from hf_cpu_accel.packing.linear import unpack_linear
+from tests.checkpoints.writers import Written, awq, fp8, gptq
+
+
+def linear(config: dict[str, Any], written: Written, *, bias: bool = False) -> StoredLinear:
+    """A linear over what was written."""
+    rows, columns = written.weight.shape
+    layout = checkpoint_of(config).layout("layer", rows, columns, written.tensors)
+    assert layout is not None
+    module = StoredLinear(layout, torch.nn.Parameter(torch.randn(rows)) if bias else None)
+    for name, tensor in written.tensors.items():
+        setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
+    layout.check(module.tensors)
+    return module
+
+
+def packed_weight(module: StoredLinear) -> Tensor:
+    """What becomes of it in affine groups, with the input features in their own order."""
+    weight = stored_weight(module)
+    assert weight is not None
+    assert weight.refusal is None
+    values = unpack_linear(pack_stored([weight]))
+    return values if weight.permutation is None else values[:, weight.permutation.argsort()]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_in_all_bits(bits: int, symmetric: bool, version: int) -> None:
+    written = gptq(64, 96, bits=bits, version=version, symmetric=symmetric)
+    form = "gptq" if version == 1 else "gptq_v2"
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": form}
+    module = linear(config, written)
+    assert torch.equal(module.dequantize(), written.weight)
+    assert torch.equal(packed_weight(module), written.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("columns", "group", "packed"),
+    [
+        (128, 32, 32),
+        (128, 64, 64),
+        (256, 128, 128),
+        (160, -1, 192),
+        (192, 96, 32),
+        (96, 48, 16),
+        (80, 32, 32),
+    ],
+)
+def test_gptq_in_groups_of_any_size(columns: int, group: int, packed: int, dtype: torch.dtype) -> None:
+    written = gptq(70 if dtype is torch.float32 else 64, columns, group=group, dtype=dtype, bits=8)
+    module = linear({"quant_method": "gptq", "bits": 8, "group_size": group}, written)
+    assert isinstance(module.layout, IntegerLayout)
+    assert module.layout.packed_group == packed
+    assert torch.equal(module.dequantize(), written.weight)
+    assert torch.allclose(packed_weight(module), written.weight, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("columns", [96, 80])
+def test_an_order_by_activation_permutes_input_features(columns: int) -> None:
+    index = (torch.arange(columns) // 32)[torch.randperm(columns, generator=torch.Generator().manual_seed(1))]
+    written = gptq(40, columns, index=index)
+    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, written)
+    weight = stored_weight(module)
+    assert weight is not None
+    assert weight.permutation is not None
+    assert torch.equal(module.dequantize(), written.weight)
+    assert torch.equal(packed_weight(module), written.weight)
+
+
+def test_groups_of_unlike_sizes_are_computed_and_not_packed() -> None:
+    written = gptq(32, 96, index=torch.arange(96) // 40)
+    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written)
+    weight = stored_weight(module)
+    assert weight is not None
+    assert weight.refusal == "GPTQ, 4 bits in groups of 32: its groups have other sizes than 32"
+    assert torch.equal(module.dequantize(), written.weight)
+
+
+def test_zeros_of_the_first_format_are_added_to_words() -> None:
+    """As gptqmodel does: a zero of 0 was stored by a subtraction that borrows from the next field."""
+    written = gptq(64, 64, version=2)
+    zeros = torch.randint(-(2**31), 2**31, written.tensors["qzeros"].shape, dtype=torch.int32)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    second = linear(
+        config | {"checkpoint_format": "gptq_v2"},
+        Written({**written.tensors, "qzeros": zeros}, written.weight),
+    )
+    first = linear(config, Written({**written.tensors, "qzeros": zeros - 0x11111111}, written.weight))
+    assert torch.equal(first.dequantize(), second.dequantize())
+
+
+@pytest.mark.parametrize("gemv", [False, True])
+@pytest.mark.parametrize(("columns", "group"), [(128, 32), (192, 64), (384, 128), (160, -1)])
+def test_awq_in_both_orders(columns: int, group: int, gemv: bool) -> None:
+    written = awq(72, columns, group=group, gemv=gemv)
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv" if gemv else "GEMM"}
+    module = linear(config, written)
+    assert torch.equal(module.dequantize(), written.weight)
+    assert torch.equal(packed_weight(module), written.weight)
+
+
+def test_many_output_features_are_read_in_pieces() -> None:
+    written = awq(2088, 64)
+    assert torch.equal(
+        packed_weight(linear({"quant_method": "awq", "group_size": 32}, written)), written.weight
+    )
+    written = gptq(2080, 64)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert torch.equal(packed_weight(linear(config, written)), written.weight)
+
+
+@pytest.mark.parametrize("block", [(128, 128), (48, 32), None])
+def test_fp8_in_blocks(block: tuple[int, int] | None) -> None:
+    written = fp8(200, 136, block=block)
+    module = linear({"quant_method": "fp8", "weight_block_size": block and list(block)}, written)
+    assert isinstance(module.layout, FloatLayout)
+    assert torch.equal(module.dequantize(), written.weight)
+    weight = stored_weight(module)
+    assert weight is not None
+    assert weight.values is not None
+    assert weight.rows is None
+    assert torch.equal(weight.values(32, 100), written.weight[32:100])
+
+
+def test_casts_leave_what_is_stored_and_copies_are_whole() -> None:
+    written = gptq(32, 64)
+    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written, bias=True)
+    x = torch.randn(3, 64)
+    for other in (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        module.to(torch.bfloat16).float(),
+    ):
+        assert other.scales.dtype is torch.float16
+        assert torch.equal(other.dequantize(), written.weight)
+        assert list(other.state_dict()) == ["qweight", "qzeros", "scales", "g_idx", "bias"]
+        assert torch.allclose(other(x), x @ written.weight.T + other.bias, atol=1e-5)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPTQ | {"bits": 5}, "GPTQ in bits=5: read are 2, 3, 4, 8"),
+        (GPTQ | {"bits": "4"}, "GPTQ in bits='4'"),
+        (GPTQ | {"group_size": 0}, "group_size=0"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "the format 'marlin': read are 'gptq' and 'gptq_v2'"),
+        (AWQ | {"bits": 8}, "AWQ in bits=8: read is 4"),
+        (AWQ | {"version": "gemv_fast"}, "the format 'gemv_fast': read are 'gemm' and 'gemv'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"blocks of \[128\]"),
+        ({"quant_method": "aqlm"}, "quant_method='aqlm': read are gptq, awq, compressed-tensors, fp8"),
+    ],
+)
+def test_configs_that_are_not_known_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnreadableCheckpoint, match=message):
+        checkpoint_of(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("qweight", None, "layer.qweight is missing"),
+        ("scales", None, "layer.scales is missing"),
+        (
+            "qweight",
+            torch.zeros(4, 32, dtype=torch.int32),
+            r"qweight is torch.int32 \[4, 32\]: expected int32 \[8, 32\]",
+        ),
+        ("qweight", torch.zeros(8, 32), "expected int32"),
+        ("qzeros", torch.zeros(3, 4, dtype=torch.int32), r"expected int32 \[2, 4\]"),
+        ("scales", torch.zeros(2, 32, dtype=torch.int64), "expected float16 or bfloat16 or float32"),
+        ("g_idx", torch.zeros(63, dtype=torch.int32), r"expected int32 or int64 \[64\]"),
+    ],
+)
+def test_tensors_of_another_shape_are_refused(name: str, tensor: Tensor | None, message: str) -> None:
+    tensors = dict(gptq(32, 64).tensors)
+    if tensor is None:
+        del tensors[name]
+    else:
+        tensors[name] = tensor
+    with pytest.raises(UnreadableCheckpoint, match=message):
+        checkpoint_of(GPTQ).layout("layer", 32, 64, tensors)
+
+
+def test_values_that_no_weight_has_are_refused() -> None:
+    written = gptq(32, 64)
+    for name, value, message in (
+        ("scales", torch.full((2, 32), torch.nan).half(), "scales holds NaN"),
+        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "g_idx names groups from 2 to 2, and there are 2"),
+        ("g_idx", torch.full((64,), -1, dtype=torch.int32), "from -1"),
+    ):
+        with pytest.raises(UnreadableCheckpoint, match=message):
+            linear(GPTQ, Written({**written.tensors, name: value}, written.weight))
+    plain = {"weight": torch.zeros(32, 64)}
+    assert checkpoint_of(GPTQ).layout("layer", 32, 64, plain) is None
