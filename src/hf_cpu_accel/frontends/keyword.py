@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, packed_saving
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
+from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
@@ -115,9 +117,8 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     file = gguf.split_path(args[1]) if len(args) > 1 else None
     if file is not None and "gguf_file" not in kwargs:
         args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
-    if kwargs.get("gguf_file") is None:
-        return function(*args, **kwargs)
-    with gguf.weights_in_blocks():
+    blocks = nullcontext() if kwargs.get("gguf_file") is None else gguf.weights_in_blocks()
+    with blocks, weights_as_stored():
         return function(*args, **kwargs)
 
 
@@ -136,9 +137,10 @@ def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
 
 
 def patch_models(module: ModuleType, patches: HostPatches) -> None:
-    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, which all model classes share."""
+    """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, of all model classes, and who loads quantised weights."""
     _patch_from_pretrained(module.PreTrainedModel, patches)
     _patch_save_pretrained(module.PreTrainedModel, patches)
+    patch_quantizer_choice(module, patches)
 
 
 def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
@@ -182,7 +184,9 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
         check_placement(given.get("device"), device_map)
         if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):
             given["device"] = "cpu"  # the default would be the first accelerator of the machine
-        return api.accelerate_for_cpu(function(*bound.args, **bound.kwargs), config)
+        with weights_as_stored():
+            pipe = function(*bound.args, **bound.kwargs)
+        return api.accelerate_for_cpu(pipe, config)
 
     wrapper = _with_keyword(function, patches, call)
     patches.replace(module, "pipeline", wrapper)

@@ -1,0 +1,72 @@
+"""Folders whose weights other tools quantised: for the time of a load of ours, transformers loads them into our own linears.
+
+Its own quantisers for these methods ask for packages and accelerators, or unpack the weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel.frontends.placement import check_placement
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.frontends.patches import HostPatches
+
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+# How a config says that there are experts, whose weights transformers joins: these it unpacks by itself, where it can.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_UNPACKED_BY_HOST = ("compressed-tensors", "fp8")
+
+# Whether what is being loaded keeps its weights as they are stored.
+_keeps_stored: ContextVar[bool] = ContextVar("keeps_stored", default=False)
+
+
+@contextmanager
+def weights_as_stored() -> Iterator[None]:
+    """What transformers loads inside keeps quantised weights as they are stored."""
+    token = _keeps_stored.set(True)
+    try:
+        yield
+    finally:
+        _keeps_stored.reset(token)
+
+
+def patch_quantizer_choice(module: Any, patches: HostPatches) -> None:
+    """transformers.modeling_utils: `get_hf_quantizer`, which chooses a quantiser by the config of a model."""
+    function: Callable[..., Any] = module.get_hf_quantizer
+
+    @functools.wraps(function)
+    def choose(config: Any, quantization_config: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
+        said = _said_by(config)
+        ours = (
+            patches.active and _keeps_stored.get() and quantization_config is None and _is_ours(said, config)
+        )
+        if not ours:
+            return function(config, quantization_config, device_map, *args, **kwargs)
+        from hf_cpu_accel.frontends.stored_quantizer import StoredConfig, StoredQuantizer
+
+        assert said is not None
+        check_placement(device_map=device_map)
+        config.quantization_config = StoredConfig(**said)
+        return StoredQuantizer(config.quantization_config), config, device_map
+
+    patches.replace(module, "get_hf_quantizer", choose)
+
+
+def _said_by(config: Any) -> dict[str, Any] | None:
+    """`quantization_config` of a config, or of the one of its language model."""
+    text = config.get_text_config(decoder=True)
+    said = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    return dict(said) if isinstance(said, Mapping) else None
+
+
+def _is_ours(said: Mapping[str, Any] | None, config: Any) -> bool:
+    method = None if said is None else said.get("quant_method")
+    if method not in METHODS:
+        return False
+    text = config.get_text_config(decoder=True)
+    return method not in _UNPACKED_BY_HOST or not any(getattr(text, name, None) for name in _EXPERTS)

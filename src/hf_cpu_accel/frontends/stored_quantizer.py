@@ -1,0 +1,141 @@
+"""The quantiser by which transformers loads a folder of another tool as it is stored. Importing this imports transformers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.modeling_utils import load_state_dict
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from hf_cpu_accel.checkpoints.formats import Checkpoint, checkpoint_of
+from hf_cpu_accel.checkpoints.layout import UnreadableCheckpoint
+from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+
+# What files hold besides weights, for kernels that quantise activations and caches.
+_UNUSED = r"\.(input_scale|input_zero_point|input_global_scale|output_scale|[kqv]_scale|activation_scale|weight_zero_point)$"
+
+
+class StoredConfig(QuantizationConfigMixin):
+    """`quantization_config` of another tool, as it stands in the config.json."""
+
+    quant_method: Any
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class StoredQuantizer(HfQuantizer):
+    """Puts a `StoredLinear` in the place of each linear that is quantised in the files, and has transformers load these.
+
+    Raises:
+        UnreadableCheckpoint: the config or the files are damaged, or in a form that is not known. Nothing is loaded then.
+    """
+
+    requires_calibration = True  # it loads what others quantised
+    _checkpoint: Checkpoint
+
+    def __init__(self, quantization_config: StoredConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._checkpoint = checkpoint_of(quantization_config.to_dict())
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        stored = _tensors_of(checkpoint_files or (), model)
+        for path, module in _linears(model):
+            tensors = stored.pop(path, {})
+            layout = self._checkpoint.layout(path, *_shape(module), tensors)
+            if layout is not None:
+                model.set_submodule(path, StoredLinear(layout, module._parameters["bias"]))
+            elif _is_missing(path, tensors, model):
+                raise UnreadableCheckpoint(f"{path}: the files have no weight for it")
+        for path, tensors in stored.items():
+            found = sorted(set(tensors) & set(self._checkpoint.marks))
+            if found:
+                raise UnreadableCheckpoint(
+                    f"{path}.{found[0]} is quantised, and the model has no linear there"
+                )
+        patterns = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = patterns | {_UNUSED}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
+        for path, module in model.named_modules():
+            if isinstance(module, StoredLinear):
+                try:
+                    module.layout.check(module.tensors)
+                except UnreadableCheckpoint as error:
+                    raise UnreadableCheckpoint(f"{path}: {error}") from None
+        for said in self._checkpoint.not_honoured:
+            warnings.warn(
+                f"{model.name_or_path}: the file asks for {said}, which is left out: only weights are quantised here",
+                stacklevel=2,
+            )
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
+        return list(weight_conversions)
+
+
+def _linears(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and path
+    ]
+
+
+def _shape(linear: Any) -> tuple[int, int]:
+    """(out_features, in_features)."""
+    rows, columns = linear.weight.shape
+    return (columns, rows) if isinstance(linear, Conv1D) else (rows, columns)
+
+
+def _tensors_of(files: Sequence[str], model: Any) -> dict[str, dict[str, Tensor]]:
+    """{path of a module: {name: tensor on the meta device}} of what is in the files, by the names of the model."""
+    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
+    modules = {path for path, _ in model.named_modules()}
+    prefix = f"{model.base_model_prefix}."
+    found: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in _headers(files):
+        path, _, last = apply_renamings(name, renamings).rpartition(".")
+        for candidate in (path, path.removeprefix(prefix), prefix + path):
+            if candidate in modules:
+                path = candidate
+                break
+        found[path][last] = tensor
+    return dict(found)
+
+
+def _headers(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    for file in files:
+        try:
+            tensors = load_state_dict(file, map_location="meta")
+        except Exception as error:  # safetensors and torch raise what they like
+            raise UnreadableCheckpoint(f"{file} cannot be read: {error}") from error
+        yield from tensors.items()
+
+
+def _is_missing(path: str, tensors: dict[str, Tensor], model: Any) -> bool:
+    """Whether a linear of a numbered layer has no weight in the files, and shares none."""
+    weight = f"{path}.weight"
+    return (
+        "weight" not in tensors
+        and weight not in model.all_tied_weights_keys
+        and bool(re.search(r"\.\d+\.", path))
+    )
