@@ -25,9 +25,14 @@ from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, packed_saving
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
 from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
+from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
+
+# While transformers loads, methods of its classes are others (`no_tie_weights`). Of two loads that end in the order in which they
+# began, the second leaves them so.
+_one_at_a_time = new_reentrant_lock()
 
 AcceleratedCall = Callable[[CPUAccelConfig, tuple[Any, ...], dict[str, Any]], Any]
 """What runs in place of a wrapped function when the keyword is given: (config, args, kwargs) -> its
@@ -118,7 +123,7 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if file is not None and "gguf_file" not in kwargs:
         args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
     blocks = nullcontext() if kwargs.get("gguf_file") is None else gguf.weights_in_blocks()
-    with blocks, weights_as_stored():
+    with _one_at_a_time, blocks, weights_as_stored():
         return function(*args, **kwargs)
 
 
@@ -184,7 +189,7 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
         check_placement(given.get("device"), device_map)
         if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):
             given["device"] = "cpu"  # the default would be the first accelerator of the machine
-        with weights_as_stored():
+        with _one_at_a_time, weights_as_stored():
             pipe = function(*bound.args, **bound.kwargs)
         return api.accelerate_for_cpu(pipe, config)
 
