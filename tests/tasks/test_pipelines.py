@@ -31,18 +31,18 @@ def test_every_task_of_transformers_is_here() -> None:
 def test_answers(name: str) -> None:
     case = CASES[name]
     pipe = case.build()
-    before = [_outcome(pipe, call) for call in case.calls]
+    before = [outcome(pipe, call) for call in case.calls]
     assert not any(isinstance(answer, Exception) for answer in before), before
 
     assert accelerate_for_cpu(pipe, dtype="float32") is pipe
     assert explain(pipe).replaced
     for _ in range(2):  # what ran before leaves no trace
         for call, expected in zip(case.calls, before, strict=True):
-            _check(_outcome(pipe, call), expected)
+            check(outcome(pipe, call), expected)
 
     assert restore(pipe) is pipe
     for call, expected in zip(case.calls, before, strict=True):
-        _check(_outcome(pipe, call), expected, tolerance=0.0)
+        check(outcome(pipe, call), expected, tolerance=0.0)
 
 
 @pytest.mark.filterwarnings(
@@ -52,15 +52,15 @@ def test_answers(name: str) -> None:
 def test_bad_input(name: str) -> None:
     case = CASES[name]
     pipe = case.build()
-    before = {what: _outcome(pipe, call) for what, call in case.bad.items()}
+    before = {what: outcome(pipe, call) for what, call in case.bad.items()}
     accelerate_for_cpu(pipe, dtype="float32")
     for what, call in case.bad.items():
-        _check(_outcome(pipe, call), before[what], what)
+        check(outcome(pipe, call), before[what], what)
     for call in case.calls:  # and nothing is left of what went wrong
-        assert not isinstance(_outcome(pipe, call), Exception)
+        assert not isinstance(outcome(pipe, call), Exception)
 
 
-def _outcome(pipe: Any, call: Call) -> Any:
+def outcome(pipe: Any, call: Call) -> Any:
     """The answer, or the exception."""
     args, options = copy.deepcopy(call)  # some pipelines take what they are given apart
     torch.manual_seed(0)
@@ -70,7 +70,7 @@ def _outcome(pipe: Any, call: Call) -> Any:
         return error
 
 
-def _check(given: Any, expected: Any, where: str = "", tolerance: float = 2e-4) -> None:
+def check(given: Any, expected: Any, where: str = "", tolerance: float = 2e-4) -> None:
     """The same structure with the same values, numbers within `tolerance` of the largest of their array or 1."""
     if isinstance(expected, Exception):
         assert type(given) is type(expected), (where, given, expected)
@@ -78,11 +78,11 @@ def _check(given: Any, expected: Any, where: str = "", tolerance: float = 2e-4) 
         assert isinstance(given, dict), (where, given)
         assert given.keys() == expected.keys(), where
         for key in expected:
-            _check(given[key], expected[key], f"{where}.{key}", tolerance)
+            check(given[key], expected[key], f"{where}.{key}", tolerance)
     elif isinstance(expected, list | tuple):
         assert len(given) == len(expected), where
         for place, (one, other) in enumerate(zip(given, expected, strict=True)):
-            _check(one, other, f"{where}[{place}]", tolerance)
+            check(one, other, f"{where}[{place}]", tolerance)
     elif isinstance(expected, Image.Image):
         assert given.mode == expected.mode, where
         difference = np.asarray(given, dtype=float) - np.asarray(expected, dtype=float)

@@ -14,14 +14,14 @@ optimum.
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
-from hf_cpu_accel.frontends import packed_saving
 from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
+from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
+from hf_cpu_accel.frontends.optimum_saving import Saved
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 from hf_cpu_accel.hosts.find import Root
 from hf_cpu_accel.patching.acceleration import acceleration_of
@@ -36,12 +36,12 @@ except ImportError as error:
 
 import torch
 import transformers
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import cached_file
 
 
-class CPUModel(OptimizedModel):
+class CPUModel(Saved, OptimizedModel):
     """A transformers model, accelerated for the CPU, behind optimum's interface.
 
     Args:
@@ -53,7 +53,6 @@ class CPUModel(OptimizedModel):
     Attributes:
         model: the transformers model. Whatever this class does not define itself (`device`, `dtype`,
             `num_parameters()`, ...) is answered by it.
-        cpu_config: the `CPUAccelConfig` in force, None when `cpu_optimize` is False.
     """
 
     auto_model_class = transformers.AutoModel
@@ -66,10 +65,16 @@ class CPUModel(OptimizedModel):
         preprocessors: list[Any] | None = None,
         cpu_optimize: bool | str | dict[str, Any] | CPUAccelConfig | None = True,
     ) -> None:
-        self.cpu_config = cpu_config(cpu_optimize)
+        settings = cpu_config(cpu_optimize)
         super().__init__(model, model.config if config is None else config, preprocessors)
-        if self.cpu_config is not None:
-            api.accelerate_for_cpu(model, self.cpu_config)
+        if settings is not None:
+            api.accelerate_for_cpu(model, settings)
+
+    @property
+    def cpu_config(self) -> CPUAccelConfig | None:
+        """The settings in force; None while the model is not accelerated."""
+        acceleration = acceleration_of(self.model)
+        return None if acceleration is None else acceleration.config
 
     @property
     def config(self) -> PretrainedConfig:
@@ -79,6 +84,20 @@ class CPUModel(OptimizedModel):
     @config.setter
     def config(self, value: PretrainedConfig) -> None:
         self.model.config = value
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """What `generate` does unless it is told otherwise, as `model.generation_config`."""
+        return self.model.generation_config
+
+    @generation_config.setter
+    def generation_config(self, value: GenerationConfig) -> None:
+        self.model.generation_config = value
+
+    @property
+    def use_cache(self) -> bool:
+        """Whether `generate` keeps keys and values from token to token."""
+        return self.can_generate() and self.generation_config.use_cache is not False
 
     @classmethod
     def _from_pretrained(
@@ -93,6 +112,7 @@ class CPUModel(OptimizedModel):
         cache_dir: str | None = None,
         token: bool | str | None = None,
         cpu_optimize: bool | str | dict[str, Any] | CPUAccelConfig | None = None,
+        use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CPUModel:
         """Load with the auto class, then accelerate. Reached through `from_pretrained`.
@@ -100,8 +120,10 @@ class CPUModel(OptimizedModel):
         Args:
             cpu_optimize: bool, dtype name, `CPUAccelConfig`, or dict of its fields. By default the
                 cpu_accel_config.json next to the weights, and without one the default configuration.
+            use_cache: whether `generate` keeps keys and values; None: as the model says.
             **kwargs: as in transformers: fields of the model's configuration (`num_labels=3`) override it, the
-                rest goes to the auto class (`dtype=`, `attn_implementation=`, ...).
+                rest goes to the auto class (`dtype=`, `attn_implementation=`, ...). Arguments of optimum's other
+                back ends are understood or refused, as `optimum_arguments` says.
 
         Raises:
             TypeError, ValueError: a bad `cpu_optimize`, or a `device_map` off the CPU; nothing is loaded.
@@ -114,6 +136,7 @@ class CPUModel(OptimizedModel):
             "cache_dir": cache_dir,
             "token": token,
         }
+        kwargs, cpu_optimize = in_our_words(kwargs, cpu_optimize)
         accel = _saved_config(model_id, hub) if cpu_optimize is None else cpu_config(cpu_optimize)
         if accel is not None:
             check_placement(device_map=kwargs.get("device_map"))
@@ -125,6 +148,8 @@ class CPUModel(OptimizedModel):
         model = cls.auto_model_class.from_pretrained(
             model_id, config=config, trust_remote_code=trust_remote_code, **hub, **kwargs
         )
+        if use_cache is not None and model.can_generate():
+            model.generation_config.use_cache = use_cache
         return cls(model, cpu_optimize=False if accel is None else accel)
 
     # There is no separate format: `export=True`, common with other back ends, loads in the same way.
@@ -134,33 +159,44 @@ class CPUModel(OptimizedModel):
         """The forward pass of `model`: the same arguments, the same outputs."""
         return self.model(*args, **kwargs)
 
-    def _save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
-        """Write an ordinary checkpoint with the original weights, plus cpu_accel_config.json.
-
-        Plain transformers loads the folder. An accelerated model holds packed weights, rounded for bfloat16
-        and int8: what is written are the kept originals, which takes the memory of the unpacked weights meanwhile.
-        A model that came from a packed folder is written packed again.
-
-        Raises:
-            RuntimeError: the originals were dropped (`CPUAccelConfig(originals="drop")`), so that there is
-                nothing to write.
-        """
-        directory = Path(save_directory)
-        acceleration = acceleration_of(self.model)
-        if self.cpu_config is None or acceleration is None:
-            self.model.save_pretrained(directory)
-            return
-        if not acceleration.from_file:
-            acceleration.journal.check()
-        packed_saving.save(PreTrainedModel.save_pretrained, self.model, directory, None, (), {})
-        acceleration.config.save(directory)
+    def restore(self) -> CPUModel:
+        """`hf_cpu_accel.restore` of the model: plain again, bit for bit."""
+        api.restore(self.model)
+        return self
 
     def can_generate(self) -> bool:
-        """Whether `generate` is available; False for the tasks served here."""
+        """Whether `generate` is available."""
         return bool(self.model.can_generate())
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """`generate` of the model, with our cache and loops; an `assistant_model` may be of these classes, too.
+
+        Raises:
+            AttributeError: the model does not generate.
+        """
+        assistant = kwargs.get("assistant_model")
+        if isinstance(assistant, CPUModel):
+            kwargs["assistant_model"] = assistant.model
+        return self.model.generate(*args, **kwargs)
 
     def eval(self) -> CPUModel:
         self.model.eval()
+        return self
+
+    def half(self) -> CPUModel:
+        """Weights of 16 bits or less: bfloat16, unless they are packed in that or in fewer bits already."""
+        settings = self.cpu_config
+        if settings is None:
+            self.model.half()
+        elif api.explain(self.model).dtype == "float32":
+            api.accelerate_for_cpu(self.model, settings, dtype="bfloat16")
+        return self
+
+    def compile(self) -> None:
+        """Nothing: there is no engine that has to be made ready. `CPUAccelConfig(compile=...)` is about torch.compile."""
+
+    def reshape(self, *shape: Any, **shapes: Any) -> CPUModel:
+        """The model as it is: inputs of any shape are taken."""
         return self
 
     def to(self, device: str | int | torch.device) -> CPUModel:
@@ -169,11 +205,11 @@ class CPUModel(OptimizedModel):
         Raises:
             ValueError: any other device or a dtype.
         """
-        if isinstance(device, int | torch.dtype) or torch.device(device).type != "cpu":
+        if isinstance(device, torch.dtype):
             raise ValueError(
-                f"{type(self).__name__} stays on the CPU and keeps its dtype, got to({device!r}); "
-                "use device='cpu'"
+                f"{type(self).__name__} keeps its dtype, got to({device!r}); see CPUAccelConfig(dtype=...)"
             )
+        check_device(device)
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -221,7 +257,8 @@ def _make_class(task: Task) -> type[CPUModel]:
 
 
 for _task in TASKS:
-    globals()[_task.class_name] = _make_class(_task)
+    _class = _make_class(_task)
+    globals().update(dict.fromkeys(_task.class_names, _class))
 
 __all__ = [*CLASS_NAMES]
 

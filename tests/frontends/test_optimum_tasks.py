@@ -1,0 +1,67 @@
+"""Every task of `transformers.pipeline` with a model of the Optimum-style class for it: the answers are those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.pipelines import SUPPORTED_TASKS
+
+from hf_cpu_accel import explain
+from hf_cpu_accel.frontends import optimum, tasks
+from tests.tasks.all import CASES, task_of
+from tests.tasks.test_pipelines import check, outcome
+
+# Which class loads the model of a case, where several serve the task.
+CLASSES = {
+    "automatic-speech-recognition (CTC)": "CTC",
+    "automatic-speech-recognition": "SpeechSeq2Seq",
+    "text-to-audio": "TextToWaveform",
+    "text-to-audio (spectrogram)": "TextToSpectrogram",
+    "image-segmentation": "SemanticSegmentation",
+}
+
+
+def class_name(case: str) -> str:
+    serving = [task for task in tasks.TASKS if task_of(case) in task.pipelines]
+    return next(task.class_name for task in serving if task.name == CLASSES.get(case, task.name))
+
+
+def test_every_pipeline_has_a_class_and_none_is_made_up():
+    assert {name for task in tasks.TASKS for name in task.pipelines} == set(SUPPORTED_TASKS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_pipeline_of_its_task(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    plain = case.build()
+    expected = [outcome(plain, call) for call in case.calls]
+    plain.model.save_pretrained(tmp_path)
+
+    cls = getattr(optimum, class_name(name))
+    settings = {"dtype": "float32", "padding": "compute"}  # some pipelines give what stands at the padding
+    model = cls.from_pretrained(tmp_path, export=True, cpu_optimize=settings)
+    assert type(model) is cls
+    assert explain(model).replaced
+    assert model.can_generate() == plain.model.can_generate()
+
+    pipeline, errors = transformers.pipeline, []
+
+    def with_ours(*args: Any, **options: Any) -> Any:
+        return pipeline(*args, **{**options, "model": model})
+
+    monkeypatch.setattr(transformers, "pipeline", with_ours)
+    monkeypatch.setattr(transformers.pipelines.base.logger, "error", errors.append)
+    pipe = case.build()
+    assert errors == []  # "the model ... is not supported for ..."
+    assert pipe.model is model
+    for call, answer in zip(case.calls, expected, strict=True):
+        check(outcome(pipe, call), answer)
