@@ -11,6 +11,8 @@ import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from hf_cpu_accel.frontends import import_hook
+
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
 providers._get_local_constants = lambda: providers.Constants()
@@ -26,6 +28,15 @@ os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 # Threads that wait for one another in the microsecond ops of tiny models cost more than they save, the more so on a busy machine.
 ONE_THREAD = ("concurrency", "generate", "lazy", "patching", "providers", "rewrite")
+
+
+@pytest.fixture(autouse=True)
+def _keyword_of_loaders() -> Iterator[None]:
+    """A test that takes the patches of host libraries back, and leaves it at that, fails itself, and not those behind it."""
+    yield
+    assert import_hook.installed(), (
+        "the test uninstalled hf_cpu_accel's patches and did not install them again"
+    )
 
 
 @pytest.fixture(autouse=True)
