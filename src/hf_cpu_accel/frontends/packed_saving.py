@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,14 @@ def save(
         )
     with ExitStack() as around:
         if acceleration is not None and kwargs.get("state_dict") is None and not args:
-            around.enter_context(_with_originals(model, acceleration))
+            around.enter_context(with_originals(model, acceleration))
         around.enter_context(_as_a_checkpoint(model))
         plainly(model, folder, *args, **kwargs)
 
 
 @contextmanager
 def pipeline_saving(packed: bool | None) -> Iterator[None]:
-    """Inside, the accelerated models that a pipeline saves are written packed, or not, or as they were loaded (None)."""
+    """Inside, the accelerated models of a pipeline or an encoder are saved packed, or not, or as they were loaded (None)."""
     token = _of_pipeline.set(packed)
     try:
         yield
@@ -88,7 +89,7 @@ def pipeline_saving(packed: bool | None) -> Iterator[None]:
 
 
 @contextmanager
-def _with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
+def with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
     """Inside, the state dict of `model` has the original weights, or there is a warning that it has not."""
     try:
         state = original_state(model, acceleration.journal)
@@ -158,7 +159,12 @@ def save_packed(model: Any, folder: str | Path) -> int:
     plan = acceleration.plan
     # What is this machine's own is decided anew where the model is loaded.
     settings = dataclasses.replace(
-        acceleration.config, dtype=plan.dtype, threads=None, compiled_bundle=None, trust_compiled=False
+        acceleration.config,
+        dtype=plan.dtype,
+        threads=None,
+        skip_modules=_skipped(model, acceleration),
+        compiled_bundle=None,
+        trust_compiled=False,
     )
     about = {
         "library_version": _library_version(),
@@ -179,6 +185,17 @@ def save_packed(model: Any, folder: str | Path) -> int:
     (_write_config_of_diffusers if of_diffusers else _write_configs)(model, folder, said)
     settings.save(folder)
     return written
+
+
+def _skipped(model: Any, acceleration: Acceleration) -> tuple[str, ...]:
+    """`skip_modules` for the model alone, which is loaded without the name that a pipeline or an encoder gave it."""
+    patterns, name = acceleration.config.skip_modules, acceleration.name
+    if not name:
+        return patterns
+    paths = [path for path, _ in model.named_modules() if path]
+    return tuple(
+        path for path in paths if any(fnmatchcase(f"{name}.{path}", pattern) for pattern in patterns)
+    )
 
 
 def _write_config_of_diffusers(model: Any, folder: Path, said: dict[str, Any]) -> None:

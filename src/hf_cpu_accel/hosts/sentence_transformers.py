@@ -1,19 +1,48 @@
-"""`SentenceTransformer`, a Sequential of a transformers model, pooling and more."""
+"""`SentenceTransformer`, `CrossEncoder` and `SparseEncoder`: models of transformers with pooling and more around them."""
 
 from __future__ import annotations
 
-from sentence_transformers import SentenceTransformer
+from collections.abc import Iterator
+from typing import Any
+
+import sentence_transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from hf_cpu_accel.hosts.find import Root
 
+_ENCODERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
+
 
 def roots(target: object) -> tuple[Root, ...] | None:
-    """The whole of it; None if `target` is no SentenceTransformer.
+    """The models of transformers in it, and the modules besides that have weights; None if `target` is no encoder.
 
-    A SentenceTransformer puts itself in eval mode only when it encodes, so the flags of its models decide.
+    Each is a root of its own, so that a model inside is saved and loaded as anywhere else. An encoder puts itself in eval mode
+    only when it encodes, so the flags of its models decide for the others, too.
     """
-    if not isinstance(target, SentenceTransformer):
+    classes: tuple[Any, ...] = tuple(
+        getattr(sentence_transformers, name) for name in _ENCODERS if hasattr(sentence_transformers, name)
+    )
+    if not isinstance(target, classes) or not isinstance(target, nn.Module):
         return None
     models = tuple(module for module in target.modules() if isinstance(module, PreTrainedModel))
-    return (Root(target, "sentence_transformers", models or (target,)),)
+    names: dict[nn.Module, str] = {}
+    for name, module in _parts(target):
+        names.setdefault(module, name)
+    return tuple(_root(module, name, models or (target,)) for module, name in names.items())
+
+
+def _parts(parent: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) of each model below `parent`, and of what has weights beside them."""
+    for name, child in parent.named_children():
+        below = f"{path}.{name}" if path else name
+        inside = any(isinstance(part, PreTrainedModel) for part in child.modules())
+        if inside and not isinstance(child, PreTrainedModel):
+            yield from _parts(child, below)
+        elif next(child.parameters(), None) is not None:
+            yield below, child
+
+
+def _root(module: nn.Module, name: str, deciding: tuple[nn.Module, ...]) -> Root:
+    own = (module,) if isinstance(module, PreTrainedModel) else deciding
+    return Root(module, "sentence_transformers", own, name)

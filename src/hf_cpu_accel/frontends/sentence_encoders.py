@@ -1,0 +1,111 @@
+"""Encoders of sentence-transformers: the keyword `cpu_optimize=` where they are made, and `packed=` where they are saved.
+
+    model = SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2", cpu_optimize="int8")
+    model.save_pretrained("minilm-int8", packed=True)
+
+What is in `model_kwargs` goes to the model inside; `model_kwargs={"cpu_optimize": ...}` means the same as the keyword, so that
+nothing is accelerated twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hf_cpu_accel import api
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends import packed_saving
+from hf_cpu_accel.frontends.keyword import with_keyword
+from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
+from hf_cpu_accel.hosts.find import find
+from hf_cpu_accel.hosts.models import is_model
+from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.frontends.patches import HostPatches, Patch
+
+
+def _patch_init(name: str) -> Patch:
+    """The patch of a module that defines the encoder `name`."""
+
+    def patch(module: ModuleType, patches: HostPatches) -> None:
+        owner = getattr(module, name)
+        function = vars(owner)["__init__"]
+        wrapped = with_keyword(function, patches, functools.partial(_make, function))
+
+        @functools.wraps(wrapped)
+        def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+            wrapped(self, *args, **(_with_one_keyword(kwargs) if patches.active else kwargs))
+
+        patches.replace(owner, "__init__", initialise)
+
+    return patch
+
+
+def _with_one_keyword(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with what `model_kwargs` says of `cpu_optimize` as their own."""
+    inside = kwargs.get("model_kwargs") or {}
+    if KEYWORD not in inside:
+        return kwargs
+    if kwargs.get(KEYWORD) is not None:
+        raise ValueError(
+            f"{KEYWORD}={kwargs[KEYWORD]!r} and model_kwargs={{'{KEYWORD}': {inside[KEYWORD]!r}}} mean the same: use only one"
+        )
+    others = {name: value for name, value in inside.items() if name != KEYWORD}
+    return {**kwargs, "model_kwargs": others, KEYWORD: inside[KEYWORD]}
+
+
+def _make(
+    initialise: Callable[..., None], config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    backend = kwargs.get("backend", "torch")
+    if backend != "torch":
+        raise ValueError(f"backend={backend!r} together with {KEYWORD}: only backend='torch' is accelerated")
+    device_map = (kwargs.get("model_kwargs") or {}).get("device_map")
+    check_placement(kwargs.get("device"), device_map)
+    if kwargs.get("device") is None and device_map is None:
+        kwargs = {**kwargs, "device": "cpu"}  # the default would be the first accelerator of the machine
+    initialise(*args, **kwargs)
+    # It puts itself in eval mode when it encodes; pooling and the like come in training mode.
+    api.accelerate_for_cpu(args[0].eval(), config)
+
+
+def patch_saving(module: ModuleType, patches: HostPatches) -> None:
+    """sentence_transformers.base.model: `save` and `save_pretrained` of all encoders get the keyword `packed`."""
+    for name in ("save", "save_pretrained"):
+        patches.replace(module.BaseModel, name, _saving(vars(module.BaseModel)[name], patches))
+
+
+def _saving(function: Callable[..., None], patches: HostPatches) -> Callable[..., None]:
+    @functools.wraps(function)
+    def save(self: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> None:
+        if not patches.active:
+            given = {} if packed is None else {"packed": packed}
+            return function(self, *args, **given, **kwargs)
+        parts = [part for root in find(self) for part in accelerated_parts(root.module)]
+        if packed and not any(map(is_model, parts)):
+            raise ValueError(
+                f"packed=True: this {type(self).__name__} is not accelerated: call hf_cpu_accel.accelerate_for_cpu on it first"
+            )
+        with ExitStack() as around:
+            if packed is not None:
+                around.enter_context(packed_saving.pipeline_saving(packed))
+            for part in parts:
+                acceleration = acceleration_of(part)
+                if acceleration is not None and not is_model(part):  # models see to themselves
+                    around.enter_context(packed_saving.with_originals(part, acceleration))
+            return function(self, *args, **kwargs)
+
+    return save
+
+
+PATCHES: dict[str, Patch] = {
+    "sentence_transformers.base.model": patch_saving,
+    "sentence_transformers.sentence_transformer.model": _patch_init("SentenceTransformer"),
+    "sentence_transformers.cross_encoder.model": _patch_init("CrossEncoder"),
+    "sentence_transformers.sparse_encoder.model": _patch_init("SparseEncoder"),
+    "sentence_transformers.multi_vector_encoder.model": _patch_init("MultiVectorEncoder"),
+}
