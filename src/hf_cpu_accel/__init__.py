@@ -5,7 +5,7 @@ from __future__ import annotations
 from hf_cpu_accel.api import accelerate_for_cpu, accelerated, explain, restore
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends.import_hook import install, uninstall
-from hf_cpu_accel.frontends.tasks import CLASS_NAMES
+from hf_cpu_accel.frontends.tasks import CLASS_NAMES, DIFFUSION
 from hf_cpu_accel.plan import Plan, PlanItem
 
 __version__ = "0.1.0"
@@ -27,13 +27,17 @@ install()
 
 
 def __getattr__(name: str) -> object:
-    """The classes `CPUModelFor<Task>`, which need optimum and so are made when they are asked for."""
+    """The classes `CPUModelFor<Task>` and `CPU...Pipeline`, which need optimum or diffusers: made when they are asked for."""
     if name in CLASS_NAMES:
         from hf_cpu_accel.frontends import optimum
 
         return getattr(optimum, name)
+    if name in DIFFUSION:
+        from hf_cpu_accel.frontends import diffusion_pipelines
+
+        return getattr(diffusion_pipelines, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *CLASS_NAMES})
+    return sorted({*globals(), *CLASS_NAMES, *DIFFUSION})
