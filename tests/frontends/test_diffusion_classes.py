@@ -94,7 +94,7 @@ def test_packed_folders(saved: Any, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"cpu_optimize": "int9"}, "int9"),
-        ({"device_map": "balanced"}, "device_map='balanced'"),
+        ({"device_map": "cuda"}, "device_map='cuda'"),
         ({"device": "GPU"}, "device='GPU'"),
     ],
 )

@@ -112,7 +112,7 @@ def test_signature_shows_the_keyword() -> None:
         ({"cpu_optimize": "int9"}, "int9"),
         ({"model_kwargs": {"cpu_optimize": "int9"}}, "int9"),
         ({"cpu_optimize": True, "device": "cuda"}, "device='cuda'"),
-        ({"cpu_optimize": True, "model_kwargs": {"device_map": "auto"}}, "device_map='auto'"),
+        ({"cpu_optimize": True, "model_kwargs": {"device_map": "cuda"}}, "device_map='cuda'"),
         ({"cpu_optimize": True, "backend": "onnx"}, "backend='onnx'"),
     ],
 )
