@@ -1,0 +1,6 @@
+"""Read by `optimum-cli` when it starts."""
+
+from optimum.commands.export.base import ExportCommand
+from optimum.commands.export.cpu_accel import CPUAccelExportCommand
+
+REGISTER_COMMANDS = [(CPUAccelExportCommand, ExportCommand)]
