@@ -12,6 +12,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from hf_cpu_accel import explain
 from hf_cpu_accel.frontends import optimum, tasks
+from tests.frontends.optimum_table import PAGE, page
 from tests.tasks.all import CASES, task_of
 from tests.tasks.test_pipelines import check, outcome
 
@@ -32,6 +33,10 @@ def class_name(case: str) -> str:
 
 def test_every_pipeline_has_a_class_and_none_is_made_up():
     assert {name for task in tasks.TASKS for name in task.pipelines} == set(SUPPORTED_TASKS)
+
+
+def test_the_page_has_the_table():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.frontends.optimum_table`"
 
 
 @pytest.fixture(autouse=True)
