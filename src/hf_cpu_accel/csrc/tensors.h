@@ -1,6 +1,5 @@
 // Between torch's stable tensors and the kernels' plain views: checks and conversions that every op needs.
 #pragma once
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -10,18 +9,27 @@
 
 #include "buffers.h"
 #include "gemm/gemm.h"
+#include "op.h"
 #include "text.h"
 
 namespace hfca {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+constexpr int64_t grain_elements = 16384;  // of what threads share out: below this a fork costs more than it saves
 
 inline bool is_bf16(const Tensor& t) { return t.scalar_type() == ScalarType::BFloat16; }
 
 inline void check_floating(const Tensor& t, const char* op, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || is_bf16(t), "hf_cpu_accel::", op, ": ", name, " must be float32 or bfloat16");
   STD_TORCH_CHECK(t.is_cpu(), "hf_cpu_accel::", op, ": ", name, " must be on the CPU");
+}
+
+inline void check_input(const Tensor& input, const char* op) {
+  check_floating(input, op, "input");
+  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
 }
 
 inline std::vector<int64_t> sizes_of(const Tensor& t) {
@@ -88,7 +96,7 @@ inline int64_t row_count(const Tensor& t) {
 }
 
 // An optional dense vector of `length` float32 or bfloat16.
-inline Array as_vector(const std::optional<Tensor>& t, int64_t length, const char* op, const char* name) {
+inline Array as_vector(const OptionalTensor& t, int64_t length, const char* op, const char* name) {
   if (!t) return {};
   check_floating(*t, op, name);
   STD_TORCH_CHECK(t->dim() == 1 && t->size(0) == length && t->is_contiguous(), "hf_cpu_accel::", op, ": ", name,

@@ -17,7 +17,7 @@ struct Window {
 inline bool is_winograd(const Tensor& weight) { return weight.dim() == 6; }
 
 inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight,
-                             const std::optional<Tensor>& scale, const std::optional<Tensor>& bias, Activation activation) {
+                             const OptionalTensor& scale, const OptionalTensor& bias, Activation activation) {
   const auto by_pixels = [](const WindowSide& side) { return side.size == 3 && side.stride == 1 && side.dilation == 1; };
   STD_TORCH_CHECK(by_pixels(window.rows) && by_pixels(window.columns), "hf_cpu_accel::", op,
                   ": a weight for tiles needs kernel_size 3, stride 1 and dilation 1");
@@ -46,7 +46,7 @@ inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const 
 
 // Without its rows.
 inline Gemm gemm_of_convolution(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight,
-                                const std::optional<Tensor>& scale, const std::optional<Tensor>& bias, Activation activation) {
+                                const OptionalTensor& scale, const OptionalTensor& bias, Activation activation) {
   if (is_winograd(weight)) return gemm_of_winograd(op, n, channels, window, weight, scale, bias, activation);
   return gemm_of(op, 0, n, window.pixels() * channels, weight, scale, bias, activation, window.pixels());
 }

@@ -28,7 +28,7 @@ struct LayerArguments {
     const int64_t count = static_cast<int64_t>(weights.size());
     STD_TORCH_CHECK(0 <= p.weight && p.weight < count && p.scale < count,
                     "hf_cpu_accel::decoder_layers: layout names weights that there are not");
-    const auto scale = p.scale < 0 ? std::nullopt : std::optional<Tensor>(weights[static_cast<size_t>(p.scale)]);
+    const auto scale = p.scale < 0 ? std::nullopt : OptionalTensor(weights[static_cast<size_t>(p.scale)]);
     Gemm g = gemm_of(decoder_op, tokens, n, k, weights[static_cast<size_t>(p.weight)], scale, std::nullopt);
     g.bias = array(p.bias, n);
     return g;

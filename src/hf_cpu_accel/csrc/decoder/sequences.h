@@ -68,7 +68,7 @@ inline std::vector<AttentionSequence> sequences_of(const DecoderCall& call, cons
 // The encoder's keys or values [encoder_sequences, kv_heads, length, features]: kernels only read them.
 struct CrossCache {
   const std::vector<Tensor>&keys, &values;
-  const std::optional<Tensor>& padding;
+  const OptionalTensor& padding;
   const int32_t* rows;  // [batch], the encoder sequence of each; null: its own
 
   Heads heads(const Tensor& t, const char* name, int64_t encoder_sequences, int64_t kv_heads, int64_t length, int64_t features) const {

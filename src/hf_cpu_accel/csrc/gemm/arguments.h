@@ -74,8 +74,8 @@ inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
 }
 
 // weight, scale: the tensors of a PackedWeight (packing/linear.py), which tell its kind.
-inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const std::optional<Tensor>& scale,
-                    const std::optional<Tensor>& bias, Activation activation = Activation::none, int64_t pixels = 0) {
+inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tensor& weight, const OptionalTensor& scale,
+                    const OptionalTensor& bias, Activation activation = Activation::none, int64_t pixels = 0) {
   Gemm g;
   g.m = m, g.n = n, g.k = k, g.kind = kind_of(weight, op), g.activation = activation;
   STD_TORCH_CHECK(0 <= n && n <= most_features && 0 <= k && k <= most_features, "hf_cpu_accel::", op, ": no weight has ", k, " input and ",

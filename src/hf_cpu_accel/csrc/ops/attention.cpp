@@ -30,7 +30,7 @@ std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& k
   return ranges;
 }
 
-Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, bool is_causal,
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, bool is_causal,
                  std::optional<double> scale) {
   check_floating(query, "attention", "query");
   const HeadType key_type = head_type(key, "attention", "key"), value_type = head_type(value, "attention", "value");
@@ -75,8 +75,4 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("attention", TORCH_BOX(&hfca::attention)); }
+HFCA_OP(attention, "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor")

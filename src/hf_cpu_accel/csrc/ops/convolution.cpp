@@ -73,8 +73,8 @@ Gemm with_images(const char* op, Gemm g, const Images& output, const Images* res
   return g;
 }
 
-Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
-              const std::optional<Tensor>& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size,
+Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& scale, const OptionalTensor& bias,
+              const OptionalTensor& residual, int64_t out_channels, const std::vector<int64_t>& kernel_size,
               const std::vector<int64_t>& stride, const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
               const Text& activation) {
   constexpr const char* op = "conv2d";
@@ -156,9 +156,9 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
                   " numbers per step");
   const size_t count = layout.size() / step_numbers;
   const ScalarType between = narrow ? ScalarType::BFloat16 : input.scalar_type();
-  const auto part = [&](int64_t place) -> std::optional<Tensor> {
+  const auto part = [&](int64_t place) -> OptionalTensor {
     STD_TORCH_CHECK(place >= -1 && place < static_cast<int64_t>(parts.size()), "hf_cpu_accel::", op, ": there is no part ", place);
-    return place < 0 ? std::nullopt : std::optional<Tensor>(parts[static_cast<size_t>(place)]);
+    return place < 0 ? std::nullopt : OptionalTensor(parts[static_cast<size_t>(place)]);
   };
   const auto steps = reinterpret_cast<const Step*>(layout.data());
   Tensor keep_input = input;
@@ -168,7 +168,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
   ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
   chain.add(images[0], readers.wanted[0]);
   ImageMemory memory;
-  std::optional<Tensor> last;
+  OptionalTensor last;
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
     const Images& source = images[static_cast<size_t>(step.source)];
@@ -205,14 +205,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
-      "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor");
-  m.def("convolutions(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("conv2d", TORCH_BOX(&hfca::conv2d));
-  m.impl("convolutions", TORCH_BOX(&hfca::convolutions));
-}
+HFCA_OP(conv2d,
+        "(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
+        "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor")
+HFCA_OP(convolutions, "(Tensor input, Tensor[] parts, int[] layout, bool narrow) -> Tensor")

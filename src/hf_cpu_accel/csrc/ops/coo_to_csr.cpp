@@ -88,12 +88,5 @@ std::tuple<Tensor, Tensor, Tensor> csr_transpose(const Tensor& rowptr, const Ten
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("coo_to_csr(Tensor row, Tensor col, SymInt rows, SymInt cols, SymInt loops, bool order) -> (Tensor, Tensor, Tensor)");
-  m.def("csr_transpose(Tensor rowptr, Tensor col, SymInt cols) -> (Tensor, Tensor, Tensor)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("coo_to_csr", TORCH_BOX(&hfca::coo_to_csr));
-  m.impl("csr_transpose", TORCH_BOX(&hfca::csr_transpose));
-}
+HFCA_OP(coo_to_csr, "(Tensor row, Tensor col, SymInt rows, SymInt cols, SymInt loops, bool order) -> (Tensor, Tensor, Tensor)")
+HFCA_OP(csr_transpose, "(Tensor rowptr, Tensor col, SymInt cols) -> (Tensor, Tensor, Tensor)")

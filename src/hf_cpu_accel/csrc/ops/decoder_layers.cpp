@@ -19,10 +19,9 @@ struct Widths {
 
 Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& weights, const Tensor& vectors, const Tensor& layout,
                       const Tensor& scalars, const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
-                      const std::vector<int64_t>& past, const std::vector<Tensor>& rotary, const std::optional<Tensor>& start,
-                      const std::optional<Tensor>& rows, const std::optional<Tensor>& mask, const std::vector<Tensor>& cross_keys,
-                      const std::vector<Tensor>& cross_values, const std::optional<Tensor>& cross_padding,
-                      const std::optional<Tensor>& cross_rows) {
+                      const std::vector<int64_t>& past, const std::vector<Tensor>& rotary, const OptionalTensor& start,
+                      const OptionalTensor& rows, const OptionalTensor& mask, const std::vector<Tensor>& cross_keys,
+                      const std::vector<Tensor>& cross_values, const OptionalTensor& cross_padding, const OptionalTensor& cross_rows) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::decoder_layers: hidden_states must be [batch, q_len, features]");
   const int64_t features = hidden_states.size(2), count = layout.dim() == 2 ? layout.size(0) : 0;
@@ -187,12 +186,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, Tensor(b!)[] values, "
-      "int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, "
-      "Tensor? cross_rows) -> "
-      "Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("decoder_layers", TORCH_BOX(&hfca::decoder_layers)); }
+HFCA_OP(decoder_layers,
+        "(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, Tensor(b!)[] values, "
+        "int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, Tensor[] cross_keys, Tensor[] cross_values, "
+        "Tensor? cross_padding, Tensor? cross_rows) -> Tensor")

@@ -8,8 +8,6 @@
 namespace hfca {
 namespace {
 
-constexpr int64_t grain_elements = 16384;  // below this a fork costs more than it saves
-
 // A matrix of ids [batch or 1, length] under any strides.
 struct Ids {
   const void* data;
@@ -58,10 +56,9 @@ Matrix as_table(const Tensor& t, const Tensor& words, Tensor& keep, const int32_
   return table;
 }
 
-Tensor embedding_norm(const Tensor& ids, const Tensor& words, const std::optional<Tensor>& type_ids, const std::optional<Tensor>& types,
-                      const std::optional<Tensor>& position_ids, const std::optional<Tensor>& positions, int64_t first_position,
-                      std::optional<int64_t> padding_id, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                      double eps) {
+Tensor embedding_norm(const Tensor& ids, const Tensor& words, const OptionalTensor& type_ids, const OptionalTensor& types,
+                      const OptionalTensor& position_ids, const OptionalTensor& positions, int64_t first_position,
+                      std::optional<int64_t> padding_id, const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
   STD_TORCH_CHECK(ids.dim() == 2 && words.dim() == 2, "hf_cpu_accel::embedding_norm: ids and words must have two dimensions");
   STD_TORCH_CHECK(types || !type_ids, "hf_cpu_accel::embedding_norm: type_ids need types");
   STD_TORCH_CHECK(positions || !position_ids, "hf_cpu_accel::embedding_norm: position_ids need positions");
@@ -121,10 +118,6 @@ Tensor embedding_norm(const Tensor& ids, const Tensor& words, const std::optiona
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "embedding_norm(Tensor ids, Tensor words, Tensor? type_ids, Tensor? types, Tensor? position_ids, Tensor? positions, "
-      "int first_position, int? padding_id, Tensor? weight, Tensor? bias, float eps) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("embedding_norm", TORCH_BOX(&hfca::embedding_norm)); }
+HFCA_OP(embedding_norm,
+        "(Tensor ids, Tensor words, Tensor? type_ids, Tensor? types, Tensor? position_ids, Tensor? positions, int first_position, "
+        "int? padding_id, Tensor? weight, Tensor? bias, float eps) -> Tensor")

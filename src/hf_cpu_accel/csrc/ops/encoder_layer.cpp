@@ -64,7 +64,7 @@ void clear_padding(Matrix result, const Tokens& tokens, int64_t length, int64_t 
         std::memset(static_cast<char*>(result.data) + static_cast<size_t>(static_cast<int64_t>(b) * length + i) * bytes, 0, bytes);
 }
 
-OptionalNorm norm_of(int64_t kind, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps, int64_t features) {
+OptionalNorm norm_of(int64_t kind, const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t features) {
   STD_TORCH_CHECK(0 <= kind && kind <= 2,
                   "hf_cpu_accel::encoder_layer: norms must be of the kinds 0 (none), 1 (layer norm) or 2 (RMS norm)");
   return optional_norm(kind, as_vector(weight, features, op, "norm weight"), as_vector(bias, features, op, "norm bias"), eps, features);
@@ -91,7 +91,7 @@ Rotation rotation_of(const Tensor& cos, const Tensor& sin, const Tokens& tokens,
 
 // What keys a query sees and what is added to its scores, besides the padding.
 struct Scores {
-  std::optional<Tensor> mask, relative;
+  OptionalTensor mask, relative;
   int64_t window = 0;
   bool shared = false;  // sequences take the masks in turn
 };
@@ -123,7 +123,7 @@ std::vector<float> masked_holes(const Attention& a, const bool* row, int64_t hea
 
 // The attention of each sequence over rows of query, key and value [tokens, heads * head_size].
 std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tokens& tokens, int64_t head_size, double scale,
-                                            const std::optional<Tensor>& padding, const Scores& scores, int64_t heads, int64_t length,
+                                            const OptionalTensor& padding, const Scores& scores, int64_t heads, int64_t length,
                                             Tensor& keep_mask, std::vector<std::vector<float>>& keep_holes) {
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
@@ -175,19 +175,17 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   return sequences;
 }
 
-Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& padding, const std::optional<Tensor>& mask,
-                     const std::optional<Tensor>& relative, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin,
-                     int64_t window, const Tensor& qkv, const std::optional<Tensor>& qkv_scale, const std::optional<Tensor>& qkv_bias,
-                     const std::vector<int64_t>& order, int64_t head_size, std::optional<double> attention_scale, const Tensor& output,
-                     const std::optional<Tensor>& output_scale, const std::optional<Tensor>& output_bias,
-                     const std::optional<Tensor>& attention_norm_weight, const std::optional<Tensor>& attention_norm_bias,
-                     double attention_norm_eps, const Tensor& up, const std::optional<Tensor>& up_scale,
-                     const std::optional<Tensor>& up_bias, const Tensor& down, const std::optional<Tensor>& down_scale,
-                     const std::optional<Tensor>& down_bias, int64_t intermediate_features, const Text& activation,
-                     const std::optional<Tensor>& ffn_norm_weight, const std::optional<Tensor>& ffn_norm_bias, double ffn_norm_eps,
-                     int64_t attention_features, bool norm_before, bool narrow, const std::vector<int64_t>& norms, bool gated,
-                     const std::optional<Tensor>& attention_gain, const std::optional<Tensor>& ffn_gain,
-                     const std::optional<Tensor>& rows) {
+Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding, const OptionalTensor& mask, const OptionalTensor& relative,
+                     const OptionalTensor& cos, const OptionalTensor& sin, int64_t window, const Tensor& qkv,
+                     const OptionalTensor& qkv_scale, const OptionalTensor& qkv_bias, const std::vector<int64_t>& order, int64_t head_size,
+                     std::optional<double> attention_scale, const Tensor& output, const OptionalTensor& output_scale,
+                     const OptionalTensor& output_bias, const OptionalTensor& attention_norm_weight,
+                     const OptionalTensor& attention_norm_bias, double attention_norm_eps, const Tensor& up, const OptionalTensor& up_scale,
+                     const OptionalTensor& up_bias, const Tensor& down, const OptionalTensor& down_scale, const OptionalTensor& down_bias,
+                     int64_t intermediate_features, const Text& activation, const OptionalTensor& ffn_norm_weight,
+                     const OptionalTensor& ffn_norm_bias, double ffn_norm_eps, int64_t attention_features, bool norm_before, bool narrow,
+                     const std::vector<int64_t>& norms, bool gated, const OptionalTensor& attention_gain, const OptionalTensor& ffn_gain,
+                     const OptionalTensor& rows) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
   STD_TORCH_CHECK(!rows || (rows->dim() == 2 && !padding && !cos),
@@ -271,13 +269,10 @@ Tensor encoder_layer(const Tensor& hidden_states, const std::optional<Tensor>& p
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, "
-      "int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, Tensor? attention_norm_weight, "
-      "Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
-      "Tensor? down_bias, int intermediate_features, str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, "
-      "int attention_features, bool norm_before, bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("encoder_layer", TORCH_BOX(&hfca::encoder_layer)); }
+HFCA_OP(encoder_layer,
+        "(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, Tensor qkv, "
+        "Tensor? qkv_scale, Tensor? qkv_bias, int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, "
+        "Tensor? output_bias, Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, "
+        "Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, "
+        "str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, "
+        "bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor")

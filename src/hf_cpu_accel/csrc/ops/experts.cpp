@@ -27,9 +27,9 @@ void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights
 }
 
 Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, const Tensor& expert_weights, const Tensor& up,
-                   const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias, const Tensor& down,
-                   const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias, int64_t experts,
-                   int64_t intermediate_features, bool gated, const Text& activation, double limit) {
+                   const OptionalTensor& up_scale, const OptionalTensor& up_bias, const Tensor& down, const OptionalTensor& down_scale,
+                   const OptionalTensor& down_bias, int64_t experts, int64_t intermediate_features, bool gated, const Text& activation,
+                   double limit) {
   check_floating(hidden_states, op, "hidden_states");
   check_floating(expert_weights, op, "expert_weights");
   STD_TORCH_CHECK(hidden_states.dim() == 2, "hf_cpu_accel::experts_ffn: hidden_states must be [tokens, features]");
@@ -65,10 +65,7 @@ Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, cons
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "experts_ffn(Tensor hidden_states, Tensor expert_index, Tensor expert_weights, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, "
-      "Tensor? down_scale, Tensor? down_bias, SymInt experts, SymInt intermediate_features, bool gated, str activation, float limit) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("experts_ffn", TORCH_BOX(&hfca::experts_ffn)); }
+HFCA_OP(experts_ffn,
+        "(Tensor hidden_states, Tensor expert_index, Tensor expert_weights, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, "
+        "Tensor? down_scale, Tensor? down_bias, SymInt experts, SymInt intermediate_features, bool gated, str activation, "
+        "float limit) -> Tensor")

@@ -8,8 +8,6 @@
 namespace hfca {
 namespace {
 
-constexpr int64_t grain_elements = 16384;  // below this a fork costs more than it saves
-
 // The dimensions of [N, C, *] from the outermost to the innermost where the channels of a pixel lie together.
 std::vector<size_t> channels_last_order(const Tensor& t) {
   std::vector<size_t> order{0};
@@ -63,7 +61,7 @@ void run_channels_last(const GroupNorm& norm, int64_t images) {
   });
 }
 
-Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps,
+Tensor group_norm(const Tensor& input, int64_t groups, const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   const Text& activation) {
   check_floating(input, "group_norm", "input");
   STD_TORCH_CHECK(input.dim() >= 2, "hf_cpu_accel::group_norm: input must be [N, C, *]");
@@ -96,8 +94,4 @@ Tensor group_norm(const Tensor& input, int64_t groups, const std::optional<Tenso
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("group_norm(Tensor input, int groups, Tensor? weight, Tensor? bias, float eps, str activation) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("group_norm", TORCH_BOX(&hfca::group_norm)); }
+HFCA_OP(group_norm, "(Tensor input, int groups, Tensor? weight, Tensor? bias, float eps, str activation) -> Tensor")

@@ -14,17 +14,16 @@ Tensor output_for(const Tensor& input, int64_t features) {
   return empty_of(input, sizes);
 }
 
-Matrix residual_rows(const std::optional<Tensor>& residual, const Tensor& output, const char* op, Tensor& keep) {
+Matrix residual_rows(const OptionalTensor& residual, const Tensor& output, const char* op, Tensor& keep) {
   if (!residual) return {};
   check_floating(*residual, op, "residual");
   STD_TORCH_CHECK(sizes_of(*residual) == sizes_of(output), "hf_cpu_accel::", op, ": residual must have the output's shape");
   return as_rows(*residual, keep);
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale, const std::optional<Tensor>& bias,
-              const std::optional<Tensor>& residual, int64_t out_features, const Text& activation) {
-  check_floating(input, "linear", "input");
-  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear: input must have at least one dimension");
+Tensor linear(const Tensor& input, const Tensor& weight, const OptionalTensor& scale, const OptionalTensor& bias,
+              const OptionalTensor& residual, int64_t out_features, const Text& activation) {
+  check_input(input, "linear");
   Gemm g = gemm_of("linear", row_count(input), out_features, input.size(input.dim() - 1), weight, scale, bias,
                    activation_of(activation, "linear"));
   Tensor output = output_for(input, out_features);
@@ -37,10 +36,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 }
 
 // linear whose output features are divided among dense tensors of their own.
-std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scale,
-                                 const std::optional<Tensor>& bias, const std::vector<int64_t>& sizes) {
-  check_floating(input, "linear_split", "input");
-  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::linear_split: input must have at least one dimension");
+std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, const OptionalTensor& scale, const OptionalTensor& bias,
+                                 const std::vector<int64_t>& sizes) {
+  check_input(input, "linear_split");
   int64_t out_features = 0;
   for (int64_t size : sizes) out_features = __builtin_add_overflow(out_features, size, &out_features) ? -1 : out_features;
   Gemm g = gemm_of("linear_split", row_count(input), out_features, input.size(input.dim() - 1), weight, scale, bias);
@@ -59,12 +57,10 @@ std::vector<Tensor> linear_split(const Tensor& input, const Tensor& weight, cons
 enum class Gate { none, first, last };
 
 // down(activation(up(input))) + residual; with a gate: that half of up goes through the activation and is multiplied by the other half.
-Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale,
-               const std::optional<Tensor>& up_bias, const Tensor& down, const std::optional<Tensor>& down_scale,
-               const std::optional<Tensor>& down_bias, const std::optional<Tensor>& residual, int64_t intermediate_features,
-               int64_t out_features, const Text& activation) {
-  check_floating(input, op, "input");
-  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
+Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up, const OptionalTensor& up_scale,
+               const OptionalTensor& up_bias, const Tensor& down, const OptionalTensor& down_scale, const OptionalTensor& down_bias,
+               const OptionalTensor& residual, int64_t intermediate_features, int64_t out_features, const Text& activation) {
+  check_input(input, op);
   const bool gated = gate != Gate::none;
   STD_TORCH_CHECK(!gated || intermediate_features % panel_columns == 0, "hf_cpu_accel::", op,
                   ": intermediate_features must be a multiple of ", panel_columns);
@@ -81,17 +77,16 @@ Tensor run_ffn(const char* op, Gate gate, const Tensor& input, const Tensor& up,
   return output;
 }
 
-Tensor ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
-           const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias,
-           const std::optional<Tensor>& residual, int64_t intermediate_features, int64_t out_features, const Text& activation) {
+Tensor ffn(const Tensor& input, const Tensor& up, const OptionalTensor& up_scale, const OptionalTensor& up_bias, const Tensor& down,
+           const OptionalTensor& down_scale, const OptionalTensor& down_bias, const OptionalTensor& residual, int64_t intermediate_features,
+           int64_t out_features, const Text& activation) {
   return run_ffn("ffn", Gate::none, input, up, up_scale, up_bias, down, down_scale, down_bias, residual, intermediate_features,
                  out_features, activation);
 }
 
-Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tensor>& up_scale, const std::optional<Tensor>& up_bias,
-                 const Tensor& down, const std::optional<Tensor>& down_scale, const std::optional<Tensor>& down_bias,
-                 const std::optional<Tensor>& residual, int64_t intermediate_features, int64_t out_features, const Text& activation,
-                 bool gate_last) {
+Tensor gated_ffn(const Tensor& input, const Tensor& up, const OptionalTensor& up_scale, const OptionalTensor& up_bias, const Tensor& down,
+                 const OptionalTensor& down_scale, const OptionalTensor& down_bias, const OptionalTensor& residual,
+                 int64_t intermediate_features, int64_t out_features, const Text& activation, bool gate_last) {
   return run_ffn("gated_ffn", gate_last ? Gate::last : Gate::first, input, up, up_scale, up_bias, down, down_scale, down_bias, residual,
                  intermediate_features, out_features, activation);
 }
@@ -99,21 +94,12 @@ Tensor gated_ffn(const Tensor& input, const Tensor& up, const std::optional<Tens
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "linear(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, str activation) -> Tensor");
-  m.def("linear_split(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, int[] sizes) -> Tensor[]");
-  m.def(
-      "ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
-      "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor");
-  m.def(
-      "gated_ffn(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
-      "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation, bool gate_last=False) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("linear", TORCH_BOX(&hfca::linear));
-  m.impl("linear_split", TORCH_BOX(&hfca::linear_split));
-  m.impl("ffn", TORCH_BOX(&hfca::ffn));
-  m.impl("gated_ffn", TORCH_BOX(&hfca::gated_ffn));
-}
+HFCA_OP(linear,
+        "(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_features, str activation) -> Tensor")
+HFCA_OP(linear_split, "(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, int[] sizes) -> Tensor[]")
+HFCA_OP(ffn,
+        "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
+        "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation) -> Tensor")
+HFCA_OP(gated_ffn,
+        "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, "
+        "Tensor? residual, SymInt intermediate_features, SymInt out_features, str activation, bool gate_last=False) -> Tensor")

@@ -14,9 +14,8 @@ struct MessageMemory {
 };
 
 // `own`: how many rows of x, where entry e does not say which (there is no col).
-Message message_of(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
-                   const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
-                   MessageMemory& keep) {
+Message message_of(const char* op, const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& order, const Tensor& x,
+                   const OptionalTensor& target, const OptionalTensor& edge, bool relu, MessageMemory& keep) {
   check_features(x, op);
   Message m;
   m.graph = csr_of(op, rowptr, col, x.size(0), x.size(0));
@@ -40,7 +39,7 @@ bool valid_order(const Message& m, int64_t edge_rows, int64_t begin, int64_t end
 }
 
 template <class F>
-void each_target(const char* op, const Message& m, const std::optional<Tensor>& edge, int64_t features, const F& f) {
+void each_target(const char* op, const Message& m, const OptionalTensor& edge, int64_t features, const F& f) {
   std::atomic<bool> valid{true};
   const int64_t edge_rows = edge ? edge->size(0) : 0;
   const bool inside = each_rows(m.graph, features, [&](int64_t begin, int64_t end) {
@@ -63,10 +62,10 @@ std::vector<int> parse(const std::string& list, const std::vector<std::string>& 
   return found;
 }
 
-std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
-                                          const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge,
-                                          bool relu, const Text& reduces, bool with_ties, const std::optional<Tensor>& /*t_rowptr*/,
-                                          const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& order, const Tensor& x,
+                                          const OptionalTensor& target, const OptionalTensor& edge, bool relu, const Text& reduces,
+                                          bool with_ties, const OptionalTensor& /*t_rowptr*/, const OptionalTensor& /*t_col*/,
+                                          const OptionalTensor& /*t_order*/) {
   const char* op = "message_reduce";
   MessageMemory keep(x);
   MessageReduce r;
@@ -87,10 +86,9 @@ std::tuple<Tensor, Tensor> message_reduce(const Tensor& rowptr, const std::optio
   return {output, ties};
 }
 
-Tensor edge_messages(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order, const Tensor& x,
-                     const std::optional<Tensor>& target, const std::optional<Tensor>& edge, bool relu,
-                     const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/,
-                     const std::optional<Tensor>& /*t_order*/) {
+Tensor edge_messages(const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& order, const Tensor& x,
+                     const OptionalTensor& target, const OptionalTensor& edge, bool relu, const OptionalTensor& /*t_rowptr*/,
+                     const OptionalTensor& /*t_col*/, const OptionalTensor& /*t_order*/) {
   const char* op = "edge_messages";
   MessageMemory keep(x);
   const Message m = message_of(op, rowptr, col, order, x, target, edge, relu, keep);
@@ -121,9 +119,9 @@ void set_table(MessageGradient& g, const Tensor& table, const std::string& group
   g.table = as_rows(table, keep);
 }
 
-std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& order,
-                                              const Tensor& x, const std::optional<Tensor>& target, const std::optional<Tensor>& edge,
-                                              bool relu, const Tensor& table, const Text& groups, bool with_target, bool with_edge) {
+std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& order, const Tensor& x,
+                                              const OptionalTensor& target, const OptionalTensor& edge, bool relu, const Tensor& table,
+                                              const Text& groups, bool with_target, bool with_edge) {
   const char* op = "message_grad_edges";
   MessageMemory keep(x);
   Tensor keep_table = table;
@@ -149,7 +147,7 @@ std::tuple<Tensor, Tensor> message_grad_edges(const Tensor& rowptr, const std::o
   return {grad_target, grad_edge};
 }
 
-Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const Tensor& x, const std::optional<Tensor>& target, bool relu,
+Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const Tensor& x, const OptionalTensor& target, bool relu,
                             const Tensor& table, const Text& groups) {
   const char* op = "message_grad_sources";
   check_features(x, op);
@@ -178,22 +176,13 @@ Tensor message_grad_sources(const Tensor& t_rowptr, const Tensor& t_col, const T
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "message_reduce(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, str reduces, bool ties, "
-      "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> (Tensor, Tensor)");
-  m.def(
-      "edge_messages(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, Tensor? t_rowptr, "
-      "Tensor? t_col, Tensor? t_order) -> Tensor");
-  m.def(
-      "message_grad_edges(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, Tensor table, str groups, "
-      "bool with_target, bool with_edge) -> (Tensor, Tensor)");
-  m.def("message_grad_sources(Tensor t_rowptr, Tensor t_col, Tensor x, Tensor? target, bool relu, Tensor table, str groups) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("message_reduce", TORCH_BOX(&hfca::message_reduce));
-  m.impl("edge_messages", TORCH_BOX(&hfca::edge_messages));
-  m.impl("message_grad_edges", TORCH_BOX(&hfca::message_grad_edges));
-  m.impl("message_grad_sources", TORCH_BOX(&hfca::message_grad_sources));
-}
+HFCA_OP(message_reduce,
+        "(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, str reduces, bool ties, "
+        "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> (Tensor, Tensor)")
+HFCA_OP(edge_messages,
+        "(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, Tensor? t_rowptr, Tensor? t_col, "
+        "Tensor? t_order) -> Tensor")
+HFCA_OP(message_grad_edges,
+        "(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, Tensor table, str groups, "
+        "bool with_target, bool with_edge) -> (Tensor, Tensor)")
+HFCA_OP(message_grad_sources, "(Tensor t_rowptr, Tensor t_col, Tensor x, Tensor? target, bool relu, Tensor table, str groups) -> Tensor")

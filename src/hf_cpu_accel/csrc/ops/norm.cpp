@@ -8,16 +8,9 @@
 namespace hfca {
 namespace {
 
-constexpr int64_t grain_elements = 16384;  // below this a fork costs more than it saves
-
-void check_input(const Tensor& input, const char* op) {
-  check_floating(input, op, "input");
-  STD_TORCH_CHECK(input.dim() >= 1, "hf_cpu_accel::", op, ": input must have at least one dimension");
-}
-
 // Normalises the rows of `input` (+ `residual`, whose sum goes to `sum`).
-Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* residual, Tensor* sum, const std::optional<Tensor>& weight,
-                const std::optional<Tensor>& bias, double eps) {
+Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* residual, Tensor* sum, const OptionalTensor& weight,
+                const OptionalTensor& bias, double eps) {
   Norm norm;
   norm.columns = input.size(input.dim() - 1);
   norm.eps = static_cast<float>(eps);
@@ -43,8 +36,8 @@ Tensor run_norm(const char* op, bool rms, const Tensor& input, const Tensor* res
   return output;
 }
 
-std::tuple<Tensor, Tensor> run_add_norm(const char* op, bool rms, const Tensor& input, const Tensor& residual,
-                                        const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
+std::tuple<Tensor, Tensor> run_add_norm(const char* op, bool rms, const Tensor& input, const Tensor& residual, const OptionalTensor& weight,
+                                        const OptionalTensor& bias, double eps) {
   check_input(input, op);
   check_floating(residual, op, "residual");
   STD_TORCH_CHECK(sizes_of(residual) == sizes_of(input), "hf_cpu_accel::", op, ": residual must have the input's shape");
@@ -53,38 +46,29 @@ std::tuple<Tensor, Tensor> run_add_norm(const char* op, bool rms, const Tensor& 
   return {output, sum};
 }
 
-Tensor layer_norm(const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, double eps) {
+Tensor layer_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
   check_input(input, "layer_norm");
   return run_norm("layer_norm", false, input, nullptr, nullptr, weight, bias, eps);
 }
 
-Tensor rms_norm(const Tensor& input, const std::optional<Tensor>& weight, double eps) {
+Tensor rms_norm(const Tensor& input, const OptionalTensor& weight, double eps) {
   check_input(input, "rms_norm");
   return run_norm("rms_norm", true, input, nullptr, nullptr, weight, std::nullopt, eps);
 }
 
-std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual, const std::optional<Tensor>& weight,
-                                          const std::optional<Tensor>& bias, double eps) {
+std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual, const OptionalTensor& weight,
+                                          const OptionalTensor& bias, double eps) {
   return run_add_norm("add_layer_norm", false, input, residual, weight, bias, eps);
 }
 
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& input, const Tensor& residual, const std::optional<Tensor>& weight, double eps) {
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& input, const Tensor& residual, const OptionalTensor& weight, double eps) {
   return run_add_norm("add_rms_norm", true, input, residual, weight, std::nullopt, eps);
 }
 
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("layer_norm(Tensor input, Tensor? weight, Tensor? bias, float eps) -> Tensor");
-  m.def("rms_norm(Tensor input, Tensor? weight, float eps) -> Tensor");
-  m.def("add_layer_norm(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
-  m.def("add_rms_norm(Tensor input, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("layer_norm", TORCH_BOX(&hfca::layer_norm));
-  m.impl("rms_norm", TORCH_BOX(&hfca::rms_norm));
-  m.impl("add_layer_norm", TORCH_BOX(&hfca::add_layer_norm));
-  m.impl("add_rms_norm", TORCH_BOX(&hfca::add_rms_norm));
-}
+HFCA_OP(layer_norm, "(Tensor input, Tensor? weight, Tensor? bias, float eps) -> Tensor")
+HFCA_OP(rms_norm, "(Tensor input, Tensor? weight, float eps) -> Tensor")
+HFCA_OP(add_layer_norm, "(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)")
+HFCA_OP(add_rms_norm, "(Tensor input, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)")

@@ -74,9 +74,5 @@ Tensor paged_attention(const Tensor& query, const Tensor& key, const Tensor& val
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "paged_attention(Tensor query, Tensor key, Tensor value, Tensor query_begin, Tensor key_begin, Tensor slots, int window, float scale) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("paged_attention", TORCH_BOX(&hfca::paged_attention)); }
+HFCA_OP(paged_attention,
+        "(Tensor query, Tensor key, Tensor value, Tensor query_begin, Tensor key_begin, Tensor slots, int window, float scale) -> Tensor")

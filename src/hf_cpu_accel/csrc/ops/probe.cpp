@@ -1,5 +1,4 @@
 // What was chosen at load, what this machine can do at most, and the memory that the ops keep.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <chrono>
@@ -8,6 +7,7 @@
 
 #include "../buffers.h"
 #include "../dispatch.h"
+#include "../op.h"
 #include "../team.h"
 #include "../text.h"
 
@@ -62,22 +62,10 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("tier() -> str");
-  m.def("bf16_dot() -> bool");
-  m.def("run_together(bool together) -> bool");
-  m.def("release_buffers() -> int");
-  m.def("buffer_allocations() -> int");
-  m.def("measure_flops(str dtype, int threads) -> float");
-  m.def("measure_read_bandwidth(int threads, int megabytes) -> float");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) {
-  m.impl("tier", TORCH_BOX(&hfca::tier));
-  m.impl("bf16_dot", TORCH_BOX(&hfca::bf16_dot));
-  m.impl("run_together", TORCH_BOX(&hfca::run_together));
-  m.impl("release_buffers", TORCH_BOX(&hfca::release_buffers));
-  m.impl("buffer_allocations", TORCH_BOX(&hfca::buffer_allocations));
-  m.impl("measure_flops", TORCH_BOX(&hfca::measure_flops));
-  m.impl("measure_read_bandwidth", TORCH_BOX(&hfca::measure_read_bandwidth));
-}
+HFCA_OP_WITHOUT_TENSORS(tier, "() -> str")
+HFCA_OP_WITHOUT_TENSORS(bf16_dot, "() -> bool")
+HFCA_OP_WITHOUT_TENSORS(run_together, "(bool together) -> bool")
+HFCA_OP_WITHOUT_TENSORS(release_buffers, "() -> int")
+HFCA_OP_WITHOUT_TENSORS(buffer_allocations, "() -> int")
+HFCA_OP_WITHOUT_TENSORS(measure_flops, "(str dtype, int threads) -> float")
+HFCA_OP_WITHOUT_TENSORS(measure_read_bandwidth, "(int threads, int megabytes) -> float")

@@ -26,6 +26,4 @@ std::tuple<Tensor, Tensor, Tensor> quantize_int4(const Tensor& weight, int64_t g
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) { m.def("quantize_int4(Tensor weight, int group) -> (Tensor, Tensor, Tensor)"); }
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("quantize_int4", TORCH_BOX(&hfca::quantize_int4)); }
+HFCA_OP(quantize_int4, "(Tensor weight, int group) -> (Tensor, Tensor, Tensor)")

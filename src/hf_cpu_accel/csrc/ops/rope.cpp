@@ -6,7 +6,6 @@ namespace hfca {
 namespace {
 
 constexpr const char* op = "rotary_embedding";
-constexpr int64_t grain_elements = 16384;  // below this a fork costs more than it saves
 
 RotaryTable table(const Tensor& t, const Tensor& input, const char* name) {
   check_floating(t, op, name);
@@ -41,8 +40,4 @@ Tensor rotary_embedding(const Tensor& input, const Tensor& cos, const Tensor& si
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def("rotary_embedding(Tensor input, Tensor cos, Tensor sin, bool interleaved) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) { m.impl("rotary_embedding", TORCH_BOX(&hfca::rotary_embedding)); }
+HFCA_OP(rotary_embedding, "(Tensor input, Tensor cos, Tensor sin, bool interleaved) -> Tensor")

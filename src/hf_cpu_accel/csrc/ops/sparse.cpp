@@ -18,7 +18,7 @@ Reduce reduce_of(const std::string& name, const char* op) {
 }
 
 // The values [edges] or [edges, heads] of `s`.
-void set_values(Spmm& s, const std::optional<Tensor>& value, const char* op) {
+void set_values(Spmm& s, const OptionalTensor& value, const char* op) {
   if (!value) return;
   s.heads = value->dim() == 2 ? value->size(1) : 1;
   STD_TORCH_CHECK(s.heads > 0 && s.features % s.heads == 0, "hf_cpu_accel::", op, ": ", s.features, " features do not divide among ",
@@ -29,9 +29,9 @@ void set_values(Spmm& s, const std::optional<Tensor>& value, const char* op) {
   s.value_edge = s.heads, s.value_head = 1;
 }
 
-std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value,
-                                const Tensor& x, const Text& reduce, const std::optional<Tensor>& addend, double addend_scale,
-                                const std::optional<Tensor>& bias, bool with_ties) {
+std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& value,
+                                const Tensor& x, const Text& reduce, const OptionalTensor& addend, double addend_scale,
+                                const OptionalTensor& bias, bool with_ties) {
   check_features(x, op);
   Spmm s;
   s.graph = csr_of(op, rowptr, col, x.size(0), x.size(0));
@@ -55,21 +55,20 @@ std::tuple<Tensor, Tensor> spmm(const char* op, const Tensor& rowptr, const std:
   return {output, ties};
 }
 
-Tensor spmm_reduce(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value, const Tensor& x,
-                   const Text& reduce, const std::optional<Tensor>& addend, double addend_scale, const std::optional<Tensor>& bias,
-                   const std::optional<Tensor>& /*t_rowptr*/, const std::optional<Tensor>& /*t_col*/,
-                   const std::optional<Tensor>& /*t_order*/) {
+Tensor spmm_reduce(const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& value, const Tensor& x, const Text& reduce,
+                   const OptionalTensor& addend, double addend_scale, const OptionalTensor& bias, const OptionalTensor& /*t_rowptr*/,
+                   const OptionalTensor& /*t_col*/, const OptionalTensor& /*t_order*/) {
   return std::get<0>(spmm("spmm_reduce", rowptr, col, value, x, reduce, addend, addend_scale, bias, false));
 }
 
-std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const std::optional<Tensor>& col, const std::optional<Tensor>& value,
-                                        const Tensor& x, const Text& reduce, const std::optional<Tensor>& /*t_rowptr*/,
-                                        const std::optional<Tensor>& /*t_col*/, const std::optional<Tensor>& /*t_order*/) {
+std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& rowptr, const OptionalTensor& col, const OptionalTensor& value, const Tensor& x,
+                                        const Text& reduce, const OptionalTensor& /*t_rowptr*/, const OptionalTensor& /*t_col*/,
+                                        const OptionalTensor& /*t_order*/) {
   STD_TORCH_CHECK(reduce == "min" || reduce == "max", "hf_cpu_accel::spmm_extreme: reduce must be min or max");
   return spmm("spmm_extreme", rowptr, col, value, x, reduce, std::nullopt, 1.0, std::nullopt, true);
 }
 
-Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const std::optional<Tensor>& t_value, const Tensor& x,
+Tensor spmm_extreme_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptionalTensor& t_value, const Tensor& x,
                              const Tensor& output, const Tensor& grad) {
   const char* op = "spmm_extreme_backward";
   check_features(x, op);
@@ -98,7 +97,7 @@ void clear_rest(const Csr& graph, int64_t heads, float* out) {
   for (int64_t i = std::max<int64_t>(graph.rowptr[graph.rows], 0) * heads; i < graph.edges * heads; ++i) out[i] = 0.0f;
 }
 
-Tensor sddmm(const Tensor& rowptr, const std::optional<Tensor>& col, const Tensor& a, const Tensor& b, int64_t heads) {
+Tensor sddmm(const Tensor& rowptr, const OptionalTensor& col, const Tensor& a, const Tensor& b, int64_t heads) {
   check_features(b, "sddmm");
   Sddmm s;
   s.graph = csr_of("sddmm", rowptr, col, b.size(0), b.size(0));
@@ -158,7 +157,7 @@ Tensor run_attention(const char* op, GraphAttention& g, const Tensor& rowptr, co
   return output;
 }
 
-Tensor gat(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Tensor& source_score, const std::optional<Tensor>& target_score,
+Tensor gat(const Tensor& rowptr, const Tensor& col, const Tensor& x, const Tensor& source_score, const OptionalTensor& target_score,
            double slope) {
   STD_TORCH_CHECK(source_score.dim() == 2, "hf_cpu_accel::gat: source_score must be [sources, heads]");
   GraphAttention g;
@@ -197,30 +196,16 @@ Tensor dot_attention(const Tensor& rowptr, const Tensor& col, const Tensor& quer
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) {
-  m.def(
-      "spmm_reduce(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? addend, float addend_scale, Tensor? bias, "
-      "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor");
-  m.def(
-      "spmm_extreme(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) "
-      "-> (Tensor, Tensor)");
-  m.def("spmm_extreme_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_value, Tensor x, Tensor output, Tensor grad) -> Tensor");
-  m.def("sddmm(Tensor rowptr, Tensor? col, Tensor a, Tensor b, SymInt heads) -> Tensor");
-  m.def("segment_softmax(Tensor rowptr, Tensor scores) -> Tensor");
-  m.def("segment_softmax_backward(Tensor rowptr, Tensor softmax, Tensor grad) -> Tensor");
-  m.def("gat(Tensor rowptr, Tensor col, Tensor x, Tensor source_score, Tensor? target_score, float slope) -> Tensor");
-  m.def("gatv2(Tensor rowptr, Tensor col, Tensor x, Tensor target, Tensor weight, float slope) -> Tensor");
-  m.def("dot_attention(Tensor rowptr, Tensor col, Tensor query, Tensor key, Tensor value, SymInt heads, float scale) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CPU, m) {
-  m.impl("spmm_reduce", TORCH_BOX(&hfca::spmm_reduce));
-  m.impl("spmm_extreme", TORCH_BOX(&hfca::spmm_extreme));
-  m.impl("spmm_extreme_backward", TORCH_BOX(&hfca::spmm_extreme_backward));
-  m.impl("sddmm", TORCH_BOX(&hfca::sddmm));
-  m.impl("segment_softmax", TORCH_BOX(&hfca::segment_softmax));
-  m.impl("segment_softmax_backward", TORCH_BOX(&hfca::segment_softmax_backward));
-  m.impl("gat", TORCH_BOX(&hfca::gat));
-  m.impl("gatv2", TORCH_BOX(&hfca::gatv2));
-  m.impl("dot_attention", TORCH_BOX(&hfca::dot_attention));
-}
+HFCA_OP(spmm_reduce,
+        "(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? addend, float addend_scale, Tensor? bias, "
+        "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor")
+HFCA_OP(spmm_extreme,
+        "(Tensor rowptr, Tensor? col, Tensor? value, Tensor x, str reduce, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> (Tensor, "
+        "Tensor)")
+HFCA_OP(spmm_extreme_backward, "(Tensor t_rowptr, Tensor t_col, Tensor? t_value, Tensor x, Tensor output, Tensor grad) -> Tensor")
+HFCA_OP(sddmm, "(Tensor rowptr, Tensor? col, Tensor a, Tensor b, SymInt heads) -> Tensor")
+HFCA_OP(segment_softmax, "(Tensor rowptr, Tensor scores) -> Tensor")
+HFCA_OP(segment_softmax_backward, "(Tensor rowptr, Tensor softmax, Tensor grad) -> Tensor")
+HFCA_OP(gat, "(Tensor rowptr, Tensor col, Tensor x, Tensor source_score, Tensor? target_score, float slope) -> Tensor")
+HFCA_OP(gatv2, "(Tensor rowptr, Tensor col, Tensor x, Tensor target, Tensor weight, float slope) -> Tensor")
+HFCA_OP(dot_attention, "(Tensor rowptr, Tensor col, Tensor query, Tensor key, Tensor value, SymInt heads, float scale) -> Tensor")

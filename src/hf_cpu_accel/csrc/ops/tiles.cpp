@@ -1,7 +1,7 @@
 // The functions that generated code calls (tiles.h), and the op that tells where they are.
-#include <torch/csrc/stable/library.h>
 
 #include "../gemm/gemm_op.h"
+#include "../op.h"
 #include "tiles.h"
 
 namespace hfca {
@@ -35,7 +35,7 @@ void multiply(const tiles::Product& product) {
   pair ? run_gemm_pair(first, second) : run_gemm_op(first);
 }
 
-int64_t library() {
+int64_t tile_library() {
   static const tiles::Library functions{tiles::version, &multiply};
   return reinterpret_cast<int64_t>(&functions);
 }
@@ -43,6 +43,4 @@ int64_t library() {
 }  // namespace
 }  // namespace hfca
 
-STABLE_TORCH_LIBRARY_FRAGMENT(hf_cpu_accel, m) { m.def("tile_library() -> int"); }
-
-STABLE_TORCH_LIBRARY_IMPL(hf_cpu_accel, CompositeExplicitAutograd, m) { m.impl("tile_library", TORCH_BOX(&hfca::library)); }
+HFCA_OP_WITHOUT_TENSORS(tile_library, "() -> int")

@@ -18,7 +18,7 @@ inline const int32_t* indices(const Tensor& t, const char* op, const char* name)
   return static_cast<const int32_t*>(t.data_ptr());
 }
 
-inline Csr csr_of(const char* op, const Tensor& rowptr, const std::optional<Tensor>& col, int64_t edges, int64_t sources) {
+inline Csr csr_of(const char* op, const Tensor& rowptr, const OptionalTensor& col, int64_t edges, int64_t sources) {
   Csr graph;
   graph.rowptr = indices(rowptr, op, "rowptr");
   graph.rows = rowptr.size(0) - 1;
