@@ -129,15 +129,12 @@ def attention_reference(
     return (weights @ v).transpose(1, 2).to(query.dtype).contiguous()
 
 
-def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-) -> Tensor:
-    batch, heads, q_len, _ = query.shape
-    return query.new_empty((batch, q_len, heads, features_of(value)))
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+    return query.new_empty((query.shape[0], query.shape[2], query.shape[1], features_of(value)))
 
 
 declare(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor",
-    fake=_attention_fake,
+    fake=_fake,
     reference=attention_reference,
 )

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, linear_reference, quantize_rows
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.packing import winograd
 from hf_cpu_accel.packing.convolution import is_of_tiles, is_of_windows, transformed_weight, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, pack_linear
@@ -79,59 +79,52 @@ def out_size(pixels: int, size: int, stride: int, padding: int, dilation: int) -
     return (pixels + 2 * padding - dilation * (size - 1) - 1) // stride + 1
 
 
-def conv2d_reference(
-    input: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out_channels: int,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    activation: str,
-) -> Tensor:
+_SCHEMA = (
+    "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
+    "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor"
+)
+
+
+@by_name(_SCHEMA)
+def conv2d_reference(given: Any) -> Tensor:
     """The op in plain torch: by tiles, or patches side by side and then `linear_reference`."""
+    input, weight, scale, bias = given.input, given.weight, given.scale, given.bias
     images = input.permute(0, 3, 1, 2).float()
     if is_of_tiles(weight):
-        packed = PackedWeight(weight, scale, 9 * input.shape[-1], out_channels, dtype_of(weight))
-        rows, columns = padding
+        packed = PackedWeight(weight, scale, 9 * input.shape[-1], given.out_channels, dtype_of(weight))
+        rows, columns = given.padding
         rounded = quantize_rows if scale is not None else lambda rows: rows
         output = winograd.convolve(images, transformed_weight(packed), (rows, columns), rounded)
         output = output.permute(0, 2, 3, 1).contiguous()
         output = output if bias is None else output + bias.float()
     else:
-        output = _by_patches(
-            images, weight, scale, bias, out_channels, kernel_size, stride, padding, dilation
-        )
-    return ACTIVATIONS[activation](output if residual is None else output + residual.float()).to(input.dtype)
+        output = _by_patches(images, given)
+    output = output if given.residual is None else output + given.residual.float()
+    return ACTIVATIONS[given.activation](output).to(input.dtype)
 
 
-def _by_patches(
-    images: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    out_channels: int,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
+def _by_patches(images: Tensor, given: Any) -> Tensor:
     """[B, C, H, W] float32 -> [B, H', W', out_channels]."""
     batch, channels, height, width = images.shape
+    weight, scale, kernel_size, out_channels = (
+        given.weight,
+        given.scale,
+        given.kernel_size,
+        given.out_channels,
+    )
     if is_of_windows(weight):
         images = _quantized(images)
         features = kernel_size[0] * kernel_size[1] * channels
         values = unpack_conv2d(PackedWeight(weight, scale, features, out_channels, "int8"), kernel_size)
         weight, scale = pack_linear(values.permute(0, 2, 3, 1).flatten(1), "float32").data, None
     # Padded before, since `unfold` takes no image without pixels, of which windows may see the zeros around it.
-    images = F.pad(images, (padding[1], padding[1], padding[0], padding[0]))
-    patches = F.unfold(images, tuple(kernel_size), dilation=tuple(dilation), stride=tuple(stride))
-    rows = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
-    output = linear_reference(rows, weight, scale, bias, None, out_channels, "none")
-    sides = zip((height, width), kernel_size, stride, padding, dilation, strict=True)
+    rows, columns = given.padding
+    images = F.pad(images, (columns, columns, rows, rows))
+    window = {"dilation": tuple(given.dilation), "stride": tuple(given.stride)}
+    patches = F.unfold(images, tuple(kernel_size), **window)
+    patches = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
+    output = linear_reference(patches, weight, scale, given.bias, None, out_channels, "none")
+    sides = zip((height, width), kernel_size, given.stride, given.padding, given.dilation, strict=True)
     return output.view(batch, *(out_size(*side) for side in sides), out_channels)
 
 
@@ -151,9 +144,4 @@ def _fake(input: Tensor, *arguments: Any) -> Tensor:
     return input.new_empty((input.shape[0], *(out_size(*side) for side in sides), out_channels))
 
 
-declare(
-    "conv2d(Tensor input, Tensor weight, Tensor? scale, Tensor? bias, Tensor? residual, SymInt out_channels, int[] kernel_size, "
-    "int[] stride, int[] padding, int[] dilation, str activation) -> Tensor",
-    fake=_fake,
-    reference=conv2d_reference,
-)
+declare(_SCHEMA, fake=_fake, reference=conv2d_reference)

@@ -7,11 +7,13 @@ One op, because each of the seven that it takes otherwise is short work behind a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.norm import layer_norm_reference
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare
 
 
 def embedding_norm(
@@ -92,37 +94,29 @@ def counted_positions(ids: Tensor, first_position: int, padding_id: int | None) 
     return counted.cumsum(1) * counted + first_position - 1
 
 
-def embedding_norm_reference(
-    ids: Tensor,
-    words: Tensor,
-    type_ids: Tensor | None,
-    types: Tensor | None,
-    position_ids: Tensor | None,
-    positions: Tensor | None,
-    first_position: int,
-    padding_id: int | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> Tensor:
+_SCHEMA = (
+    "embedding_norm(Tensor ids, Tensor words, Tensor? type_ids, Tensor? types, Tensor? position_ids, Tensor? positions, "
+    "int first_position, int? padding_id, Tensor? weight, Tensor? bias, float eps) -> Tensor"
+)
+
+
+@by_name(_SCHEMA)
+def embedding_norm_reference(given: Any) -> Tensor:
     """The op in plain torch."""
-    total = torch.nn.functional.embedding(ids, words).float()
-    if types is not None:
-        rows = torch.zeros_like(ids[:1]) if type_ids is None else type_ids
-        total = total + torch.nn.functional.embedding(rows.expand(ids.shape), types).float()
-    if positions is not None:
-        rows = counted_positions(ids, first_position, padding_id) if position_ids is None else position_ids
-        total = total + torch.nn.functional.embedding(rows.expand(ids.shape), positions).float()
-    return layer_norm_reference(total, weight, bias, eps).to(words.dtype)
-
-
-def _fake(ids: Tensor, words: Tensor, *_: object) -> Tensor:
-    return words.new_empty((*ids.shape, words.shape[1]))
+    ids, rows, positions = given.ids, given.type_ids, given.position_ids
+    total = torch.nn.functional.embedding(ids, given.words).float()
+    if given.types is not None:
+        rows = torch.zeros_like(ids[:1]) if rows is None else rows
+        total = total + torch.nn.functional.embedding(rows.expand(ids.shape), given.types).float()
+    if given.positions is not None:
+        if positions is None:
+            positions = counted_positions(ids, given.first_position, given.padding_id)
+        total = total + torch.nn.functional.embedding(positions.expand(ids.shape), given.positions).float()
+    return layer_norm_reference(total, given.weight, given.bias, given.eps).to(given.words.dtype)
 
 
 declare(
-    "embedding_norm(Tensor ids, Tensor words, Tensor? type_ids, Tensor? types, Tensor? position_ids, Tensor? positions, "
-    "int first_position, int? padding_id, Tensor? weight, Tensor? bias, float eps) -> Tensor",
-    fake=_fake,
+    _SCHEMA,
+    fake=lambda ids, words, *_: words.new_empty((*ids.shape, words.shape[1])),
     reference=embedding_norm_reference,
 )

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
-from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
+from hf_cpu_accel.ops.encoder_layer_reference import SCHEMA, encoder_layer_reference
 from hf_cpu_accel.ops.linear import check_activation, check_input
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import declare, like_first
 from hf_cpu_accel.packing.linear import PackedWeight
 
 
@@ -170,21 +170,7 @@ def encoder_layer(
     return torch.ops.hf_cpu_accel.encoder_layer(hidden_states, *inputs, *weights.arguments(), rows)
 
 
-def _fake(hidden_states: Tensor, *arguments: Any) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
-
-
-declare(
-    "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
-    "int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
-    "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
-    "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
-    "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
-    "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
-    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor",
-    fake=_fake,
-    reference=encoder_layer_reference,
-)
+declare(SCHEMA, fake=like_first, reference=encoder_layer_reference)
 # Between the inputs and `rows`. Looked up here: graphs may be traced while a layer binds its weights.
 _WEIGHT_ARGUMENTS = tuple(
     argument.name for argument in torch.ops.hf_cpu_accel.encoder_layer.default._schema.arguments

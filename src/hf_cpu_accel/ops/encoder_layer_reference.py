@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,57 +11,31 @@ from torch import Tensor
 from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference
+from hf_cpu_accel.ops.registry import by_name
+
+SCHEMA = (
+    "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
+    "int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
+    "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
+    "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
+    "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
+    "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
+    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor"
+)
 
 
-def encoder_layer_reference(
-    hidden_states: Tensor,
-    padding: Tensor | None,
-    mask: Tensor | None,
-    relative: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    window: int,
-    qkv: Tensor,
-    qkv_scale: Tensor | None,
-    qkv_bias: Tensor | None,
-    order: list[int],
-    head_size: int,
-    attention_scale: float | None,
-    output: Tensor,
-    output_scale: Tensor | None,
-    output_bias: Tensor | None,
-    attention_norm_weight: Tensor | None,
-    attention_norm_bias: Tensor | None,
-    attention_norm_eps: float,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    intermediate_features: int,
-    activation: str,
-    ffn_norm_weight: Tensor | None,
-    ffn_norm_bias: Tensor | None,
-    ffn_norm_eps: float,
-    attention_features: int,
-    norm_before: bool,
-    narrow: bool,
-    norms: list[int],
-    gated: bool,
-    attention_gain: Tensor | None,
-    ffn_gain: Tensor | None,
-    rows: Tensor | None = None,
-) -> Tensor:
+@by_name(SCHEMA)
+def encoder_layer_reference(given: Any) -> Tensor:
     """The op in plain torch, float32 between the steps."""
-    x = hidden_states.float()
+    x, mask, rows, padding = given.hidden_states.float(), given.mask, given.rows, given.padding
     if rows is not None:
         x = x.flatten(0, 1)[rows.long()]
         mask = mask if mask is None else mask.repeat(len(rows) // len(mask), 1, 1, 1)
     length, features = x.shape[1:]
-    mask = _scores_mask(padding, mask, relative, window, length)
+    mask = _scores_mask(padding, mask, given.relative, given.window, length)
 
-    def norm(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def norm(x: Tensor, name: str, kind: int) -> Tensor:
+        weight, bias, eps = (getattr(given, f"{name}_{part}") for part in ("weight", "bias", "eps"))
         weight, bias = (None if part is None else part.float() for part in (weight, bias))
         if NORM_KINDS[kind] == "none":
             return x
@@ -69,35 +43,31 @@ def encoder_layer_reference(
             return F.rms_norm(x, (features,), weight, eps)
         return F.layer_norm(x, (features,), weight, bias, eps)
 
+    def project(x: Tensor, name: str, out_features: int) -> Tensor:
+        weight, scale, bias = (getattr(given, name + part) for part in ("", "_scale", "_bias"))
+        return linear_reference(x, weight, scale, bias, None, out_features, "none")
+
     def attend(x: Tensor) -> Tensor:
-        merged = linear_reference(x, qkv, qkv_scale, qkv_bias, None, 3 * attention_features, "none")
-        parts = merged.unflatten(-1, (3, -1, head_size)).unbind(-3)
-        query, key, value = (parts[place].transpose(1, 2) for place in order)
-        scale = 1.0 / math.sqrt(head_size) if attention_scale is None else attention_scale
-        if cos is not None and sin is not None:
-            query, key = (_rotated(heads, cos.float(), sin.float()) for heads in (query, key))
-        context = attention_reference(query, key, value, mask, False, scale)
-        return linear_reference(
-            context.flatten(-2), output, output_scale, output_bias, None, features, "none"
-        )
+        parts = project(x, "qkv", 3 * given.attention_features).unflatten(-1, (3, -1, given.head_size))
+        query, key, value = (parts.unbind(-3)[place].transpose(1, 2) for place in given.order)
+        if given.cos is not None and given.sin is not None:
+            query, key = (_rotated(heads, given.cos.float(), given.sin.float()) for heads in (query, key))
+        context = attention_reference(query, key, value, mask, False, given.attention_scale)
+        return project(context.flatten(-2), "output", features)
 
     def feed_forward(x: Tensor) -> Tensor:
-        width = 2 * intermediate_features if gated else intermediate_features
-        inner = linear_reference(x, up, up_scale, up_bias, None, width, "none")
-        if gated:
-            inner, factor = inner.chunk(2, dim=-1)
-            inner = ACTIVATIONS[activation](inner) * factor
-        else:
-            inner = ACTIVATIONS[activation](inner)
-        return linear_reference(inner, down, down_scale, down_bias, None, features, "none")
+        width = given.intermediate_features
+        inner = project(x, "up", 2 * width if given.gated else width)
+        inner, *factor = inner.chunk(2, dim=-1) if given.gated else (inner,)
+        inner = ACTIVATIONS[given.activation](inner)
+        return project(inner * factor[0] if given.gated else inner, "down", features)
 
-    first = (norms[0], attention_norm_weight, attention_norm_bias, attention_norm_eps)
-    second = (norms[1], ffn_norm_weight, ffn_norm_bias, ffn_norm_eps)
-    factors = (1.0 if scale is None else scale.float() for scale in (attention_gain, ffn_gain))
-    attention_factor, ffn_factor = factors
+    first, second = zip(("attention_norm", "ffn_norm"), given.norms, strict=True)
+    factors = (given.attention_gain, given.ffn_gain)
+    attention_factor, ffn_factor = (1.0 if scale is None else scale.float() for scale in factors)
     if padding is not None:
         x = x.masked_fill(~_spanned(padding)[..., None], 0.0)  # whatever is there does not reach the rest
-    if norm_before:
+    if given.norm_before:
         x = x + attention_factor * attend(norm(x, *first))
         x = x + ffn_factor * feed_forward(norm(x, *second))
     else:
@@ -107,7 +77,7 @@ def encoder_layer_reference(
         x = x.masked_fill(~_spanned(padding)[..., None], 0.0)
     if rows is not None:
         x = torch.empty_like(x).flatten(0, 1).index_copy(0, rows.flatten().long(), x.flatten(0, 1))
-    return x.view(hidden_states.shape).to(hidden_states.dtype).contiguous()
+    return x.view(given.hidden_states.shape).to(given.hidden_states.dtype).contiguous()
 
 
 def _scores_mask(

@@ -7,13 +7,14 @@ weights of these few are all that is read; for a prompt each expert multiplies a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, quantize_rows
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare, like_first
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight, dtype_of, unpack_linear
 
 MAX_TOP_K = 64  # most experts of a token
@@ -126,40 +127,34 @@ def experts_ffn(
     )
 
 
-def experts_reference(
-    hidden_states: Tensor,
-    expert_index: Tensor,
-    expert_weights: Tensor,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    experts: int,
-    intermediate_features: int,
-    gated: bool,
-    activation: str,
-    limit: float,
-) -> Tensor:
+_SCHEMA = (
+    "experts_ffn(Tensor hidden_states, Tensor expert_index, Tensor expert_weights, Tensor up, Tensor? up_scale, Tensor? up_bias, "
+    "Tensor down, Tensor? down_scale, Tensor? down_bias, SymInt experts, SymInt intermediate_features, bool gated, str activation, "
+    "float limit) -> Tensor"
+)
+
+
+@by_name(_SCHEMA)
+def experts_reference(given: Any) -> Tensor:
     """The op in plain torch, expert by expert in float32."""
-    features = hidden_states.shape[1]
+    hidden_states = given.hidden_states
     output = torch.zeros(hidden_states.shape)
-    for number in range(experts):
-        token, slot = torch.where(expert_index == number)
+    for number in range(given.experts):
+        token, slot = torch.where(given.expert_index == number)
         if not len(token):
             continue
-        width = (2 if gated else 1) * intermediate_features
-        hidden = _expert(hidden_states[token].float(), up, up_scale, up_bias, number, width)
-        if gated:
+        width = (2 if given.gated else 1) * given.intermediate_features
+        x = hidden_states[token].float()
+        hidden = _expert(x, given.up, given.up_scale, given.up_bias, number, width)
+        if given.gated:
             gate, other = hidden.chunk(2, dim=-1)
-            if limit:
-                gate, other = gate.clamp(max=limit), other.clamp(-limit, limit) + 1
-            hidden = ACTIVATIONS[activation](gate) * other
+            if given.limit:
+                gate, other = gate.clamp(max=given.limit), other.clamp(-given.limit, given.limit) + 1
+            hidden = ACTIVATIONS[given.activation](gate) * other
         else:
-            hidden = ACTIVATIONS[activation](hidden)
-        made = _expert(hidden, down, down_scale, down_bias, number, features)
-        output.index_add_(0, token, made * expert_weights[token, slot, None].float())
+            hidden = ACTIVATIONS[given.activation](hidden)
+        made = _expert(hidden, given.down, given.down_scale, given.down_bias, number, x.shape[1])
+        output.index_add_(0, token, made * given.expert_weights[token, slot, None].float())
     return output.to(hidden_states.dtype)
 
 
@@ -178,14 +173,4 @@ def _expert(
     )
 
 
-def _fake(hidden_states: Tensor, *_: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
-
-
-declare(
-    "experts_ffn(Tensor hidden_states, Tensor expert_index, Tensor expert_weights, Tensor up, Tensor? up_scale, Tensor? up_bias, "
-    "Tensor down, Tensor? down_scale, Tensor? down_bias, SymInt experts, SymInt intermediate_features, bool gated, str activation, "
-    "float limit) -> Tensor",
-    fake=_fake,
-    reference=experts_reference,
-)
+declare(_SCHEMA, fake=like_first, reference=experts_reference)

@@ -6,14 +6,13 @@ The intermediate [..., intermediate_features] never becomes a tensor: it lives i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation, check_input, linear_reference, rows_fake
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
 
 
@@ -46,8 +45,9 @@ def ffn(
     check_activation(activation)
     if down.in_features != up.out_features:
         raise ValueError(f"down takes {down.in_features} features but up gives {up.out_features}")
-    op = torch.ops.hf_cpu_accel.ffn
-    return _call(op, input, up, up_bias, down, down_bias, activation=activation, residual=residual)
+    weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
+    sizes = (down.in_features, down.out_features)
+    return torch.ops.hf_cpu_accel.ffn(input, *weights, residual, *sizes, activation)
 
 
 def gated_ffn(
@@ -84,61 +84,48 @@ def gated_ffn(
             f"up gives {up.out_features} features and down takes {down.in_features}: accepted are twice as many, "
             f"and multiples of {PANEL_FEATURES}"
         )
-    op = torch.ops.hf_cpu_accel.gated_ffn
-    return _call(op, input, up, up_bias, down, down_bias, gate_last, activation=activation, residual=residual)
-
-
-def _call(
-    op: Callable[..., Tensor],
-    input: Tensor,
-    up: PackedWeight,
-    up_bias: Tensor | None,
-    down: PackedWeight,
-    down_bias: Tensor | None,
-    *gate_last: bool,
-    activation: str,
-    residual: Tensor | None,
-) -> Tensor:
     weights = (up.data, up.scale, up_bias, down.data, down.scale, down_bias)
-    return op(input, *weights, residual, down.in_features, down.out_features, activation, *gate_last)
+    sizes = (down.in_features, down.out_features)
+    return torch.ops.hf_cpu_accel.gated_ffn(input, *weights, residual, *sizes, activation, gate_last)
 
-
-def ffn_reference(
-    input: Tensor,
-    up: Tensor,
-    up_scale: Tensor | None,
-    up_bias: Tensor | None,
-    down: Tensor,
-    down_scale: Tensor | None,
-    down_bias: Tensor | None,
-    residual: Tensor | None,
-    intermediate_features: int,
-    out_features: int,
-    activation: str,
-    gate_last: bool = False,
-    *,
-    gated: bool = False,
-) -> Tensor:
-    """Both ops in plain torch, float32 between the layers."""
-    up_features = (2 if gated else 1) * intermediate_features
-    hidden = linear_reference(input.float(), up, up_scale, up_bias, None, up_features, "none")
-    gate, *value = hidden.chunk(2, dim=-1)[:: -1 if gate_last else 1] if gated else (hidden,)
-    hidden = ACTIVATIONS[activation](gate)
-    hidden = hidden * value[0] if gated else hidden
-    output = linear_reference(hidden, down, down_scale, down_bias, residual, out_features, "none")
-    return output.to(input.dtype)
-
-
-gated_ffn_reference = partial(ffn_reference, gated=True)
 
 _ARGUMENTS = (
     "(Tensor input, Tensor up, Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, "
     "Tensor? down_bias, Tensor? residual, SymInt intermediate_features, SymInt out_features, "
     "str activation"
 )
-declare(f"ffn{_ARGUMENTS}) -> Tensor", fake=rows_fake, reference=ffn_reference)
+_FFN = f"ffn{_ARGUMENTS}) -> Tensor"
+_GATED_FFN = f"gated_ffn{_ARGUMENTS}, bool gate_last=False) -> Tensor"
+
+
+@by_name(_FFN)
+def ffn_reference(given: Any) -> Tensor:
+    """The op in plain torch, float32 between the layers."""
+    return _down(given, ACTIVATIONS[given.activation](_up(given, given.intermediate_features)))
+
+
+@by_name(_GATED_FFN)
+def gated_ffn_reference(given: Any) -> Tensor:
+    """The op in plain torch, float32 between the layers."""
+    halves = _up(given, 2 * given.intermediate_features).chunk(2, dim=-1)
+    gate, value = halves[:: -1 if given.gate_last else 1]
+    return _down(given, ACTIVATIONS[given.activation](gate) * value)
+
+
+def _up(given: Any, features: int) -> Tensor:
+    input = given.input.float()
+    return linear_reference(input, given.up, given.up_scale, given.up_bias, None, features, "none")
+
+
+def _down(given: Any, hidden: Tensor) -> Tensor:
+    weight = (given.down, given.down_scale, given.down_bias)
+    output = linear_reference(hidden, *weight, given.residual, given.out_features, "none")
+    return output.to(given.input.dtype)
+
+
+declare(_FFN, fake=rows_fake, reference=ffn_reference)
 declare(
-    f"gated_ffn{_ARGUMENTS}, bool gate_last=False) -> Tensor",
+    _GATED_FFN,
     fake=lambda input, *arguments: rows_fake(input, *arguments[:10]),
     reference=gated_ffn_reference,
 )

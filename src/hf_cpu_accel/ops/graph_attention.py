@@ -86,22 +86,22 @@ def dot_attention_reference(
     return _weighted(rowptr, col, scores, value)
 
 
-def _features_fake(rowptr: Tensor, x: Tensor) -> Tensor:
+def _rows_fake(rowptr: Tensor, col: Tensor, x: Tensor, *_: object) -> Tensor:
     return x.new_empty(rowptr.shape[0] - 1, x.shape[1])
 
 
 declare(
     "gat(Tensor rowptr, Tensor col, Tensor x, Tensor source_score, Tensor? target_score, float slope) -> Tensor",
-    fake=lambda rowptr, col, x, *_: _features_fake(rowptr, x),
+    fake=_rows_fake,
     reference=gat_reference,
 )
 declare(
     "gatv2(Tensor rowptr, Tensor col, Tensor x, Tensor target, Tensor weight, float slope) -> Tensor",
-    fake=lambda rowptr, col, x, *_: _features_fake(rowptr, x),
+    fake=_rows_fake,
     reference=gatv2_reference,
 )
 declare(
     "dot_attention(Tensor rowptr, Tensor col, Tensor query, Tensor key, Tensor value, SymInt heads, float scale) -> Tensor",
-    fake=lambda rowptr, col, query, key, value, *_: _features_fake(rowptr, value),
+    fake=lambda rowptr, col, query, key, value, *_: _rows_fake(rowptr, col, value),
     reference=dot_attention_reference,
 )

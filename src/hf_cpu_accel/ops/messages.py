@@ -10,17 +10,21 @@ PNA (Corso et al. 2020, arXiv:2004.05718), GINE (Hu et al. 2020, arXiv:1905.1226
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.messages_reference import (
+    EDGE_MESSAGES,
+    GRAD_EDGES,
+    REDUCE,
     edge_messages_reference,
     message_grad_edges_reference,
     message_grad_sources_reference,
     message_reduce_reference,
 )
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare
 from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed
 
 AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
@@ -125,22 +129,12 @@ def _check(rowptr: Tensor, x: Tensor, target: Tensor | None, edge: Tensor | None
             raise TypeError(f"{name} is {part.dtype}: expected {x.dtype}, as x is")
 
 
-def _reduce_fake(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-    reduces: str,
-    ties: bool,
-    *_: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    rows, features = rowptr.shape[0] - 1, x.shape[1]
-    count = len(reduces.split(","))
-    return x.new_empty(rows, count * features), x.new_empty(
-        rows if ties else 0, 2 * features, dtype=torch.float32
+@by_name(REDUCE)
+def _reduce_fake(given: Any) -> tuple[Tensor, Tensor]:
+    rows, features = given.rowptr.shape[0] - 1, given.x.shape[1]
+    count, ties = len(given.reduces.split(",")), rows if given.ties else 0
+    return given.x.new_empty(rows, count * features), given.x.new_empty(
+        ties, 2 * features, dtype=torch.float32
     )
 
 
@@ -148,42 +142,16 @@ def _messages_fake(rowptr: Tensor, col: Tensor | None, order: Tensor | None, x: 
     return x.new_empty((x if col is None else col).shape[0], x.shape[1])
 
 
-def _grad_edges_fake(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-    table: Tensor,
-    groups: str,
-    with_target: bool,
-    with_edge: bool,
-) -> tuple[Tensor, Tensor]:
-    features, edges = x.shape[1], (x if edge is None else edge).shape[0]
-    rows = rowptr.shape[0] - 1 if with_target else 0
-    return x.new_empty(rows, features), x.new_empty(edges if with_edge else 0, features)
+@by_name(GRAD_EDGES)
+def _grad_edges_fake(given: Any) -> tuple[Tensor, Tensor]:
+    x, rows = given.x, given.rowptr.shape[0] - 1 if given.with_target else 0
+    edges = (x if given.edge is None else given.edge).shape[0] if given.with_edge else 0
+    return x.new_empty(rows, x.shape[1]), x.new_empty(edges, x.shape[1])
 
 
-declare(
-    "message_reduce(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
-    "str reduces, bool ties, Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> (Tensor, Tensor)",
-    fake=_reduce_fake,
-    reference=message_reduce_reference,
-)
-declare(
-    "edge_messages(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
-    "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order) -> Tensor",
-    fake=_messages_fake,
-    reference=edge_messages_reference,
-)
-declare(
-    "message_grad_edges(Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu, "
-    "Tensor table, str groups, bool with_target, bool with_edge) -> (Tensor, Tensor)",
-    fake=_grad_edges_fake,
-    reference=message_grad_edges_reference,
-)
+declare(REDUCE, fake=_reduce_fake, reference=message_reduce_reference)
+declare(EDGE_MESSAGES, fake=_messages_fake, reference=edge_messages_reference)
+declare(GRAD_EDGES, fake=_grad_edges_fake, reference=message_grad_edges_reference)
 declare(
     "message_grad_sources(Tensor t_rowptr, Tensor t_col, Tensor x, Tensor? target, bool relu, Tensor table, str groups) "
     "-> Tensor",

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.registry import by_name
 from hf_cpu_accel.ops.sparse_reference import _check_graph, row_of_edge
 
+_MESSAGE = "Tensor rowptr, Tensor? col, Tensor? order, Tensor x, Tensor? target, Tensor? edge, bool relu"
+_TRANSPOSED = "Tensor? t_rowptr, Tensor? t_col, Tensor? t_order"
+REDUCE = f"message_reduce({_MESSAGE}, str reduces, bool ties, {_TRANSPOSED}) -> (Tensor, Tensor)"
+EDGE_MESSAGES = f"edge_messages({_MESSAGE}, {_TRANSPOSED}) -> Tensor"
+GRAD_EDGES = f"message_grad_edges({_MESSAGE}, Tensor table, str groups, bool with_target, bool with_edge) -> (Tensor, Tensor)"
 
-def _used_messages(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-) -> Tensor:
+
+def _used_messages(given: Any) -> Tensor:
     """[edges, features] in float32 (float64 for that): the messages of the entries that belong to a row."""
+    rowptr, col, order, x, target, edge, relu = given[:7]
     _check_graph(rowptr, col, x.shape[0])
     if order is not None and edge is not None:
         _check_graph(rowptr, order, edge.shape[0])
     compute = x.dtype if x.dtype is torch.float64 else torch.float32
-    used = (
-        int(rowptr[-1]) if len(rowptr) > 1 else 0
-    )  # without rows there is nothing that an entry could belong to
+    # Without rows there is nothing that an entry could belong to.
+    used = int(rowptr[-1]) if len(rowptr) > 1 else 0
     messages = (x[:used] if col is None else x.index_select(0, col[:used])).to(compute)
     if target is not None:
         messages = messages + target.to(compute).index_select(0, row_of_edge(rowptr, used))
     if edge is not None:
-        messages = messages + (edge[:used] if order is None else edge.index_select(0, order[:used])).to(
-            compute
-        )
+        edges = edge[:used] if order is None else edge.index_select(0, order[:used])
+        messages = messages + edges.to(compute)
     return messages.relu() if relu else messages
 
 
-def message_reduce_reference(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-    reduces: str,
-    ties: bool,
-    *_: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+@by_name(REDUCE)
+def message_reduce_reference(given: Any) -> tuple[Tensor, Tensor]:
     """The op in plain torch; differentiable."""
-    messages = _used_messages(rowptr, col, order, x, target, edge, relu)
+    messages, rowptr = _used_messages(given), given.rowptr
     row, rows = row_of_edge(rowptr, len(messages)), rowptr.shape[0] - 1
     degree = rowptr.diff().clamp(min=1).unsqueeze(1)
     index = row.unsqueeze(1).expand_as(messages)
@@ -71,28 +61,20 @@ def message_reduce_reference(
         "var": lambda: var,
         "std": lambda: torch.where(var <= 1e-5, 0.0, var.clamp(min=1e-5).sqrt()),
     }
-    output = torch.cat([parts[reduce]() for reduce in reduces.split(",")], dim=1)
-    counts = torch.zeros(0, 2 * x.shape[1])
-    if ties:
+    output = torch.cat([parts[reduce]() for reduce in given.reduces.split(",")], dim=1)
+    counts = torch.zeros(0, 2 * given.x.shape[1])
+    if given.ties:
         reached = [(messages == extreme(largest).index_select(0, row)).float() for largest in (False, True)]
         counts = torch.cat([total(part) for part in reached], dim=1)
-    return output.to(x.dtype), counts
+    return output.to(given.x.dtype), counts
 
 
-def edge_messages_reference(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-    *_: Tensor | None,
-) -> Tensor:
+@by_name(EDGE_MESSAGES)
+def edge_messages_reference(given: Any) -> Tensor:
     """The op in plain torch; differentiable."""
-    messages = _used_messages(rowptr, col, order, x, target, edge, relu).to(x.dtype)
-    rest = (x if col is None else col).shape[0] - len(messages)
-    return torch.cat([messages, messages.new_zeros(rest, x.shape[1])])
+    messages = _used_messages(given).to(given.x.dtype)
+    rest = (given.x if given.col is None else given.col).shape[0] - len(messages)
+    return torch.cat([messages, messages.new_zeros(rest, messages.shape[1])])
 
 
 def _gradients(messages: Tensor, row: Tensor, relu: bool, table: Tensor, groups: str) -> Tensor:
@@ -110,29 +92,23 @@ def _gradients(messages: Tensor, row: Tensor, relu: bool, table: Tensor, groups:
     return torch.where(messages == 0, 0.0, grad) if relu else grad
 
 
-def message_grad_edges_reference(
-    rowptr: Tensor,
-    col: Tensor | None,
-    order: Tensor | None,
-    x: Tensor,
-    target: Tensor | None,
-    edge: Tensor | None,
-    relu: bool,
-    table: Tensor,
-    groups: str,
-    with_target: bool,
-    with_edge: bool,
-) -> tuple[Tensor, Tensor]:
+@by_name(GRAD_EDGES)
+def message_grad_edges_reference(given: Any) -> tuple[Tensor, Tensor]:
     """The op in plain torch."""
-    messages = _used_messages(rowptr, col, order, x, target, edge, relu)
-    row = row_of_edge(rowptr, len(messages))
-    grads = _gradients(messages, row, relu, table, groups)
-    features, rows = x.shape[1], rowptr.shape[0] - 1
-    grad_target = torch.zeros(rows if with_target else 0, features)
-    if with_target:
+    messages = _used_messages(given)
+    row = row_of_edge(given.rowptr, len(messages))
+    grads = _gradients(messages, row, given.relu, given.table, given.groups)
+    features, rows, edges = (
+        messages.shape[1],
+        given.rowptr.shape[0] - 1,
+        (given.x if given.edge is None else given.edge).shape[0],
+    )
+    grad_target = torch.zeros(rows if given.with_target else 0, features)
+    if given.with_target:
         grad_target.index_add_(0, row, grads)
-    grad_edge = torch.zeros((x if edge is None else edge).shape[0] if with_edge else 0, features)
-    if with_edge:
+    grad_edge = torch.zeros(edges if given.with_edge else 0, features)
+    if given.with_edge:
+        order = given.order
         entries = torch.arange(len(messages)) if order is None else order[: len(messages)].long()
         grad_edge.index_copy_(0, entries, grads)
     return grad_target, grad_edge

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import declare, like_first
 
 
 def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -121,31 +121,23 @@ def _fresh(total: Tensor, input: Tensor) -> Tensor:
     return total.to(input.dtype).contiguous()
 
 
-def _one_fake(input: Tensor, *_: object) -> Tensor:
-    return input.new_empty(input.shape)
-
-
-def _two_fake(input: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return input.new_empty(input.shape), input.new_empty(input.shape)
-
-
 declare(
     "layer_norm(Tensor input, Tensor? weight, Tensor? bias, float eps) -> Tensor",
-    fake=_one_fake,
+    fake=like_first,
     reference=layer_norm_reference,
 )
 declare(
     "rms_norm(Tensor input, Tensor? weight, float eps) -> Tensor",
-    fake=_one_fake,
+    fake=like_first,
     reference=rms_norm_reference,
 )
 declare(
     "add_layer_norm(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
-    fake=_two_fake,
+    fake=lambda input, *_: (like_first(input), like_first(input)),
     reference=add_layer_norm_reference,
 )
 declare(
     "add_rms_norm(Tensor input, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)",
-    fake=_two_fake,
+    fake=lambda input, *_: (like_first(input), like_first(input)),
     reference=add_rms_norm_reference,
 )

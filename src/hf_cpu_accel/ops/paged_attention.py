@@ -5,11 +5,13 @@ What continuous batching needs (Kwon et al. 2023, arXiv:2309.06180): no sequence
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.kv_cache import features_of, from_storage, stored_width
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import by_name, declare
 
 
 def paged_attention(
@@ -56,48 +58,42 @@ def paged_attention(
     )
 
 
-def paged_attention_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_begin: Tensor,
-    key_begin: Tensor,
-    slots: Tensor,
-    window: int,
-    scale: float,
-) -> Tensor:
+_SCHEMA = (
+    "paged_attention(Tensor query, Tensor key, Tensor value, Tensor query_begin, Tensor key_begin, Tensor slots, int window, "
+    "float scale) -> Tensor"
+)
+
+
+@by_name(_SCHEMA)
+def paged_attention_reference(given: Any) -> Tensor:
     """The op in plain torch, sequence by sequence."""
+    query, key, value = given.query, given.key, given.value
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, features_of(value))
-    ends = query_begin[1:].tolist(), key_begin[1:].tolist()
+    ends = given.query_begin[1:].tolist(), given.key_begin[1:].tolist()
     first_query = first_key = 0
     for last_query, last_key in zip(*ends, strict=True):
-        own = slots[first_key:last_key].long()
+        own = given.slots[first_key:last_key].long()
         keys, values = (
             from_storage(states[own], torch.float32)
             .transpose(0, 1)
             .repeat_interleave(heads // key.shape[1], dim=0)
             for states in (key, value)
         )
-        scores = scale * query[first_query:last_query].transpose(0, 1).float() @ keys.transpose(1, 2)
+        scores = given.scale * query[first_query:last_query].transpose(0, 1).float() @ keys.transpose(1, 2)
         kv_len = last_key - first_key
         position = torch.arange(kv_len - (last_query - first_query), kv_len)[:, None]
         hidden = torch.arange(kv_len) > position
-        if window:
-            hidden |= torch.arange(kv_len) <= position - window
+        if given.window:
+            hidden |= torch.arange(kv_len) <= position - given.window
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
         output[first_query:last_query] = (weights @ values).transpose(0, 1)
         first_query, first_key = last_query, last_key
     return output
 
 
-def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
-    return query.new_empty((query.shape[0], query.shape[1], features_of(value)))
-
-
 declare(
-    "paged_attention(Tensor query, Tensor key, Tensor value, Tensor query_begin, Tensor key_begin, Tensor slots, int window, "
-    "float scale) -> Tensor",
-    fake=_fake,
+    _SCHEMA,
+    fake=lambda query, key, value, *_: query.new_empty((*query.shape[:2], features_of(value))),
     reference=paged_attention_reference,
 )

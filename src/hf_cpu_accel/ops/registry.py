@@ -6,12 +6,18 @@ names, so that callers, `torch.compile` and `torch.export` never see a differenc
 
 from __future__ import annotations
 
+import itertools
+from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from hf_cpu_accel import extension
+
+T = TypeVar("T")
 
 NAMESPACE = "hf_cpu_accel"
 library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -31,6 +37,33 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
         library.define(schema)
         library.impl(name, reference, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+
+
+def by_name(schema: str) -> Callable[[Callable[[Any], T]], Callable[..., T]]:
+    """For references and fakes of many arguments: the function gets them as attributes of one value, by their names in `schema`,
+    and is called as the op is; optional tensors at the end may be left out."""
+    declared = torch._C.parse_schema(schema).arguments
+    last = itertools.takewhile(_may_be_left_out, reversed(declared))
+    defaults = [argument.default_value for argument in last][::-1]
+    arguments = namedtuple("arguments", [argument.name for argument in declared], defaults=defaults)  # type: ignore[misc]
+
+    def decorate(function: Callable[[Any], T]) -> Callable[..., T]:
+        @wraps(function)
+        def called(*args: Any, **kwargs: Any) -> T:
+            return function(arguments(*args, **kwargs))
+
+        return called
+
+    return decorate
+
+
+def _may_be_left_out(argument: Any) -> bool:
+    return argument.has_default_value() or isinstance(argument.type, torch.OptionalType)
+
+
+def like_first(first: Tensor, *_: object) -> Tensor:
+    """The fake kernel of ops whose output has the shape and dtype of their first argument, and is contiguous."""
+    return first.new_empty(first.shape)
 
 
 def positional(op: Any, named: Mapping[str, Any], given: int = 0) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.registry import declare, like_first
 
 
 def rotary_embedding(input: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -55,12 +55,8 @@ def rotary_embedding_reference(input: Tensor, cos: Tensor, sin: Tensor, interlea
     return (x * cos + rotated * sin).to(input.dtype).contiguous()
 
 
-def _fake(input: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return input.new_empty(input.shape)
-
-
 declare(
     "rotary_embedding(Tensor input, Tensor cos, Tensor sin, bool interleaved) -> Tensor",
-    fake=_fake,
+    fake=like_first,
     reference=rotary_embedding_reference,
 )

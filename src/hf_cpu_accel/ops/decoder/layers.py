@@ -22,8 +22,8 @@ from hf_cpu_accel.ops.decoder.parts import (
     Projection,
     SelfAttention,
 )
-from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
-from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.decoder.reference import SCHEMA, decoder_layers_reference
+from hf_cpu_accel.ops.registry import declare, like_first
 
 __all__ = [
     "BoundLayers",
@@ -138,14 +138,4 @@ def _check_inputs(
         )
 
 
-def _fake(hidden_states: Tensor, *_: object) -> Tensor:
-    return hidden_states.new_empty(hidden_states.shape)
-
-
-declare(
-    "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, "
-    "Tensor(b!)[] values, int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, "
-    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, Tensor? cross_rows) -> Tensor",
-    fake=_fake,
-    reference=decoder_layers_reference,
-)
+declare(SCHEMA, fake=like_first, reference=decoder_layers_reference)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +13,13 @@ from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What all layers of a call share."""
-
-    tables: list[Tensor]
-    start: Tensor | None
-    rows: Tensor | None
-    mask: Tensor | None
-    longest: int
-    cross_padding: Tensor | None
-    cross_rows: Tensor | None
+from hf_cpu_accel.ops.registry import by_name
 
 
 class _Layer(LayerArguments):
-    """A layer, step by step."""
+    """A layer, step by step; `step` is what the op was given."""
 
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, past: int, step: _Step) -> Tensor:
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, past: int, step: Any) -> Tensor:
         """The attention branch of x [B, q_len, C] without its norms."""
         heads, kv_heads = self.integer("heads"), self.integer("kv_heads")
         head_dim, value_dim = self.integer("head_dim"), self.integer("value_dim")
@@ -40,10 +27,10 @@ class _Layer(LayerArguments):
         kv_len = past + q_len
         merged = self.project("qkv", x, self.integer("qkv_features"))
         query = self.rotate(
-            self.head_norm("query_norm", self.heads_of("query", merged, heads, head_dim)), step.tables
+            self.head_norm("query_norm", self.heads_of("query", merged, heads, head_dim)), step.rotary
         )
         key = self.rotate(
-            self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, head_dim)), step.tables
+            self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, head_dim)), step.rotary
         )
         value = self.heads_of("value", merged, kv_heads, value_dim)
         keys[:batch, :, past:kv_len] = to_storage(key.transpose(1, 2), keys.dtype)
@@ -51,9 +38,9 @@ class _Layer(LayerArguments):
 
         row = torch.arange(batch)[:, None].expand(batch, kv_len).clone()
         if step.rows is not None:
-            row[:, :past] = step.rows[:, step.longest - past : step.longest].long()
+            row[:, :past] = step.rows[:, max(step.past) - past : max(step.past)].long()
             if step.start is not None:  # those of padding may be anything
-                padded = torch.arange(past + q_len) < step.start[:, None] - (step.longest - past)
+                padded = torch.arange(past + q_len) < step.start[:, None] - (max(step.past) - past)
                 row = row.masked_fill(padded, 0)
         group = heads // kv_heads
         key, value = (
@@ -76,7 +63,7 @@ class _Layer(LayerArguments):
         )  # 0 * NaN: what is not seen must not reach the output
         return self.project("output", context.transpose(1, 2).flatten(-2), features)
 
-    def visible(self, batch: int, q_len: int, past: int, step: _Step) -> Tensor:
+    def visible(self, batch: int, q_len: int, past: int, step: Any) -> Tensor:
         """[B, q_len, kv_len]: causality, window and left padding."""
         position, key = torch.arange(past, past + q_len)[:, None], torch.arange(past + q_len)
         seen = key <= position
@@ -84,10 +71,10 @@ class _Layer(LayerArguments):
             seen = seen & (key > position - self.integer("window"))
         seen = seen.expand(batch, q_len, past + q_len)
         if step.start is not None:
-            seen = seen & (key >= step.start[:, None, None] - (step.longest - past))
+            seen = seen & (key >= step.start[:, None, None] - (max(step.past) - past))
         return seen
 
-    def scores(self, query: Tensor, key: Tensor, visible: Tensor, past: int, step: _Step) -> Tensor:
+    def scores(self, query: Tensor, key: Tensor, visible: Tensor, past: int, step: Any) -> Tensor:
         """[B, heads, q_len, kv_len], -infinity where a query does not see a key."""
         scores = self.floats["scale"] * query @ key.transpose(-1, -2)
         if self.floats["softcap"]:
@@ -105,11 +92,11 @@ class _Layer(LayerArguments):
                 scores + nearest_last[:, (nearest_last.shape[1] - 1 - distance.clamp_min(0)).clamp_min(0)]
             )
         if step.mask is not None:
-            mask = step.mask[..., step.longest - past :]
+            mask = step.mask[..., max(step.past) - past :]
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         return scores.masked_fill(~visible[:, None], -torch.inf)
 
-    def cross(self, x: Tensor, keys: Tensor, values: Tensor, step: _Step) -> Tensor:
+    def cross(self, x: Tensor, keys: Tensor, values: Tensor, step: Any) -> Tensor:
         """The cross-attention branch of x [B, q_len, C] without its norms."""
         heads, head_dim = self.integer("cross_heads"), self.integer("cross_head_dim")
         query = self.project("cross_query", x, heads * head_dim).unflatten(-1, (heads, head_dim))
@@ -177,7 +164,7 @@ class _Layer(LayerArguments):
         cache: tuple[Tensor, Tensor],
         past: int,
         cross_cache: tuple[Tensor, Tensor] | None,
-        step: _Step,
+        step: Any,
     ) -> Tensor:
         def attention(x: Tensor) -> Tensor:
             branch = self.attend(self.norm("attention_norm", x), *cache, past, step)
@@ -196,37 +183,26 @@ class _Layer(LayerArguments):
         return self.norm("ffn_out_norm", x + ffn(x))
 
 
-def _layers_of(weights: list[Tensor], vectors: Tensor, layout: Tensor, scalars: Tensor) -> Iterator[_Layer]:
-    for integers, floats in zip(layout.tolist(), scalars.tolist(), strict=True):
-        yield _Layer(weights, vectors, integers, floats)
+SCHEMA = (
+    "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, "
+    "Tensor(b!)[] values, int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, "
+    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, Tensor? cross_rows) -> Tensor"
+)
 
 
-def decoder_layers_reference(
-    hidden_states: Tensor,
-    weights: list[Tensor],
-    vectors: Tensor,
-    layout: Tensor,
-    scalars: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-    past: list[int],
-    rotary: list[Tensor],
-    start: Tensor | None,
-    rows: Tensor | None,
-    mask: Tensor | None,
-    cross_keys: list[Tensor],
-    cross_values: list[Tensor],
-    cross_padding: Tensor | None,
-    cross_rows: Tensor | None,
-) -> Tensor:
+@by_name(SCHEMA)
+def decoder_layers_reference(given: Any) -> Tensor:
     """The op in plain torch."""
-    step = _Step(rotary, start, rows, mask, max(past), cross_padding, cross_rows)
-    x = hidden_states.float()
+    start, longest = given.start, max(given.past)
+    x = given.hidden_states.float()
     padding = torch.zeros(x.shape[:2], dtype=torch.bool)
     if start is not None:
-        padding = torch.arange(step.longest, step.longest + x.shape[1]) < start[:, None]
+        padding = torch.arange(longest, longest + x.shape[1]) < start[:, None]
     x = x.masked_fill(padding[..., None], 0.0)  # whatever is there does not reach the rest
-    for number, layer in enumerate(_layers_of(weights, vectors, layout, scalars)):
-        cross_cache = (cross_keys[number], cross_values[number]) if cross_keys else None
-        x = layer.forward(x, (keys[number], values[number]), past[number], cross_cache, step)
-    return x.masked_fill(padding[..., None], 0.0).to(hidden_states.dtype).contiguous()
+    rows = zip(given.layout.tolist(), given.scalars.tolist(), strict=True)
+    for number, (integers, floats) in enumerate(rows):
+        layer = _Layer(given.weights, given.vectors, integers, floats)
+        cache = given.keys[number], given.values[number]
+        cross_cache = (given.cross_keys[number], given.cross_values[number]) if given.cross_keys else None
+        x = layer.forward(x, cache, given.past[number], cross_cache, given)
+    return x.masked_fill(padding[..., None], 0.0).to(given.hidden_states.dtype).contiguous()
