@@ -13,13 +13,16 @@ from hf_cpu_accel.compiler.passes.match import args_of, argument, is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
+# What an activation may end in.
+ACTIVATIONS = (
+    *(aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default),
+    aten.mul.Tensor,
+)
 
 
 def apply(rewriter: Rewriter) -> int:
     count = 0
-    for node in rewriter.calls(
-        aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.mul.Tensor
-    ):
+    for node in rewriter.calls(*ACTIVATIONS):
         found = read_activation(rewriter, node)
         if found is None or not is_call(found[0], ours.linear.default) or rewriter.is_written(found[0]):
             continue
@@ -48,7 +51,7 @@ def _quick_gelu(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
     for x, gate in (args_of(node), args_of(node)[::-1]):
         if is_call(gate, aten.sigmoid.default) and is_call(args_of(gate)[0], aten.mul.Tensor):
             inner = args_of(gate)[0]
-            if isinstance(x, Node) and _times(rewriter, inner, 1.702) is x:
+            if isinstance(x, Node) and _with_number(rewriter, inner, aten.mul.Tensor, 1.702) is x:
                 return x, "quick_gelu", 2
     return None
 
@@ -56,25 +59,17 @@ def _quick_gelu(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
 def _gelu_tanh(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | None:
     """0.5 x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))"""
     for half, rest in (args_of(node), args_of(node)[::-1]):
-        x = _times(rewriter, half, 0.5)
-        curve = _plus(rewriter, rest, 1.0)
+        x = _with_number(rewriter, half, aten.mul.Tensor, 0.5)
+        curve = _with_number(rewriter, rest, aten.add.Tensor, 1.0)
         if x is None or not is_call(curve, aten.tanh.default):
             continue
-        total = _times(rewriter, args_of(curve)[0], math.sqrt(2 / math.pi))
+        total = _with_number(rewriter, args_of(curve)[0], aten.mul.Tensor, math.sqrt(2 / math.pi))
         if not is_call(total, aten.add.Tensor) or args_of(total)[0] is not x:
             continue
-        cube = _times(rewriter, args_of(total)[1], 0.044715)
+        cube = _with_number(rewriter, args_of(total)[1], aten.mul.Tensor, 0.044715)
         if is_call(cube, aten.pow.Tensor_Scalar) and args_of(cube)[0] is x and args_of(cube)[1] == 3:
             return x, "gelu_tanh", 3
     return None
-
-
-def _times(rewriter: Rewriter, node: object, number: float) -> Node | None:
-    return _with_number(rewriter, node, aten.mul.Tensor, number)
-
-
-def _plus(rewriter: Rewriter, node: object, number: float) -> Node | None:
-    return _with_number(rewriter, node, aten.add.Tensor, number)
 
 
 def _with_number(rewriter: Rewriter, node: object, target: object, number: float) -> Node | None:

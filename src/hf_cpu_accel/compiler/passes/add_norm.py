@@ -38,18 +38,15 @@ def _fuse(rewriter: Rewriter, node: Node) -> bool:
         return False
     if first.dtype is not after.dtype or second.dtype not in FLOATING:
         return False
-    if not _comes_first(total, node) or not (_is_in_memory(input) and _is_in_memory(residual)):
+    # What the norm takes besides the sum must be there before the sum.
+    there = all(part.op == "placeholder" for part in node.all_input_nodes if part is not total)
+    if not there or not (_is_in_memory(input) and _is_in_memory(residual)):
         return False
     target: Any = node.target
     both = rewriter.call(total, _WITH_SUM[target], input, residual, *rest)
     for old, place in ((node, 0), (total, 1)):
         rewriter.replace(old, rewriter.call(total, operator.getitem, both, place))
     return True
-
-
-def _comes_first(total: Node, node: Node) -> bool:
-    """Whether what the norm takes besides the sum is there before the sum."""
-    return all(part.op == "placeholder" for part in node.all_input_nodes if part is not total)
 
 
 def _is_in_memory(node: Node) -> bool:

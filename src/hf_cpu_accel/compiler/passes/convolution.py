@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from hf_cpu_accel.compiler.passes.activation import read_activation
+from hf_cpu_accel.compiler.passes.activation import ACTIVATIONS, read_activation
 from hf_cpu_accel.compiler.passes.match import (
     FLOATING,
     args_of,
     argument,
     is_call,
     is_tensor,
-    same_sizes,
     value,
 )
 from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
+from hf_cpu_accel.compiler.passes.residual import is_residual
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import PackedConvolution
 from hf_cpu_accel.packing.convolution import takes_tiles
@@ -45,9 +45,7 @@ def apply(rewriter: Rewriter) -> int:
     for node in rewriter.calls(aten.add.Tensor):
         if not node.kwargs:
             any(_add(rewriter, node, *pair) for pair in (args_of(node), args_of(node)[::-1]))
-    for node in rewriter.calls(
-        aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.mul.Tensor
-    ):
+    for node in rewriter.calls(*ACTIVATIONS):
         _activate(rewriter, node)
     return count
 
@@ -123,14 +121,7 @@ def _add(rewriter: Rewriter, node: Node, image: object, residual: object) -> boo
         return False
     if argument(convolution, "residual") is not None or argument(convolution, "activation") != "none":
         return False
-    if rewriter.is_written(residual):
-        return False
-    before, added, after = (value(part) for part in (image, residual, node))  # type: ignore[arg-type]
-    if (
-        added.dtype not in FLOATING
-        or after.dtype is not before.dtype
-        or not same_sizes(before.shape, added.shape)
-    ):
+    if rewriter.is_written(residual) or not is_residual(residual, image, node):  # type: ignore[arg-type]
         return False
     rows = rewriter.call(node, aten.permute.default, residual, _TO_ROWS)
     _put(rewriter, node, rewriter.changed(node, convolution, residual=rows))
@@ -144,9 +135,7 @@ def _activate(rewriter: Rewriter, node: Node) -> bool:
         return False
     image, name, users = found
     convolution = _convolution(rewriter, image)
-    if convolution is None or len(image.users) != users:
-        return False
-    if argument(convolution, "activation") != "none":
+    if convolution is None or len(image.users) != users or argument(convolution, "activation") != "none":
         return False
     _put(rewriter, node, rewriter.changed(node, convolution, activation=name))
     return True

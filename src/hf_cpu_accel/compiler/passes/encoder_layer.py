@@ -60,14 +60,8 @@ class _Attention:
 
 
 def apply(rewriter: Rewriter) -> int:
-    count = 0
-    for node in rewriter.calls(ours.layer_norm.default, ours.ffn.default):
-        count += (
-            _norms_last(rewriter, node)
-            if node.target is ours.layer_norm.default
-            else _norms_first(rewriter, node)
-        )
-    return count
+    fuse = {ours.layer_norm.default: _norms_last, ours.ffn.default: _norms_first}
+    return sum(fuse[node.target](rewriter, node) for node in rewriter.calls(*fuse))  # type: ignore[index]
 
 
 def _norms_last(rewriter: Rewriter, node: Node) -> bool:

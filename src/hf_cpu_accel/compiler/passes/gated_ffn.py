@@ -13,10 +13,9 @@ import torch
 from torch.fx import Node
 
 from hf_cpu_accel.compiler.passes.activation import read_activation
-from hf_cpu_accel.compiler.passes.linear import LinearCall
+from hf_cpu_accel.compiler.passes.linear import LinearCall, joined_bias
 from hf_cpu_accel.compiler.passes.match import args_of, argument, axis, is_call, only_user, value
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.compiler.weight_transforms import JoinedBiases
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 
 ours = torch.ops.hf_cpu_accel
@@ -84,11 +83,8 @@ def _two_linears(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) 
     if not all(call.bias is None or rewriter.is_constant(call.bias) for call in calls):
         return None
     sources = [made[0][1][0], made[1][1][0]]
-    biases = [call.bias for call in calls if call.bias is not None]
-    sizes = tuple((call.out_features, call.bias is not None) for call in calls)
     data, *scale = rewriter.derived(made[0][0], sources)
-    bias = rewriter.derived(JoinedBiases(sizes), biases)[0] if biases else None
-    return first.input, data, scale[0] if scale else None, bias, False
+    return first.input, data, scale[0] if scale else None, joined_bias(rewriter, calls), False
 
 
 def _two_halves(rewriter: Rewriter, gate: Node, other: Node, down: LinearCall) -> Up | None:

@@ -13,12 +13,8 @@ _ARGUMENTS = ("input", "num_groups", "weight", "bias", "eps")
 
 
 def apply(rewriter: Rewriter) -> int:
-    count = 0
-    for node in rewriter.calls(aten.group_norm.default):
-        count += _norm(rewriter, node)
-    for node in rewriter.calls(aten.silu.default):
-        count += _with_silu(rewriter, node)
-    return count
+    count = sum(_norm(rewriter, node) for node in rewriter.calls(aten.group_norm.default))
+    return count + sum(_with_silu(rewriter, node) for node in rewriter.calls(aten.silu.default))
 
 
 def _norm(rewriter: Rewriter, node: Node) -> bool:

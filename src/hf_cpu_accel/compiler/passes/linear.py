@@ -11,10 +11,11 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.match import FLOATING, VIEWS, args_of, axis, is_call, same_size, value
 from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
-from hf_cpu_accel.compiler.weight_transforms import PackedLinears
+from hf_cpu_accel.compiler.weight_transforms import JoinedBiases, PackedLinears
 from hf_cpu_accel.packing.linear import dtype_of
 
 ours = torch.ops.hf_cpu_accel
+_PRODUCTS = (aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default)
 # Fewer output features are mostly padding of a panel.
 MIN_OUT_FEATURES = 16
 
@@ -61,11 +62,15 @@ class LinearCall:
         return rewriter.changed(before, self.node, activation=activation)
 
 
+def joined_bias(rewriter: Rewriter, calls: list[LinearCall]) -> Node | None:
+    """The biases of layers that are computed in one, with zeros for one that has none; None if none has one."""
+    biases = [call.bias for call in calls if call.bias is not None]
+    sizes = tuple((call.out_features, call.bias is not None) for call in calls)
+    return rewriter.derived(JoinedBiases(sizes), biases)[0] if biases else None
+
+
 def apply(rewriter: Rewriter) -> int:
-    count = 0
-    for node in rewriter.calls(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
-        count += _pack(rewriter, node)
-    return count
+    return sum(_pack(rewriter, node) for node in rewriter.calls(*_PRODUCTS))
 
 
 def _pack(rewriter: Rewriter, node: Node) -> bool:

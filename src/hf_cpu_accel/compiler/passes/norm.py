@@ -27,12 +27,9 @@ ours = torch.ops.hf_cpu_accel
 
 
 def apply(rewriter: Rewriter) -> int:
-    count = 0
-    for node in rewriter.calls(aten.layer_norm.default):
-        count += _layer_norm(rewriter, node)
-    for node in rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *CONVERSIONS):
-        count += _rms_norm(rewriter, node)
-    return count
+    count = sum(_layer_norm(rewriter, node) for node in rewriter.calls(aten.layer_norm.default))
+    nodes = rewriter.calls(aten.rms_norm.default, aten.mul.Tensor, *CONVERSIONS)
+    return count + sum(_rms_norm(rewriter, node) for node in nodes)
 
 
 def _layer_norm(rewriter: Rewriter, node: Node) -> bool:
@@ -79,7 +76,7 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
     if not is_call(node, aten.mul.Tensor):
         return None
     for weight, normed in (args_of(node), args_of(node)[::-1]):
-        if not _is_weight(rewriter, weight) or not is_tensor(normed):
+        if not rewriter.is_constant(weight) or value(weight).dim() != 1 or not is_tensor(normed):
             continue
         product = unconverted(normed)
         if not is_call(product, aten.mul.Tensor):
@@ -89,10 +86,6 @@ def _written_out(rewriter: Rewriter, node: Node) -> tuple[Node, Node, float | No
             if eps is not None:
                 return unconverted(x), weight, eps
     return None
-
-
-def _is_weight(rewriter: Rewriter, node: Node) -> bool:
-    return rewriter.is_constant(node) and value(node).dim() == 1
 
 
 def _factor_of(rewriter: Rewriter, factor: object, x: object) -> float | None:

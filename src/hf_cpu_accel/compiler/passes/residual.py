@@ -21,28 +21,23 @@ _PRODUCTS = (ours.linear.default, ours.gated_ffn.default)
 
 
 def apply(rewriter: Rewriter) -> int:
-    count = 0
-    for node in rewriter.calls(aten.add.Tensor):
-        if not node.kwargs:
-            count += any(_fuse(rewriter, node, *pair) for pair in (args_of(node), args_of(node)[::-1]))
-    return count
+    sums = (node for node in rewriter.calls(aten.add.Tensor) if not node.kwargs)
+    return sum(
+        any(_fuse(rewriter, node, *pair) for pair in (args_of(node), args_of(node)[::-1])) for node in sums
+    )
+
+
+def is_residual(residual: Node, product: Node, total: Node) -> bool:
+    """Whether the epilogue of a product can add what is added to it."""
+    before, added, after = (value(part) for part in (product, residual, total))
+    return added.dtype in FLOATING and after.dtype is before.dtype and same_sizes(before.shape, added.shape)
 
 
 def _fuse(rewriter: Rewriter, node: Node, product: object, residual: object) -> bool:
     if not is_call(product, *_PRODUCTS) or not is_tensor(residual):
         return False
-    if (
-        len(product.users) != 1
-        or argument(product, "residual") is not None
-        or rewriter.is_written(product, residual)
-    ):
-        return False
-    before, added, after = (value(part) for part in (product, residual, node))
-    if (
-        added.dtype not in FLOATING
-        or after.dtype is not before.dtype
-        or not same_sizes(before.shape, added.shape)
-    ):
+    alone = len(product.users) == 1 and argument(product, "residual") is None
+    if not alone or rewriter.is_written(product, residual) or not is_residual(residual, product, node):
         return False
     rewriter.replace(node, rewriter.changed(node, product, residual=residual))
     return True
