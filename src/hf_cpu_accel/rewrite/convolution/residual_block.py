@@ -18,7 +18,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
@@ -30,7 +29,7 @@ from hf_cpu_accel.rewrite.convolution.trace import (
     read,
 )
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
@@ -90,25 +89,17 @@ class FusedResidualBlock(FusedModuleMixin):
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
-    items: list[PlanItem] = []
-    inside: set[int] = set()  # modules of a chain that is fused already
-    for path, layer in list(context.root.named_modules()):
-        if id(layer) in inside or not _may_be_chain(layer) or not context.slots[id(layer)]:
-            continue
-        fused = attempt(path, _looked_at, layer, path, context)
-        if isinstance(fused, Refusal):
-            if is_listed(context.root, path):
-                context.refuse(path, STRUCTURE, fused)
-            continue
-        inside.update(id(module) for module in layer.modules())
-        swap_module(context.journal, context.slots[id(layer)], fused)
-        dtype = _coarsest(layer, fused._chain)
-        items.append(PlanItem(path, STRUCTURE, "convolutions", dtype, packed_bytes=0, reason=None))
-    return items
+
+    def named(fused: FusedResidualBlock) -> tuple[str, str]:
+        return "convolutions", _coarsest(fused, fused._chain)
+
+    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_listed)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal:
-    """The layer with the fused forward, if that does what the layer does."""
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal | None:
+    """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
+    if not _may_be_chain(layer):
+        return None
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
         reason = "skip_modules"

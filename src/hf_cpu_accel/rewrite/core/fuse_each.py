@@ -21,6 +21,9 @@ def fuse_each(
     structure: str,
     look: Callable[[nn.Module, str, Context], F | Refusal | None],
     op_and_dtype: Callable[[F], tuple[str, str]],
+    *,
+    whole: bool = False,
+    expected: Callable[[nn.Module, str], bool] = lambda root, path: True,
 ) -> list[PlanItem]:
     """Swap each module of the model for what `look(module, path, context)` makes of it.
 
@@ -28,15 +31,21 @@ def fuse_each(
         structure: what is looked for, in words of the plan.
         look: gives None for a module of another kind.
         op_and_dtype: of what was made, for its row.
+        whole: nothing is looked for inside of what was made.
+        expected: whether the plan says why the module at a path of the root was refused: where one looks for such a structure.
     """
     items: list[PlanItem] = []
+    inside: set[int] = set()
     for path, module in list(context.root.named_modules()):
-        if not context.slots[id(module)]:
+        if id(module) in inside or not context.slots[id(module)]:
             continue
         fused = attempt(path, look, module, path, context)
         if isinstance(fused, Refusal):
-            context.refuse(path, structure, fused)
+            if expected(context.root, path):
+                context.refuse(path, structure, fused)
         elif fused is not None:
+            if whole:
+                inside.update(map(id, module.modules()))
             swap_module(context.journal, context.slots[id(module)], fused)
             items.append(PlanItem(path, structure, *op_and_dtype(fused), packed_bytes=0, reason=None))
     return items

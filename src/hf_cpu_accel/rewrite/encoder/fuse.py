@@ -7,14 +7,13 @@ from functools import partial
 from torch import nn
 
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
-from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
-from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, match_layer, parameter_names
+from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
@@ -25,30 +24,24 @@ _FEWEST, _MOST = 4, 7  # linears of a layer
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
-    items: list[PlanItem] = []
-    inside: set[int] = set()  # modules of a layer that is fused already
-    for path, layer in list(context.root.named_modules()):
-        if id(layer) in inside or not context.slots[id(layer)] or not _holds_attention(layer):
-            continue
-        matched = attempt(path, _matched, layer, path, context)
-        if isinstance(matched, Refusal):
-            if is_layer(context.root, path):
-                context.refuse(path, STRUCTURE, matched)
-            continue
-        inside.update(id(module) for module in layer.modules())
-        fused = fuse(layer, *matched, skips_padding=context.config.padding == "skip")
-        if fused._skips_padding:
-            fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
-        swap_module(context.journal, context.slots[id(layer)], fused)
-        items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
-    return items
+    named = ("encoder_layer", context.dtype)
+    return fuse_each(context, STRUCTURE, _looked_at, lambda _: named, whole=True, expected=is_layer)
 
 
-def _matched(layer: nn.Module, path: str, context: Context) -> EncoderMatch | Refusal:
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:
+    """The layer with the fused forward, if that does what the layer does; None if there is no attention in it."""
+    if not _holds_attention(layer):
+        return None
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
-    refusal = _refusal(layer)
-    return refusal or match_layer(layer, partial(fuse, skips_padding=False, bf16_intermediates=False))
+    attempted = partial(fuse, skips_padding=False, bf16_intermediates=False)
+    matched = _refusal(layer) or match_layer(layer, attempted)
+    if isinstance(matched, Refusal):
+        return matched
+    fused = fuse(layer, *matched, skips_padding=context.config.padding == "skip")
+    if fused._skips_padding:
+        fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
+    return fused
 
 
 def _holds_attention(module: nn.Module) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.patching.fused_module import fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
-from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, known_parameters, layer_scale_of
@@ -37,20 +37,13 @@ _SIDE = 32
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
-    items: list[PlanItem] = []
-    for path, layer in list(context.root.named_modules()):
-        if not _may_be_layer(layer) or not context.slots[id(layer)]:
-            continue
-        fused = attempt(path, _looked_at, layer, path, context)
-        if not isinstance(fused, Refusal):
-            swap_module(context.journal, context.slots[id(layer)], fused)
-            items.append(PlanItem(path, STRUCTURE, "encoder_layer", context.dtype, 0, reason=None))
-        elif is_layer(context.root, path):
-            context.refuse(path, STRUCTURE, fused)
-    return items
+    named = ("encoder_layer", context.dtype)
+    return fuse_each(context, STRUCTURE, _looked_at, lambda _: named, expected=is_layer)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal:
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
+    if not _may_be_layer(layer):
+        return None
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
         reason = "skip_modules"
