@@ -153,16 +153,8 @@ class _Matcher:
             query_norm=query.norm,
             key_norm=key.norm,
             attention_norm=entering[0],
-            ffn_norm=residuals.ffn_norm,
-            attention_post_norm=residuals.attention_post_norm,
-            ffn_post_norm=residuals.ffn_post_norm,
-            attention_out_norm=residuals.attention_out_norm,
-            ffn_out_norm=residuals.ffn_out_norm,
-            parallel=residuals.parallel,
-            residual_scale=residuals.scale,
             cross=None if crossing is None else crossing[0],
-            cross_norm=residuals.cross_norm,
-            cross_out_norm=residuals.cross_out_norm,
+            **vars(residuals),
         )
 
     def _covers_all(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.ops.decoder.bind import LAYER_NORMS
 from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Heads, Norm, SelfAttention
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts
@@ -13,6 +14,12 @@ from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 from hf_cpu_accel.rewrite.norm.match import NormSpec
+
+# What the parts of a layer and the op's `SelfAttention` have in common.
+_ALIKE = (
+    *("heads", "kv_heads", "head_dim", "value_dim", "query", "key", "value", "scale"),
+    *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved"),
+)
 
 
 @dataclass(frozen=True)
@@ -114,23 +121,11 @@ class DecoderParts:
             return None if part is None else part.norm(layer)
 
         attention = SelfAttention(
+            **{name: getattr(self, name) for name in _ALIKE},
             qkv=self.qkv.projection(layer),
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            query=self.query,
-            key=self.key,
-            value=self.value,
-            scale=self.scale,
             output=self.output.projection(layer),
-            window=self.window,
-            softcap=self.softcap,
-            sinks=None if self.sinks is None else _parameter(layer, self.sinks),
-            alibi=self.alibi,
+            sinks=None if self.sinks is None else layer.get_parameter(self.sinks),
             relative=None if self.relative is None else self.relative.table(layer),
-            rotary_dim=self.rotary_dim,
-            rotary_interleaved=self.rotary_interleaved,
             rotary=rotary,
             query_norm=norm(self.query_norm),
             key_norm=norm(self.key_norm),
@@ -138,17 +133,10 @@ class DecoderParts:
         return DecoderLayer(
             attention=attention,
             ffn=self.ffn.of(layer),
-            attention_norm=norm(self.attention_norm),
-            ffn_norm=norm(self.ffn_norm),
-            attention_post_norm=norm(self.attention_post_norm),
-            ffn_post_norm=norm(self.ffn_post_norm),
-            attention_out_norm=norm(self.attention_out_norm),
-            ffn_out_norm=norm(self.ffn_out_norm),
             parallel=self.parallel,
             residual_scale=self.residual_scale,
             cross=None if self.cross is None else self.cross.of(layer),
-            cross_norm=norm(self.cross_norm),
-            cross_out_norm=norm(self.cross_out_norm),
+            **{name: norm(getattr(self, name)) for name in LAYER_NORMS},
         )
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
@@ -162,7 +150,3 @@ def _linear(layer: nn.Module, path: str) -> PackedLinear:
     linear = layer.get_submodule(path)
     assert isinstance(linear, PackedLinear)
     return linear
-
-
-def _parameter(layer: nn.Module, path: str) -> Tensor:
-    return layer.get_parameter(path)

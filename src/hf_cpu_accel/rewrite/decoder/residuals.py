@@ -24,7 +24,8 @@ class Branch:
 
 @dataclass(frozen=True)
 class Residuals:
-    """How input, attention, cross-attention and FFN become the output; see `ops.decoder_layers.DecoderLayer` for the fields."""
+    """How input, attention, cross-attention and FFN become the output: fields of `DecoderParts`, explained in
+    `ops.decoder_layers.DecoderLayer`."""
 
     ffn_norm: NormPart | None
     attention_post_norm: NormPart | None = None
@@ -32,7 +33,7 @@ class Residuals:
     attention_out_norm: NormPart | None = None
     ffn_out_norm: NormPart | None = None
     parallel: bool = False
-    scale: float = 1.0
+    residual_scale: float = 1.0
     cross_norm: NormPart | None = None
     cross_out_norm: NormPart | None = None
 
@@ -67,9 +68,8 @@ class Norms:
             for parallel in (False, True):
                 entering = x if parallel else x + scale * branch
                 for norm in self.between(entering, ffn.input):
-                    yield Residuals(
-                        norm, _part(post), _part(ffn_post), None, None, parallel=parallel, scale=scale
-                    )
+                    posts = _part(post), _part(ffn_post)
+                    yield Residuals(norm, *posts, parallel=parallel, residual_scale=scale)
         for out, ffn_out in product(choices, repeat=2):
             if out is None and ffn_out is None:
                 continue
