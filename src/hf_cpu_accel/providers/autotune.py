@@ -63,13 +63,11 @@ def autotune(
         if running == [NATIVE]:
             break
     best = {name: min(times[name]) for name in candidates}
-    ahead = [name for name in running if name != NATIVE and _clearly_ahead(times[name], times[NATIVE])]
+    least = min(times[NATIVE])
+    clear = [n for n in running if min(times[n]) < (1 - MARGIN) * least and median(times[n]) < least]
+    ahead = [name for name in clear if name != NATIVE]
     winner = min(ahead, key=best.__getitem__, default=NATIVE)
     return Result(winner, best, steady=median(times[NATIVE]) <= _NOISY * best[NATIVE])
-
-
-def _clearly_ahead(theirs: list[float], ours: list[float]) -> bool:
-    return min(theirs) < (1 - MARGIN) * min(ours) and median(theirs) < min(ours)
 
 
 def _time(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,10 +207,6 @@ def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
     return output
 
 
-def _sum_in_place(args: Any, kwargs: Any) -> Tensor | None:
-    return _sum(args, kwargs, in_place=True)
-
-
 def _quotient(args: Any, kwargs: Any) -> Tensor | None:
     """Networks of diffusers divide by a factor that mostly is 1."""
     deferred, divisor = args
@@ -230,6 +227,6 @@ _JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.silu_.default: _activation("silu", in_place=True),
     _ATEN.gelu.default: _gelu,
     _ATEN.add.Tensor: _sum,
-    _ATEN.add_.Tensor: _sum_in_place,
+    _ATEN.add_.Tensor: partial(_sum, in_place=True),
     _ATEN.div.Tensor: _quotient,
 }

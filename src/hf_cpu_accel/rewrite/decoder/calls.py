@@ -87,7 +87,7 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
             owners[path] = module
         elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
             above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]
-            if above and _is_repeated(path):
+            if above and path.rpartition(".")[2].isdigit():
                 owner = owners[max(above, key=len)]
                 found.setdefault(id(owner), (owner, []))[1].append((path, module))
     for owner, candidates in found.values():
@@ -110,10 +110,6 @@ def _cache_name(module: nn.Module) -> str | None:
     if not names or names[0] != "hidden_states" or "attention_mask" not in names:
         return None
     return cache_argument(module.forward)
-
-
-def _is_repeated(path: str) -> bool:
-    return path.rpartition(".")[2].isdigit()
 
 
 def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

@@ -61,7 +61,7 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         read = attempt(path, _ends_read, model, layers) if layers else None
         ends = None if isinstance(read, Refusal) else read
         # What is inside of a model that reads by itself, and cannot be asked, does not tell.
-        if ends is None and not (layers and _takes_mask(model)):
+        if ends is None and not (layers and "attention_mask" in inspect.signature(model.forward).parameters):
             continue
         for layer in layers:
             layer._computed_ends = BOTH_ENDS if ends is None else ends
@@ -75,10 +75,6 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
     if waiting:
         notes.append(f"{len(waiting)} encoder layers: {_UNKNOWN}")
     return tuple(notes)
-
-
-def _takes_mask(model: nn.Module) -> bool:
-    return "attention_mask" in inspect.signature(model.forward).parameters
 
 
 @dataclass

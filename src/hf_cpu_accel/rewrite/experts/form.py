@@ -189,7 +189,8 @@ def _verify(module: nn.Module, parameters: dict[str, Tensor], form: ExpertsForm)
             return None
         product_of = _products(parameters, form, index)
         raw = product_of(form.up, form.up_bias, x.float()[:, None].expand(-1, top_k, -1))
-        limits = [0.0, *_limits(module)] if form.gated else [0.0]
+        numbers = [value for value in vars(module).values() if isinstance(value, float) and value > 0]
+        limits = [0.0, *numbers] if form.gated else [0.0]
         for activation, limit in product(_activations(module), limits):
             hidden = _activated(raw, activation, form.gated, limit)
             made = product_of(form.down, form.down_bias, hidden)
@@ -240,7 +241,3 @@ def _activations(module: nn.Module) -> list[str]:
     ]
     names = [name for name in map(identify, held) if name is not None]
     return names or [name for name in ACTIVATIONS if name != "none"]
-
-
-def _limits(module: nn.Module) -> list[float]:
-    return [value for value in vars(module).values() if isinstance(value, float) and value > 0]

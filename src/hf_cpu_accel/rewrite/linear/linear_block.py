@@ -142,8 +142,5 @@ def _reference(block: Block, module: nn.Module, inputs: tuple[Tensor, ...]) -> T
         return output
     name, spec = block.norm
     norm = module.get_submodule(name)
-    return spec.reference(norm, output) if _norm_fits(norm, output) else None
-
-
-def _norm_fits(norm: nn.Module, output: Tensor) -> bool:
-    return all(parameter.shape == output.shape[-1:] for parameter in norm.parameters(recurse=False))
+    fits = all(parameter.shape == output.shape[-1:] for parameter in norm.parameters(recurse=False))
+    return spec.reference(norm, output) if fits else None
