@@ -45,10 +45,12 @@ FUZZ ?= --cases 10000
 fuzz: kernels
 	$(BIN)/python -m tests.ops.fuzz $(FUZZ)
 
-# Packed files that something has happened to (bits, lengths, rows of the header, pieces in a wrong order): refused, or as written.
+# Packed files that something has happened to (bits, lengths, rows of the header, pieces in a wrong order): refused, or as written. And
+# GPTQ folders: refused, or loaded as another reader reads them.
 FUZZ_FILES ?= --cases 10000
 fuzz-files: kernels
 	$(BIN)/python -m tests.packing.mutated_files $(FUZZ_FILES)
+	$(BIN)/python -m tests.frontends.mutated_gptq $(FUZZ_FILES)
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext

@@ -213,5 +213,9 @@ def test_values_that_no_weight_has_are_refused() -> None:
     ):
         with pytest.raises(UnreadableCheckpoint, match=message):
             linear(GPTQ, Written({**written.tensors, name: value}, written.weight))
+    without = {name: tensor for name, tensor in written.tensors.items() if name != "g_idx"}
+    assert checkpoint_of(GPTQ).layout("layer", 32, 64, without) is not None
+    with pytest.raises(UnreadableCheckpoint, match=r"layer\.g_idx is missing"):
+        checkpoint_of(GPTQ | {"desc_act": True}).layout("layer", 32, 64, without)
     plain = {"weight": torch.zeros(32, 64)}
     assert checkpoint_of(GPTQ).layout("layer", 32, 64, plain) is None

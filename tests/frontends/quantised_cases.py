@@ -25,10 +25,17 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 def llama(**others: Any) -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = hf.LlamaConfig(
-        vocab_size=160, num_hidden_layers=2, max_position_embeddings=64, pad_token_id=0, **sizes | others
-    )
+    sizes = {
+        "vocab_size": 160,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    config = hf.LlamaConfig(**sizes | others)
     return hf.LlamaForCausalLM(config).eval()
 
 

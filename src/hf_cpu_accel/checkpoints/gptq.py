@@ -62,12 +62,14 @@ class GptqCheckpoint:
     Attributes:
         bits, group: of all linears, unless there are exceptions; a group of -1 is a whole row.
         zeros_less_one: the first format.
+        has_order: whether input features lie in an order by activation, so that each linear has to say in which groups.
         has_exceptions: single linears may have other bits and groups.
     """
 
     bits: int
     group: int
     zeros_less_one: bool
+    has_order: bool
     has_exceptions: bool
 
     marks: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
@@ -87,7 +89,7 @@ class GptqCheckpoint:
             raise UnreadableCheckpoint(f"GPTQ in the format {form!r}: read are 'gptq' and 'gptq_v2'")
         if not isinstance(group, int) or (group != -1 and group <= 0):
             raise UnreadableCheckpoint(f"GPTQ with group_size={group!r}: read are -1 and numbers from 1")
-        return cls(bits, group, form == "gptq", bool(config.get("dynamic")))
+        return cls(bits, group, form == "gptq", bool(config.get("desc_act")), bool(config.get("dynamic")))
 
     def layout(
         self, path: str, out_features: int, in_features: int, tensors: Tensors
@@ -111,7 +113,7 @@ class GptqCheckpoint:
         check_tensor(path, "qzeros", tensors, (groups, words_for(out_features, bits)), torch.int32)
         check_tensor(path, "scales", tensors, (groups, out_features), *SCALES)
         has_index = "g_idx" in tensors and tensors["g_idx"].numel() > 0
-        if has_index:
+        if has_index or self.has_order:
             check_tensor(path, "g_idx", tensors, (in_features,), torch.int32, torch.int64)
 
         return GptqLayout(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.core_model_loading import WeightConverter, WeightRenaming, apply_renamings
 from transformers.modeling_utils import load_state_dict
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
@@ -51,19 +51,25 @@ class StoredQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
         stored = _tensors_of(checkpoint_files or (), model)
-        for path, module in _linears(model):
-            tensors = stored.pop(path, {})
-            layout = self._checkpoint.layout(path, *_shape(module), tensors)
-            if layout is not None:
-                model.set_submodule(path, StoredLinear(layout, module._parameters["bias"]))
-            elif _is_missing(path, tensors, model):
-                raise UnreadableCheckpoint(f"{path}: the files have no weight for it")
+        layouts = {
+            path: self._checkpoint.layout(path, *_shape(module), stored.get(path, {}))
+            for path, module in _linears(model)
+        }
         for path, tensors in stored.items():
             found = sorted(set(tensors) & set(self._checkpoint.marks))
-            if found:
+            if found and layouts.get(path) is None:
                 raise UnreadableCheckpoint(
                     f"{path}.{found[0]} is quantised, and the model has no linear there"
                 )
+        for path, layout in layouts.items():
+            if layout is not None:
+                if f"{path}.weight" in model.all_tied_weights_keys:
+                    raise UnreadableCheckpoint(
+                        f"{path} is quantised, and the config makes its weight that of another"
+                    )
+                bias = model.get_submodule(path)._parameters["bias"]
+                model.set_submodule(path, StoredLinear(layout, bias))
+        _check_plain(model, stored)
         patterns = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = patterns | {_UNUSED}
 
@@ -87,9 +93,6 @@ class StoredQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return False
-
-    def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
-        return list(weight_conversions)
 
 
 def _linears(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -131,11 +134,27 @@ def _headers(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         yield from tensors.items()
 
 
-def _is_missing(path: str, tensors: dict[str, Tensor], model: Any) -> bool:
-    """Whether a linear of a numbered layer has no weight in the files, and shares none."""
-    weight = f"{path}.weight"
-    return (
-        "weight" not in tensors
-        and weight not in model.all_tied_weights_keys
-        and bool(re.search(r"\.\d+\.", path))
-    )
+def _check_plain(model: Any, stored: dict[str, dict[str, Tensor]]) -> None:
+    """What is not quantised is there and has its shape, unless it may be new: a head, or a pooler.
+
+    Raises:
+        UnreadableCheckpoint: it is not.
+    """
+    base = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
+    is_joined = any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
+    for path, module in model.named_modules():
+        is_base, is_repeated = path.startswith(base), re.search(r"\.\d+\.", path) is not None
+        may_be_new = is_joined or not (is_base and (is_repeated or not isinstance(module, nn.Linear)))
+        for name, parameter in module.named_parameters(recurse=False):
+            whole = f"{path}.{name}" if path else name
+            tensor = stored.get(path, {}).get(name)
+            if tensor is None:
+                if not may_be_new and whole not in model.all_tied_weights_keys:
+                    raise UnreadableCheckpoint(f"{whole} is missing in the files")
+            elif (tensor.shape, tensor.is_floating_point()) != (
+                parameter.shape,
+                parameter.is_floating_point(),
+            ):
+                raise UnreadableCheckpoint(
+                    f"{whole} is {tensor.dtype} {list(tensor.shape)}: expected {parameter.dtype} {list(parameter.shape)}"
+                )
