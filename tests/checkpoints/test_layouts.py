@@ -15,19 +15,7 @@ from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout, Unreadab
 from hf_cpu_accel.checkpoints.stored import pack_stored, stored_weight
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.packing.linear import unpack_linear
-from tests.checkpoints.writers import Written, awq, fp8, gptq
-
-
-def linear(config: dict[str, Any], written: Written, *, bias: bool = False) -> StoredLinear:
-    """A linear over what was written."""
-    rows, columns = written.weight.shape
-    layout = checkpoint_of(config).layout("layer", rows, columns, written.tensors)
-    assert layout is not None
-    module = StoredLinear(layout, torch.nn.Parameter(torch.randn(rows)) if bias else None)
-    for name, tensor in written.tensors.items():
-        setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
-    layout.check(module.tensors)
-    return module
+from tests.checkpoints.writers import Written, awq, fp8, gptq, stored_linear
 
 
 def packed_weight(module: StoredLinear) -> Tensor:
@@ -46,7 +34,7 @@ def test_gptq_in_all_bits(bits: int, symmetric: bool, version: int) -> None:
     written = gptq(64, 96, bits=bits, version=version, symmetric=symmetric)
     form = "gptq" if version == 1 else "gptq_v2"
     config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": form}
-    module = linear(config, written)
+    module = stored_linear(config, written)
     assert torch.equal(module.dequantize(), written.weight)
     assert torch.equal(packed_weight(module), written.weight)
 
@@ -66,7 +54,7 @@ def test_gptq_in_all_bits(bits: int, symmetric: bool, version: int) -> None:
 )
 def test_gptq_in_groups_of_any_size(columns: int, group: int, packed: int, dtype: torch.dtype) -> None:
     written = gptq(70 if dtype is torch.float32 else 64, columns, group=group, dtype=dtype, bits=8)
-    module = linear({"quant_method": "gptq", "bits": 8, "group_size": group}, written)
+    module = stored_linear({"quant_method": "gptq", "bits": 8, "group_size": group}, written)
     assert isinstance(module.layout, IntegerLayout)
     assert module.layout.packed_group == packed
     assert torch.equal(module.dequantize(), written.weight)
@@ -77,7 +65,7 @@ def test_gptq_in_groups_of_any_size(columns: int, group: int, packed: int, dtype
 def test_an_order_by_activation_permutes_input_features(columns: int) -> None:
     index = (torch.arange(columns) // 32)[torch.randperm(columns, generator=torch.Generator().manual_seed(1))]
     written = gptq(40, columns, index=index)
-    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, written)
+    module = stored_linear({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, written)
     weight = stored_weight(module)
     assert weight is not None
     assert weight.permutation is not None
@@ -87,7 +75,7 @@ def test_an_order_by_activation_permutes_input_features(columns: int) -> None:
 
 def test_groups_of_unlike_sizes_are_computed_and_not_packed() -> None:
     written = gptq(32, 96, index=torch.arange(96) // 40)
-    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written)
+    module = stored_linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written)
     weight = stored_weight(module)
     assert weight is not None
     assert weight.refusal == "GPTQ, 4 bits in groups of 32: its groups have other sizes than 32"
@@ -99,11 +87,11 @@ def test_zeros_of_the_first_format_are_added_to_words() -> None:
     written = gptq(64, 64, version=2)
     zeros = torch.randint(-(2**31), 2**31, written.tensors["qzeros"].shape, dtype=torch.int32)
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    second = linear(
+    second = stored_linear(
         config | {"checkpoint_format": "gptq_v2"},
         Written({**written.tensors, "qzeros": zeros}, written.weight),
     )
-    first = linear(config, Written({**written.tensors, "qzeros": zeros - 0x11111111}, written.weight))
+    first = stored_linear(config, Written({**written.tensors, "qzeros": zeros - 0x11111111}, written.weight))
     assert torch.equal(first.dequantize(), second.dequantize())
 
 
@@ -112,7 +100,7 @@ def test_zeros_of_the_first_format_are_added_to_words() -> None:
 def test_awq_in_both_orders(columns: int, group: int, gemv: bool) -> None:
     written = awq(72, columns, group=group, gemv=gemv)
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemv" if gemv else "GEMM"}
-    module = linear(config, written)
+    module = stored_linear(config, written)
     assert torch.equal(module.dequantize(), written.weight)
     assert torch.equal(packed_weight(module), written.weight)
 
@@ -120,17 +108,17 @@ def test_awq_in_both_orders(columns: int, group: int, gemv: bool) -> None:
 def test_many_output_features_are_read_in_pieces() -> None:
     written = awq(2088, 64)
     assert torch.equal(
-        packed_weight(linear({"quant_method": "awq", "group_size": 32}, written)), written.weight
+        packed_weight(stored_linear({"quant_method": "awq", "group_size": 32}, written)), written.weight
     )
     written = gptq(2080, 64)
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    assert torch.equal(packed_weight(linear(config, written)), written.weight)
+    assert torch.equal(packed_weight(stored_linear(config, written)), written.weight)
 
 
 @pytest.mark.parametrize("block", [(128, 128), (48, 32), None])
 def test_fp8_in_blocks(block: tuple[int, int] | None) -> None:
     written = fp8(200, 136, block=block)
-    module = linear({"quant_method": "fp8", "weight_block_size": block and list(block)}, written)
+    module = stored_linear({"quant_method": "fp8", "weight_block_size": block and list(block)}, written)
     assert isinstance(module.layout, FloatLayout)
     assert torch.equal(module.dequantize(), written.weight)
     weight = stored_weight(module)
@@ -142,7 +130,7 @@ def test_fp8_in_blocks(block: tuple[int, int] | None) -> None:
 
 def test_casts_leave_what_is_stored_and_copies_are_whole() -> None:
     written = gptq(32, 64)
-    module = linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written, bias=True)
+    module = stored_linear({"quant_method": "gptq", "bits": 4, "group_size": 32}, written, bias=True)
     x = torch.randn(3, 64)
     for other in (
         copy.deepcopy(module),
@@ -212,7 +200,7 @@ def test_values_that_no_weight_has_are_refused() -> None:
         ("g_idx", torch.full((64,), -1, dtype=torch.int32), "from -1"),
     ):
         with pytest.raises(UnreadableCheckpoint, match=message):
-            linear(GPTQ, Written({**written.tensors, name: value}, written.weight))
+            stored_linear(GPTQ, Written({**written.tensors, name: value}, written.weight))
     without = {name: tensor for name, tensor in written.tensors.items() if name != "g_idx"}
     assert checkpoint_of(GPTQ).layout("layer", 32, 64, without) is not None
     with pytest.raises(UnreadableCheckpoint, match=r"layer\.g_idx is missing"):

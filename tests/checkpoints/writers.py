@@ -7,10 +7,14 @@ gemv.py in awq/modules/linear) and the blocks of DeepSeek-V3. These packages wan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hf_cpu_accel.checkpoints.formats import checkpoint_of
+from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -112,3 +116,15 @@ def fp8(rows: int, columns: int, *, block: tuple[int, int] | None = (128, 128), 
     each = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
     stored = scale if block else scale.reshape(())
     return Written({"weight": weight, "weight_scale_inv": stored}, weight.float() * each)
+
+
+def stored_linear(config: dict[str, Any], written: Written, *, bias: bool = False) -> StoredLinear:
+    """A linear over what was written."""
+    rows, columns = written.weight.shape
+    layout = checkpoint_of(config).layout("layer", rows, columns, written.tensors)
+    assert layout is not None
+    module = StoredLinear(layout, torch.nn.Parameter(torch.randn(rows)) if bias else None)
+    for name, tensor in written.tensors.items():
+        setattr(module, name, torch.nn.Parameter(tensor, requires_grad=False))
+    layout.check(module.tensors)
+    return module

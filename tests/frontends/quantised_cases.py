@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import transformers as hf
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from tests.checkpoints.writers import Written, awq, fp8, gptq
 
@@ -47,13 +49,28 @@ def bert() -> nn.Module:
     return hf.BertForMaskedLM(config).eval()
 
 
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = hf.GPT2Config(vocab_size=160, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
+    return hf.GPT2LMHeadModel(config).eval()
+
+
+def t5() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+    return hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=160, decoder_start_token_id=0, **sizes)
+    ).eval()
+
+
 def tokens() -> Tensor:
     return torch.randint(1, 160, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
 def logits(model: Any) -> Tensor:
+    others = {"decoder_input_ids": tokens()} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
-        found: Tensor = model(tokens()).logits
+        found: Tensor = model(tokens(), **others).logits
         return found
 
 
@@ -102,17 +119,13 @@ def write_folder(
     state = {name: value.to(dtype) for name, value in model.state_dict().items()}
     dense = copy.deepcopy(model)
     for path, module in dense.named_modules():
-        if isinstance(module, nn.Linear) and ".layer" in path:
-            written = write(path, *module.weight.shape)
-            module.weight.data = written.weight.clone()
+        if isinstance(module, nn.Linear | Conv1D) and re.search(r"\.\d+\.", path):
+            turned = isinstance(module, Conv1D)
+            written = write(path, *(module.weight.shape[::-1] if turned else module.weight.shape))
+            module.weight.data = written.weight.T.clone() if turned else written.weight.clone()
             del state[f"{path}.weight"]
             state.update({f"{path}.{name}": value for name, value in written.tensors.items()})
-    if model.config.tie_word_embeddings:
-        state = {
-            name: value
-            for name, value in state.items()
-            if "decoder.weight" not in name and "decoder.bias" not in name
-        }
+    state = {name: value for name, value in state.items() if name not in model.all_tied_weights_keys}
     folder.mkdir(exist_ok=True)
     save_file(
         {name: value.contiguous().clone() for name, value in state.items()},

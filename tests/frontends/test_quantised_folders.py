@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    pipeline,
+)
 
 from hf_cpu_accel import explain, restore
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
@@ -23,15 +29,23 @@ from tests.frontends.quantised_cases import (
     FORMS,
     GPTQ,
     bert,
+    gpt2,
     llama,
     logits,
     seed_of,
+    t5,
     tokens,
     write_folder,
     write_form,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*asks for activations")
+
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "bert": (bert, AutoModelForMaskedLM),
+    "t5": (t5, AutoModelForSeq2SeqLM),
+    "gpt2": (gpt2, AutoModelForCausalLM),
+}
 
 
 def near(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -92,12 +106,26 @@ def test_half_precision_casts_no_scales(tmp_path: Path, dtype: torch.dtype) -> N
     assert torch.equal(model.state_dict()[name], file[name])
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq-gemm", "fp8"])
-def test_an_encoder_is_fused_over_its_quantised_linears(tmp_path: Path, form: str) -> None:
-    expected = logits(write_folder(tmp_path, bert(), *FORMS[form]))
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path, cpu_optimize="float32")
+@pytest.mark.parametrize(
+    ("family", "form", "fused"),
+    [
+        ("bert", "gptq", {"encoder layer": 2}),
+        ("bert", "gptq-by-activation", {}),
+        ("bert", "awq-gemm", {"encoder layer": 2}),
+        ("bert", "fp8", {"encoder layer": 2}),
+        ("t5", "gptq", {"encoder layer": 2, "decoder layer": 2}),
+        ("gpt2", "gptq", {"decoder layer": 2}),
+    ],
+)
+def test_layers_of_other_families_are_fused(
+    tmp_path: Path, family: str, form: str, fused: dict[str, int]
+) -> None:
+    made, auto = FAMILIES[family]
+    expected = logits(write_folder(tmp_path, made(), *FORMS[form]))
+    model = auto.from_pretrained(tmp_path, cpu_optimize="float32")
     assert near(logits(model), expected) <= 1e-3
-    assert explain(model).counts()["encoder layer"] == 2
+    counts = explain(model).counts()
+    assert {name: counts[name] for name in ("encoder layer", "decoder layer") if name in counts} == fused
     restore(model)
     assert near(logits(model), expected) <= 1e-5
 
@@ -187,6 +215,27 @@ def test_a_head_is_quantised_where_the_file_has_it_so(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="int8")
     assert model.lm_head.packed_dtype == "affine4"
     assert near(logits(model), logits(dense)) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", ["bin", "shards"])
+def test_files_of_other_kinds(tmp_path: Path, kind: str) -> None:
+    expected = logits(write_form(tmp_path, "awq-gemm"))
+    path = tmp_path / "model.safetensors"
+    file = load_file(path)
+    path.unlink()
+    if kind == "bin":
+        torch.save(file, tmp_path / "pytorch_model.bin")
+    else:
+        shards = {
+            name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(file)
+        }
+        for shard in set(shards.values()):
+            some = {name: tensor for name, tensor in file.items() if shards[name] == shard}
+            save_file(some, tmp_path / shard, {"format": "pt"})
+        index = {"metadata": {}, "weight_map": shards}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, cpu_optimize="float32")
+    assert near(logits(model), expected) <= 1e-3
 
 
 def test_accelerated_models_are_pickled(tmp_path: Path) -> None:

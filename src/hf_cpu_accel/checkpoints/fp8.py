@@ -29,7 +29,7 @@ class ScaledFloats(FloatLayout):
     rows: int
     columns: int
 
-    def read(self, tensors: Tensors, first: int, last: int) -> Tensor:
+    def values(self, tensors: Tensors, first: int, last: int) -> Tensor:
         values = tensors["weight"].detach()[first:last].float()
         scales = tensors[self.scale].detach().float().reshape(-(-self.out_features // self.rows), -1)
         of_rows = scales[torch.arange(first, last) // self.rows]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hf_cpu_accel.packing.affine import AffineGroups
 
+_ROWS_AT_ONCE = 1024
+
 Tensors = Mapping[str, Tensor]
 """Of one linear, by their names in the checkpoint without its path; on the meta device where only shapes and dtypes are known."""
 
@@ -57,8 +59,16 @@ class Layout(ABC):
         """
 
     @abstractmethod
+    def values(self, tensors: Tensors, first: int, last: int) -> Tensor:
+        """These output features in float32 [last - first, in_features]; `first` is a multiple of 32."""
+
     def dequantize(self, tensors: Tensors) -> Tensor:
-        """The weight [out_features, in_features] in float32."""
+        """The weight [out_features, in_features] in float32, made in pieces: the steps take several times the memory of it."""
+        whole = torch.empty(self.out_features, self.in_features)
+        for first in range(0, self.out_features, _ROWS_AT_ONCE):
+            last = min(first + _ROWS_AT_ONCE, self.out_features)
+            whole[first:last] = self.values(tensors, first, last)
+        return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +150,8 @@ class IntegerLayout(Layout):
             scale, offset = (t.repeat_interleave(times, dim=1)[:, :count] for t in (scale, offset))
         return AffineGroups(q.contiguous(), scale, offset, self.packed_bits, self.packed_group)
 
-    def dequantize(self, tensors: Tensors) -> Tensor:
-        parts, group_of = self.read(tensors, 0, self.out_features), self.group_of(tensors)
+    def values(self, tensors: Tensors, first: int, last: int) -> Tensor:
+        parts, group_of = self.read(tensors, first, last), self.group_of(tensors)
         return (parts.q - parts.zero[:, group_of]) * parts.scale[:, group_of]
 
 
@@ -155,17 +165,10 @@ class FloatLayout(Layout):
 
     scale: str
 
-    @abstractmethod
-    def read(self, tensors: Tensors, first: int, last: int) -> Tensor:
-        """These output features in float32 [last - first, in_features]."""
-
     def check(self, tensors: Tensors) -> None:
         _check_finite(self.scale, tensors[self.scale])
         if not bool(torch.isfinite(tensors["weight"].float()).all()):
             raise UnreadableCheckpoint("weight holds NaN")
-
-    def dequantize(self, tensors: Tensors) -> Tensor:
-        return self.read(tensors, 0, self.out_features)
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:

@@ -128,7 +128,7 @@ def _stored_linear(module: nn.Module) -> StoredWeight | None:
     layout, tensors = module.layout, module.tensors
     shape, held = (layout.out_features, layout.in_features), tuple(tensors.values())
     if isinstance(layout, FloatLayout):
-        return StoredWeight(layout.form, *shape, 0, 0, None, held, values=partial(layout.read, tensors))
+        return StoredWeight(layout.form, *shape, 0, 0, None, held, values=partial(layout.values, tensors))
     assert isinstance(layout, IntegerLayout)
     refusal = order = None
     try:

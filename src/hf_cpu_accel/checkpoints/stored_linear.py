@@ -36,6 +36,8 @@ class StoredLinear(nn.Module):
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
         self.register_parameter("bias", bias)
+        if "weight" not in layout.held:
+            self.weight = None  # hosts ask for its dtype (T5)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -69,6 +69,8 @@ class StoredQuantizer(HfQuantizer):
                     )
                 bias = model.get_submodule(path)._parameters["bias"]
                 model.set_submodule(path, StoredLinear(layout, bias))
+                # Some parents give their linears' weights first values, which is not for what is loaded.
+                model.get_submodule(path.rpartition(".")[0])._is_hf_initialized = True
         _check_plain(model, stored)
         patterns = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = patterns | {_UNUSED}

@@ -7,6 +7,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
 from transformers.integrations.gguf.utils import GgufLinear
 
+from tests.checkpoints.writers import fp8, gptq, stored_linear
 from tests.rewrite.families import FAMILIES, VOCABULARY, Family
 
 GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -75,7 +76,7 @@ def convnext():
 
 
 class FromFile(nn.Module):
-    """Linears over the blocks of a GGUF file."""
+    """Linears over the blocks of a GGUF file, the tensors of a GPTQ one in an order by activation, and 8 bits of floating point."""
 
     def __init__(self):
         super().__init__()
@@ -85,12 +86,17 @@ class FromFile(nn.Module):
             blocks = torch.randint(0, 256, (64 * 2, 34), dtype=torch.uint8)
             blocks[:, :2] = torch.randn(64 * 2, 1).half().view(torch.uint8)
             linear.weight.data = blocks.view(64, -1)
+        index = (torch.arange(64) // 32)[torch.randperm(64)]
+        self.value = stored_linear(
+            {"quant_method": "gptq", "bits": 4, "group_size": 32}, gptq(64, 64, index=index)
+        )
+        self.output = stored_linear({"quant_method": "fp8"}, fp8(64, 64, block=None))
 
     def forward(self, image):
         rows = self.norm(
             image[:, :, :4].reshape(-1, 64).repeat(5, 1)
         )  # more rows than ask for the host's kernel
-        return self.query(rows) + self.key(rows)
+        return self.query(rows) + self.key(rows) + self.value(rows) + self.output(rows)
 
 
 ALL["file"] = Pictures(FromFile, 8, 16)
