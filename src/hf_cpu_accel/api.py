@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import plan as plans
+from hf_cpu_accel.accuracy.choose import choose
+from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
@@ -32,6 +34,7 @@ def accelerate_for_cpu(
     *,
     dtype: str = "auto",
     compile: str = "auto",
+    examples: Iterable[Any] | None = None,
     **options: Any,
 ) -> T:
     """Make inference with `target` faster, in place.
@@ -44,6 +47,10 @@ def accelerate_for_cpu(
             `SentenceTransformer`, or any `nn.Module`, on the CPU and in eval mode.
         config: all settings at once. Keywords other than their defaults override it.
         dtype, compile, options: the fields of `CPUAccelConfig`.
+        examples: what `accuracy` is measured on: texts, images or sounds, where the target is a pipeline or was loaded beside what
+            makes inputs of them; dicts of inputs, tensors, or tuples of tensors; a list, or an iterable such as a DataLoader,
+            of which 64 are taken. None for built-in ones: texts where there is a tokenizer, else random token ids, smooth images
+            or tones. Where examples are given, dtypes are chosen anew.
 
     Returns:
         `target` itself. With the settings it was accelerated with already, nothing happens; with others it is restored
@@ -56,15 +63,19 @@ def accelerate_for_cpu(
             have been restored.
     """
     settings = resolve(config, dtype=dtype, compile=compile, **options)
+    check_examples(examples, settings.accuracy)
     roots = find(target)
     # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
     with lock, torch.inference_mode(False):
-        others = [root for root in roots if not _has_settings(root.module, settings)]
+        others = [root for root in roots if examples is not None or not _has_settings(root.module, settings)]
         if others:
             for root in others:
                 _check(root)
-            check_patterns([(root.name, root.module) for root in roots], settings.skip_modules)
-            accelerate_roots(others, settings)
+            models = [(root.name, root.module) for root in roots]
+            check_patterns(models, settings.skip_modules, argument="skip_modules")
+            check_patterns(models, dict(settings.dtypes), argument="dtypes")
+            choices = None if settings.accuracy is None else choose(target, others, settings, examples)
+            accelerate_roots(others, settings, choices=choices)
         follow_pipeline(target)
     return target
 
@@ -95,12 +106,13 @@ def accelerated(
     *,
     dtype: str = "auto",
     compile: str = "auto",
+    examples: Iterable[Any] | None = None,
     **options: Any,
 ) -> Iterator[T]:
     """`with accelerated(model) as model:` accelerates on entry, and on exit brings back the state before."""
     before = [acceleration_of(root.module) for root in find(target)]
     earlier = before[0].config if before and before[0] is not None else None
-    accelerate_for_cpu(target, config, dtype=dtype, compile=compile, **options)
+    accelerate_for_cpu(target, config, dtype=dtype, compile=compile, examples=examples, **options)
     try:
         yield target
     finally:

@@ -34,6 +34,12 @@ class CPUAccelConfig:
             bits), `"int4"` (4-bit weights in groups, activations as for int8) or `"auto"`: bfloat16 where the CPU computes
             it faster than float32, for models that generate, and for weights that are bfloat16 already; else float32.
             Accumulation, norms and softmax are float32 always.
+        dtypes: {module path or shell-style pattern: dtype} of parts that are to be packed in another than `dtype`, with all that is
+            below them; where several patterns match, the last one decides. Linears that would lie in one packed weight (query, key
+            and value) are packed apart where theirs differ.
+        accuracy: more than 0 and less than 1, instead of a dtype: the fastest dtype of each layer is chosen with which no row of
+            outputs has a smaller cosine to the eager model's on the examples; of causal language models, with which their
+            perplexity on the examples is at most `1 / accuracy` of the eager model's. See `accelerate_for_cpu` for the examples.
         compile: what is done with blocks that were not fused whole: `"background"`: a child process of lowest priority compiles
             them while the packed layers serve, and they are exchanged between two calls where the compiled form agrees and was
             faster; `"now"`: the first call waits for that; `"off"`: nothing; `"auto"` means off.
@@ -84,6 +90,8 @@ class CPUAccelConfig:
     reorder: str = "none"
     compiled_bundle: str | None = None
     trust_compiled: bool = False
+    dtypes: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES, PLANNED_DTYPES)
@@ -95,6 +103,7 @@ class CPUAccelConfig:
         _check_choice("kv_cache", self.kv_cache, KV_CACHES)
         _check_choice("reorder", self.reorder, REORDER)
         _check_threads(self.threads)
+        _check_accuracy(self.accuracy, self.dtype)
         if self.int4_group not in INT4_GROUPS or isinstance(self.int4_group, bool):
             raise ValueError(
                 f"int4_group={self.int4_group!r}: accepted are {', '.join(map(str, INT4_GROUPS))}"
@@ -110,11 +119,13 @@ class CPUAccelConfig:
             object.__setattr__(self, "compiled_bundle", str(self.compiled_bundle))
         # JSON has no tuples, so lists are taken and stored as tuples: equality and hashing depend on it.
         object.__setattr__(self, "skip_modules", _as_patterns(self.skip_modules))
+        object.__setattr__(self, "dtypes", _as_dtypes(self.dtypes))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON types."""
         fields = dataclasses.asdict(self)
         fields["skip_modules"] = list(self.skip_modules)
+        fields["dtypes"] = [list(pair) for pair in self.dtypes]  # in a dict JSON would sort them
         return fields
 
     @classmethod
@@ -206,6 +217,32 @@ def _check_threads(threads: object) -> None:
         raise TypeError(f"threads={threads!r}: expected a positive integer, or None to choose by the machine")
     if threads < 1:
         raise ValueError(f"threads={threads}: expected at least 1, or None to choose by the machine")
+
+
+def _check_accuracy(accuracy: object, dtype: str) -> None:
+    if accuracy is None:
+        return
+    if isinstance(accuracy, bool) or not isinstance(accuracy, int | float):
+        raise TypeError(f"accuracy={accuracy!r}: expected a number between 0 and 1, such as 0.99, or None")
+    if not 0 < accuracy < 1:
+        raise ValueError(f"accuracy={accuracy!r}: expected more than 0 and less than 1, such as 0.99")
+    if dtype != "auto":
+        raise ValueError(
+            f"accuracy={accuracy!r} chooses the dtypes, and dtype={dtype!r} was given, too: leave it at 'auto'"
+        )
+
+
+def _as_dtypes(dtypes: object) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(dtypes.items()) if isinstance(dtypes, Mapping) else dtypes
+    if not isinstance(pairs, list | tuple) or any(
+        not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs
+    ):
+        raise TypeError(
+            f"dtypes={dtypes!r}: expected a dict of module paths and dtypes, for example {{'*.pooler': 'float32'}}"
+        )
+    for pattern, dtype in pairs:
+        _check_choice(f"dtypes[{pattern!r}]", dtype, DTYPES[1:])
+    return tuple(dict(reversed(pairs)).items())[::-1]  # of two that are alike the last one
 
 
 def _as_patterns(patterns: object) -> tuple[str, ...]:

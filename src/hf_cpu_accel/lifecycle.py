@@ -20,6 +20,7 @@ from torch import nn
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.find import Root, find
+from hf_cpu_accel.measure.dtype_choice import Choice
 from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of, undo
 from hf_cpu_accel.patching.interruption import Uninterrupted
 from hf_cpu_accel.patching.journal import Journal, ThreadCount, add_attribute
@@ -57,10 +58,13 @@ def accelerate_roots(
     settings: CPUAccelConfig,
     *,
     saved: tuple[PackedSource, OriginalsStore] | None = None,
+    choices: Sequence[Choice | None] | None = None,
 ) -> None:
     """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first.
 
-    `saved`: where the packed weights of the one model come from, as for `rewrite.apply`.
+    Args:
+        saved: where the packed weights of the one model come from, as for `rewrite.apply`.
+        choices: for each model what was chosen for `settings.accuracy`.
     """
     with lock:
         restore_roots(roots)
@@ -69,8 +73,10 @@ def accelerate_roots(
         try:
             threads = apply_threads(settings.threads)
             changed = ThreadCount(before, torch.get_num_threads())
-            for root in roots:
-                plan = plans.make(settings, root.module, threads=threads.count, thread_reason=threads.reason)
+            for root, choice in zip(roots, choices or [None] * len(roots), strict=True):
+                plan = plans.make(
+                    settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
+                )
                 begun.append(root.module)
                 acceleration = apply(root.module, plan, trains=root.trains, name=root.name, saved=saved)
                 acceleration.journal.changes.insert(0, changed)
@@ -119,7 +125,7 @@ def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for part, acceleration in before:
             roots = [replace(root, name=acceleration.name) for root in find(part)]
-            accelerate_roots(roots, acceleration.config)
+            accelerate_roots(roots, acceleration.config, choices=acceleration.plan.choices or None)
 
 
 class OnTheOriginal(Override):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.measure.dtype_choice import Choice
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -97,6 +98,7 @@ class Plan:
         compiled: the same region by region.
         config: what was asked for, None if nothing is accelerated.
         notes: what holds for a model as a whole, in sentences: which padding is computed and why.
+        choices: what was chosen for `accuracy`, where that was asked for: one for each model.
     """
 
     items: tuple[PlanItem, ...]
@@ -111,6 +113,12 @@ class Plan:
     compiled: tuple[CompiledRegion, ...] = ()
     config: CPUAccelConfig | None = None
     notes: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def chosen_dtypes(self) -> tuple[tuple[str, str], ...]:
+        """(path, dtype) of what was given another dtype for `accuracy`."""
+        return tuple(pair for choice in self.choices for pair in choice.dtypes)
 
     @property
     def replaced(self) -> tuple[PlanItem, ...]:
@@ -181,18 +189,29 @@ class Plan:
             f"{self.kernels} kernels, tier {self.tier}; {self.packed_bytes / 1e6:.1f} MB packed{copied}; "
             f"compile {self.compile_state}, {self.recompiles} recompiles\n"
             f"{self.threads} threads: {self.thread_reason}\n"
-            f"providers: {self.providers}" + "".join(f"\n{line}" for line in (*self.notes, *self.compiled))
+            f"providers: {self.providers}"
+            + "".join(f"\n{line}" for line in (*self.choices, *self.notes, *self.compiled))
         )
 
 
-def make(config: CPUAccelConfig, module: nn.Module, *, threads: int, thread_reason: str) -> Plan:
-    """The plan without items: `config` resolved for `module` on this machine."""
+def make(
+    config: CPUAccelConfig,
+    module: nn.Module,
+    *,
+    threads: int,
+    thread_reason: str,
+    choice: Choice | None = None,
+) -> Plan:
+    """The plan without items: `config` resolved for `module` on this machine, by `choice` if its dtypes were chosen."""
     from hf_cpu_accel.providers.describe import describe
 
     dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype
+    if choice is not None and choice.dtype != "auto":
+        dtype = choice.dtype
+    choices = () if choice is None else (choice,)
     kernels, tier = _kernels()
     sentence = describe(config.providers)
-    return Plan((), dtype, tier, threads, thread_reason, kernels, sentence, config=config)
+    return Plan((), dtype, tier, threads, thread_reason, kernels, sentence, config=config, choices=choices)
 
 
 def nothing(*, threads: int) -> Plan:
@@ -209,6 +228,7 @@ def join(plans: list[Plan]) -> Plan:
         compiled=tuple(region for plan in plans for region in plan.compiled),
         recompiles=sum(plan.recompiles for plan in plans),
         notes=tuple(note for plan in plans for note in plan.notes),
+        choices=tuple(choice for plan in plans for choice in plan.choices),
     )
 
 
@@ -221,6 +241,7 @@ def under(name: str, plan: Plan) -> Plan:
         items=tuple(dataclasses.replace(item, name=f"{name}.{item.name}") for item in plan.items),
         compiled=tuple(dataclasses.replace(part, name=f"{name}.{part.name}") for part in plan.compiled),
         notes=tuple(f"{name}.{note}" for note in plan.notes),
+        choices=tuple(dataclasses.replace(choice, name=name) for choice in plan.choices),
     )
 
 

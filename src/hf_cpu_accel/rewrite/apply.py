@@ -36,7 +36,8 @@ def apply(
     assert plan.config is not None
     # In float32 only what a quantised checkpoint holds and weights of convolutions do not come back bit for bit: of these those for
     # tiles, and those with a norm folded in.
-    exact = plan.dtype == "float32"
+    dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
+    exact = dtypes == {"float32"}
     lossy = sum(
         parameter.nbytes
         for module in root.modules()
@@ -45,7 +46,7 @@ def apply(
     )
     source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
     journal = Journal()
-    context = Context.of(root, plan.config, plan.dtype, journal, store, name=name)
+    context = Context.of(root, plan.config, plan.dtype, journal, store, name=name, chosen=plan.chosen_dtypes)
     added = AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again

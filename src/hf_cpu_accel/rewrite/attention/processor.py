@@ -157,7 +157,8 @@ class ProcessorAttentionRule:
         reason = match.found or (_verify(match.module) if context.config.verify else None)
         if reason is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
-        bf16_intermediates = context.dtype in _ROUNDED and hardware.native_bf16_is_fast()
+        rounded = context.dtypes_in(match.path, match.module) <= set(_ROUNDED)
+        bf16_intermediates = rounded and hardware.native_bf16_is_fast()
         forward = ProcessorForward(match.module, AttentionConfig(bf16_intermediates, context.measured))
         put_inside(context.journal, match.module, forward)
         dtype = "bfloat16" if bf16_intermediates else "float32"

@@ -186,7 +186,7 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is nn.Conv1d:
-            gains = _gains_over_time(context.dtype) or _follows_sound(path, context)
+            gains = _gains_over_time(context.dtype_at(path)) or _follows_sound(path, context)
             gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif type(module) in (nn.Conv2d, nn.Conv3d):
@@ -293,7 +293,9 @@ def _margins(module: _Convolution) -> tuple[int, ...]:
 def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
     if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES:
-        return context.dtype
+        return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])
+    if context.own_dtype(match.path) is not None:
+        return dtype
     return "float32" if dtype in QUANTISED and module.in_channels <= 4 else dtype

@@ -107,7 +107,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
 def fuse_convolution_blocks(context: Context) -> list[PlanItem]:
     """Fuse every block of the model. To be called when linears and convolutions are packed."""
-    return fuse_each(context, STRUCTURE, _looked_at, lambda fused: ("ffn", _down(fused).packed_dtype))
+    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, _: ("ffn", _down(fused).packed_dtype))
 
 
 def _down(fused: FusedConvolutionBlock) -> PackedLinear:

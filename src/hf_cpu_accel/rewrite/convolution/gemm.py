@@ -111,7 +111,7 @@ class GemmConvolutionRule:
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if type(module) is not nn.Conv2d or module.groups != 1:
             return None
-        dtype = _weight_dtype(module, context)
+        dtype = _weight_dtype(module, path, context)
         return Match(module, path, dtype) if dtype and refusal(module, path, context) is None else None
 
     def apply(self, match: Match, context: Context) -> Outcome:
@@ -121,12 +121,12 @@ class GemmConvolutionRule:
         return put_in_place(match, packed, "conv2d", "ours", context)
 
 
-def _weight_dtype(module: nn.Conv2d, context: Context) -> str | None:
+def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     """One of `packing.DTYPES`, or None where another rule serves better."""
     saved = source()
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
-    dtype, few = context.dtype, module.in_channels < MIN_CHANNELS
+    dtype, few = context.dtype_at(path), module.in_channels < MIN_CHANNELS
     if dtype not in (*_QUANTISED, "float32", "bfloat16") or module.out_channels < MIN_CHANNELS:
         return None
     if dtype in _QUANTISED and not few:

@@ -90,9 +90,10 @@ class GroupedConvolutionRule:
             return None
         if "forward" in vars(module) or module.weight.dtype not in WEIGHT_DTYPES:
             return None
-        if context.dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
+        dtype = context.dtype_at(path)
+        if dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
             return None
-        return Match(module, path, "int8" if context.dtype == "int4" else context.dtype)
+        return Match(module, path, "int8" if dtype == "int4" else dtype)
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module, dtype = match.module, match.found

@@ -110,7 +110,7 @@ class ConvolutionRule:
         if reason is None and all(size == 1 for size in module.kernel_size):
             # Which layout oneDNN wants for these depends on the size of the image, and the wrong one is turned in every call.
             reason = "it covers one pixel: a plain product, which gains nothing from another layout"
-        if reason is None and not works(compute_dtype(context.dtype)):
+        if reason is None and not works(compute_dtype(context.dtype_at(path))):
             reason = "oneDNN's convolution does not work here"
         return Match(module, path, reason)
 
@@ -119,5 +119,6 @@ class ConvolutionRule:
         assert isinstance(module, nn.Conv2d)
         if match.found is not None:
             return Outcome((PlanItem.left(match.path, STRUCTURE, match.found),), (module,))
-        packed = OneDNNConvolution(module, compute_dtype(context.dtype), context.fold_after(module))
+        dtype = compute_dtype(context.dtype_at(match.path))
+        packed = OneDNNConvolution(module, dtype, context.fold_after(module))
         return put_in_place(match, packed, "convolution", "oneDNN", context)

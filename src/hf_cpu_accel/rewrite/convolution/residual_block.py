@@ -90,7 +90,7 @@ class FusedResidualBlock(FusedModuleMixin):
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
 
-    def named(fused: FusedResidualBlock) -> tuple[str, str]:
+    def named(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
         return "convolutions", _coarsest(fused, fused._chain)
 
     return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_listed)

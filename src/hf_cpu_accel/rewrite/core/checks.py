@@ -35,8 +35,10 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
         _check_device(name, buffer)
 
 
-def check_patterns(models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str]) -> None:
-    """Refuse a `skip_modules` pattern that matches no module of `models`, each under its name: it is a slip of the pen.
+def check_patterns(
+    models: Sequence[tuple[str, nn.Module]], patterns: Iterable[str], *, argument: str
+) -> None:
+    """Refuse a pattern of `argument` that matches no module of `models`, each under its name: it is a slip of the pen.
 
     Raises:
         ValueError: naming the pattern.
@@ -44,7 +46,7 @@ def check_patterns(models: Sequence[tuple[str, nn.Module]], patterns: Iterable[s
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for name, model in models for path in _paths(name, model)):
             types = " or ".join(type(model).__name__ for _, model in models)
-            raise ValueError(f"skip_modules: {pattern!r} matches no module of {types}")
+            raise ValueError(f"{argument}: {pattern!r} matches no module of {types}")
 
 
 def _paths(name: str, model: nn.Module) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
-from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.packing.linear import FORMS, QUANTISED
 from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
+from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable, prefixes_of
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.tolerance import FORMULA
@@ -38,7 +40,7 @@ class Context:
     """The model under rewrite.
 
     Attributes:
-        dtype: one of `packing.DTYPES`, resolved; see `weight_dtype` for a single linear.
+        dtype: one of `packing.DTYPES`, resolved; see `dtype_at` and `weight_dtype` for a single module.
         name: what the target calls this model, if it has several.
         measured: whether other providers may serve where they were measured to be faster.
         slots: where each module hangs, as (parent, name): several for a module used twice; none for the root and for `listed`.
@@ -55,6 +57,8 @@ class Context:
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
         float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none.
+        asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
+        chosen: those that were chosen by accuracy, by their paths in `root`.
     """
 
     root: nn.Module
@@ -78,6 +82,8 @@ class Context:
     items: list[PlanItem] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     float16: Float16Model | None = None
+    asked: DtypeTable = field(default_factory=lambda: DtypeTable(()))
+    chosen: DtypeTable = field(default_factory=lambda: DtypeTable(()))
 
     @classmethod
     def of(
@@ -89,6 +95,7 @@ class Context:
         store: OriginalsStore,
         *,
         name: str = "",
+        chosen: Iterable[tuple[str, str]] = (),
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         listed = _in_plain_lists(root)
@@ -114,6 +121,8 @@ class Context:
             measured=measured,
             name=name,
             modules=list(root.named_modules()),
+            asked=DtypeTable(dict(config.dtypes).items()),
+            chosen=DtypeTable(chosen),
         )
 
     @property
@@ -133,11 +142,28 @@ class Context:
 
     def skipped(self, path: str) -> bool:
         """Whether `path` or a module above it matches `skip_modules`."""
-        parts = [*filter(None, (self.name, *path.split(".")))]
-        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        prefixes = prefixes_of(f"{self.name}.{path}")
         return any(
             fnmatchcase(prefix, pattern) for prefix in prefixes for pattern in self.config.skip_modules
         )
+
+    def own_dtype(self, path: str) -> str | None:
+        """The dtype that the module at `path` was given by name; None if it is as the others are."""
+        return self.asked.of(f"{self.name}.{path}") or self.chosen.of(path)
+
+    def dtype_at(self, path: str) -> str:
+        """The dtype of the module at `path`, whatever it is."""
+        return self.own_dtype(path) or self.dtype
+
+    def dtypes_in(self, path: str, module: nn.Module) -> set[str]:
+        """Those of the linears in `module`, which is at `path`, and of what has been packed there."""
+        inside = (name for name, part in module.named_modules() if isinstance(part, nn.Linear | PackedModule))
+        return {self.dtype_at(f"{path}.{name}") for name in inside} or {self.dtype_at(path)}
+
+    def dtype_names(self, path: str, module: nn.Module) -> str:
+        """The same for people."""
+        held = self.dtypes_in(path, module)
+        return " + ".join(dtype for dtype in FORMS if dtype in held)
 
     def weight_dtype(self, path: str, linears: Sequence[nn.Linear]) -> str:
         """The dtype that `linears`, at or below `path`, are packed in.
@@ -145,8 +171,11 @@ class Context:
         Integers are for what is repeated layer by layer, and for heads with a large vocabulary: that is where the time goes. A
         pooler or the head for a few classes costs next to nothing, and its error goes straight into the answer, so it stays
         float32. Of int4 a head has 8 bits, unless `config.head_dtype` says otherwise: in 4 it was a sixth of the error of a small
-        language model.
+        language model. What was asked for by name is as it was asked for.
         """
+        own = self.own_dtype(path)
+        if own is not None:
+            return own
         is_head = self.has_layers and not _REPEATED.search(path)
         is_small = all(linear.out_features <= linear.in_features for linear in linears)
         if not is_head:
@@ -218,7 +247,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     saved = source()
     if saved is not None and saved.has(linear.weight):
         return None
-    if context.dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
+    dtype = context.dtype_at(path)
+    if dtype in QUANTISED and linear.in_features > MAX_INTEGER_FEATURES:
         return f"integer sums over {linear.in_features} input features would overflow"
     if linear.weight.dtype not in WEIGHT_DTYPES:
         return f"weights in {linear.weight.dtype} are not supported, only float32 and bfloat16"
@@ -229,7 +259,7 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
     if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
         return "torch's own fused encoder layer reads its weights instead of calling it"
     owner = context.other_owner(linear.weight, f"{path}.weight")
-    if owner is not None and context.dtype == "float32":
+    if owner is not None and dtype == "float32":
         return f"shares its weight with {owner}; packing would hold it twice"
     return None if saved is None else "it was not packed when the model was saved"
 

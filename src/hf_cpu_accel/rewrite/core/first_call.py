@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.linear import FORMS, QUANTISED
+from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
+from hf_cpu_accel.rewrite.core.dtype_table import coarsest
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.verify import row_errors, surely_within, tolerance
@@ -191,8 +192,7 @@ def _as_reference() -> Iterator[None]:
 
 
 def _coarsest(module: nn.Module) -> str:
-    held = {part.packed_dtype for part in module.modules() if isinstance(part, PackedModule)}
-    return next((dtype for dtype in reversed(FORMS) if dtype in held), "float32")
+    return coarsest(part.packed_dtype for part in module.modules() if isinstance(part, PackedModule))
 
 
 def first_output(output: Any) -> Tensor | None:

@@ -20,7 +20,7 @@ def fuse_each(
     context: Context,
     structure: str,
     look: Callable[[nn.Module, str, Context], F | Refusal | None],
-    op_and_dtype: Callable[[F], tuple[str, str]],
+    op_and_dtype: Callable[[F, str], tuple[str, str]],
     *,
     whole: bool = False,
     expected: Callable[[nn.Module, str], bool] = lambda root, path: True,
@@ -30,7 +30,7 @@ def fuse_each(
     Args:
         structure: what is looked for, in words of the plan.
         look: gives None for a module of another kind.
-        op_and_dtype: of what was made, for its row.
+        op_and_dtype: of what was made at a path, for its row.
         whole: nothing is looked for inside of what was made.
         expected: whether the plan says why the module at a path of the root was refused: where one looks for such a structure.
     """
@@ -47,5 +47,5 @@ def fuse_each(
             if whole:
                 inside.update(map(id, module.modules()))
             swap_module(context.journal, context.slots[id(module)], fused)
-            items.append(PlanItem(path, structure, *op_and_dtype(fused), packed_bytes=0, reason=None))
+            items.append(PlanItem(path, structure, *op_and_dtype(fused, path), packed_bytes=0, reason=None))
     return items

@@ -53,7 +53,7 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
     if isinstance(module, nn.LayerNorm):
         return "one op already, and nothing beside it to fuse with"
     if isinstance(module, _ConvNd):
-        return _of_convolution(module, context)
+        return _of_convolution(module, context.dtype_at(path))
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "a recurrent network: each step waits for the one before, and torch's own op serves it"
     if isinstance(module, nn.MultiheadAttention):
@@ -61,7 +61,7 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
     return _of_norm(module) or _of_parameters(module)
 
 
-def _of_convolution(module: Any, context: Context) -> str:
+def _of_convolution(module: Any, dtype: str) -> str:
     kind = f"a convolution over {len(module.kernel_size)} dimension{'s'[: len(module.kernel_size) > 1]}"
     if isinstance(module, _ConvTransposeNd):
         return "a transposed convolution: there is no kernel for it"
@@ -76,7 +76,7 @@ def _of_convolution(module: Any, context: Context) -> str:
     if module.padding_mode != "zeros" or isinstance(module.padding, str):
         return f"{kind} with padding {module.padding_mode!r}, {module.padding!r}: only numbers of zeros are supported"
     if len(module.kernel_size) == 1:
-        return f"{kind}: torch's own is as fast in {context.dtype}"
+        return f"{kind}: torch's own is as fast in {dtype}"
     return f"{kind} of size {tuple(module.kernel_size)}: there is no kernel for this form of it"
 
 

@@ -61,7 +61,8 @@ def fuse_decoder_layers(context: Context) -> list[PlanItem]:
                     skips_padding=context.config.padding == "skip",
                 )
                 swap_module(context.journal, context.slots[id(layer)], fuse(layer, role, after))
-                items.append(PlanItem(path, STRUCTURE, "decoder_layers", context.dtype, 0, reason=None))
+                dtype = context.dtype_names(path, layer)
+                items.append(PlanItem(path, STRUCTURE, "decoder_layers", dtype, 0, reason=None))
     return items
 
 

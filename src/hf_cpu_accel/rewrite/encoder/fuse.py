@@ -24,8 +24,11 @@ _FEWEST, _MOST = 4, 7  # linears of a layer
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
-    named = ("encoder_layer", context.dtype)
-    return fuse_each(context, STRUCTURE, _looked_at, lambda _: named, whole=True, expected=is_layer)
+
+    def named(layer: FusedEncoderLayer, path: str) -> tuple[str, str]:
+        return "encoder_layer", context.dtype_names(path, layer)
+
+    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_layer)
 
 
 def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLayer | Refusal | None:

@@ -80,6 +80,10 @@ class EncoderLayerParts:
             layer_scale=None if self.layer_scale is None else layer_scale,
         )
 
+    def _computes_in_float32(self) -> bool:
+        """Whether a linear is: what it reads is not to be rounded on the way."""
+        return any(linear.packed_dtype == "float32" for linear in self.linears)
+
     def weights(self, *, bf16_intermediates: bool) -> EncoderWeights:
         """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for
         `bf16_intermediates`."""
@@ -105,7 +109,7 @@ class EncoderLayerParts:
             activation=self.activation,
             ffn_norm=_norm_weights(self.ffn_norm),
             pre_norm=self.pre_norm,
-            bf16_intermediates=bf16_intermediates and qkv.dtype != "float32",
+            bf16_intermediates=bf16_intermediates and not self._computes_in_float32(),
             gated=self.gated,
             attention_layer_scale=None if attention_scale is None else attention_scale.detach(),
             ffn_layer_scale=None if ffn_scale is None else ffn_scale.detach(),

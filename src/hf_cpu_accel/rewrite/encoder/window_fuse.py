@@ -37,8 +37,11 @@ _SIDE = 32
 
 def fuse_window_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
-    named = ("encoder_layer", context.dtype)
-    return fuse_each(context, STRUCTURE, _looked_at, lambda _: named, expected=is_layer)
+
+    def named(layer: FusedWindowLayer, path: str) -> tuple[str, str]:
+        return "encoder_layer", context.dtype_names(path, layer)
+
+    return fuse_each(context, STRUCTURE, _looked_at, named, expected=is_layer)
 
 
 def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:

@@ -34,24 +34,25 @@ class ExpertsRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module, path, reason = match.module, match.path, match.found
+        dtype = context.dtype_at(path)
         form = read_experts(module) if reason is None else None
         if form is None:
             reason = (
                 reason or "it computes something else than gated or plain experts with a known activation"
             )
         else:
-            reason = _misfit(module, form, context.dtype)
+            reason = _misfit(module, form, dtype)
         if form is None or reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
-        packed = pack_experts(module, form, context.dtype, context.config.int4_group)
+        packed = pack_experts(module, form, dtype, context.config.int4_group)
         if context.verifies:
-            reason = _verify(module, packed, context.dtype)
+            reason = _verify(module, packed, dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
         swap_module(context.journal, context.slots[id(module)], packed)
         _release(module, packed, context)
         nbytes = sum(weight.nbytes for weight in packed.packed.values())
-        item = PlanItem(path, STRUCTURE, "experts_ffn", context.dtype, nbytes, reason=None)
+        item = PlanItem(path, STRUCTURE, "experts_ffn", dtype, nbytes, reason=None)
         return Outcome((item,), tuple(module.modules()))
 
 

@@ -115,7 +115,7 @@ class FFNWork:
         self.down = down
         self.activation = activation
         self.residual = residual
-        self.dtype = up.packed.dtype
+        self.dtype = _dtype_of_both(up, down)
         self.in_features = up.packed.in_features
         self.products = up.products + down.products
         extras = "+".join(["ffn", activation] + ["residual"] * residual)
@@ -149,7 +149,7 @@ class GatedFFNWork:
         self.down = down
         self.activation = activation
         self.gate_last = gate_last
-        self.dtype = up.packed.dtype
+        self.dtype = _dtype_of_both(up, down)
         self.in_features = up.packed.in_features
         self.products = up.products + down.products
         self.key = f"gated ffn+{activation} {up.shape},{down.shape} {self.dtype}"
@@ -177,6 +177,12 @@ class GatedFFNWork:
 
     def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         return sample([(rows, self.in_features)], dtype)
+
+
+def _dtype_of_both(up: Part, down: Part) -> str:
+    """Where they differ, no other provider takes them: its name is none that those know."""
+    first, second = up.packed.dtype, down.packed.dtype
+    return first if first == second else f"{first}+{second}"
 
 
 def sample(shapes: list[tuple[int, int]], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.dtype_table import coarsest
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
@@ -84,20 +85,18 @@ class FFNRule:
         up, down = match.module.get_submodule(found.up), match.module.get_submodule(found.down)
         assert isinstance(up, nn.Linear)
         assert isinstance(down, nn.Linear)
+        dtypes = [context.dtype_at(f"{match.path}.{name}") for name in (found.up, found.down)]
         packed_up, packed_down = (
-            pack(
-                [linear],
-                context.dtype,
-                int4_group=context.config.int4_group,
-                measured=context.measured,
-            )[0]
-            for linear in (up, down)
+            pack([linear], dtype, int4_group=context.config.int4_group, measured=context.measured)[0]
+            for linear, dtype in zip((up, down), dtypes, strict=True)
         )
         fused = FusedFFN(match.module, packed_up, packed_down, found)
         if context.verifies:
             inputs = probes(up, 1)
             with torch.no_grad():
-                reason = disagreement(fused(*inputs), match.module(*inputs), context.dtype, up.weight.dtype)
+                reason = disagreement(
+                    fused(*inputs), match.module(*inputs), coarsest(dtypes), up.weight.dtype
+                )
             if reason is not None:
                 return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), ())
         swap_module(context.journal, context.slots[id(match.module)], fused)

@@ -102,7 +102,7 @@ class LinearBlockRule:
         block, input_names = match.found
         original = match.module.get_submodule(block.dense)
         assert isinstance(original, nn.Linear)
-        dtype = context.weight_dtype(match.path, [original])
+        dtype = context.weight_dtype(f"{match.path}.{block.dense}", [original])
         group = context.config.int4_group
         dense = pack([original], dtype, int4_group=group, measured=context.measured)[0]
         fused = FusedLinearBlock(match.module, dense, block, input_names)

@@ -130,7 +130,8 @@ class MergedProjectionsRule:
                 continue
             if refusal(child, child_path, context) is None and not context.is_tied(child.weight):
                 together = () if saved is None else saved.together(child.weight)
-                siblings[child.in_features, child.weight.dtype, together].append((child_path, child))
+                alike = (child.in_features, child.weight.dtype, together, context.own_dtype(child_path))
+                siblings[alike].append((child_path, child))
         groups = [_in_panels(members) for members in siblings.values()]
         groups = [members for members in groups if len(members) > 1]
         return Match(module, path, groups) if groups else None

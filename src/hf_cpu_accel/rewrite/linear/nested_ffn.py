@@ -103,7 +103,7 @@ def fuse_nested_ffns(context: Context) -> list[PlanItem]:
     return fuse_each(context, STRUCTURE, _looked_at, _op_and_dtype)
 
 
-def _op_and_dtype(fused: FusedNestedFFN) -> tuple[str, str]:
+def _op_and_dtype(fused: FusedNestedFFN, path: str) -> tuple[str, str]:
     (up,) = _packed(fused.get_submodule(fused._ffn.up))
     return "ffn" if fused._ffn.gate_last is None else "gated_ffn", up.packed_dtype
 
@@ -151,7 +151,7 @@ def _guess(layer: nn.Module) -> NestedFFN | Refusal | None:
     rest = [module for module in layer.modules() if id(module) not in inside]
     if any(module._parameters or module._buffers for module in rest) or not around:
         return None
-    if down_path.startswith(around + ".") or up.packed_dtype != down.packed_dtype:
+    if down_path.startswith(around + "."):
         return None
     between = _without_linear(layer.get_submodule(around), name)
     if up.out_features == down.in_features:

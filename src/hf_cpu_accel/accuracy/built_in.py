@@ -1,0 +1,133 @@
+"""Examples for those who bring none, by the structure of the model: texts, images and sound as there are none in noise alone."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.accuracy.calls import Call, named_call
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+
+_COUNT = 4
+_TOKENS, _LONGEST = 64, 512
+_SAMPLES, _RATE = 16_000, 16_000
+_IMAGE = 224
+# By which names models of transformers take what; in the order in which one is tried.
+_IDS, _IMAGES, _SOUND, _SPECTRUM = "input_ids", "pixel_values", "input_values", "input_features"
+_OF_DECODER = "decoder_input_ids"
+
+
+def takes_ids(model: nn.Module) -> bool:
+    """Whether token ids are what the model reads first of all; a SentenceTransformer may read anything."""
+    return getattr(model, "main_input_name", _IDS) == _IDS
+
+
+def built_in_calls(model: nn.Module) -> list[Call]:
+    """Calls of `model` with random token ids, smooth images or tones in noise, by the names of what its forward takes.
+
+    Raises:
+        ValueError: none of these is what it takes.
+    """
+    names = set(inspect.signature(model.forward).parameters)
+    for wanted in _combinations(model, names):
+        calls = [_call(model, wanted, seed) for seed in range(_COUNT)]
+        if not isinstance(call_foreign(calls[0], model), Refusal):
+            return calls
+    raise ValueError(
+        f"accuracy: there are no built-in examples for a {type(model).__name__}: pass examples=[...], a list of what it is called "
+        "with: dicts of inputs, tensors or tuples of tensors"
+    )
+
+
+def _combinations(model: nn.Module, names: set[str]) -> Iterator[tuple[str, ...]]:
+    """The inputs to be tried: what the model says is the main one, then others beside it."""
+    main = getattr(model, "main_input_name", None)
+    known = [name for name in (_IDS, _IMAGES, _SPECTRUM, _SOUND) if name in names]
+    known.sort(key=lambda name: name != main)
+    for first in known:
+        yield (first,)
+        if _OF_DECODER in names:
+            yield first, _OF_DECODER
+    if len(known) > 1:
+        yield tuple(known)
+
+
+def _call(model: nn.Module, names: tuple[str, ...], seed: int) -> Call:
+    return named_call(model, {name: _made(name, model, seed) for name in names}, f"built-in example {seed}")
+
+
+def _made(name: str, model: nn.Module, seed: int) -> Tensor:
+    config = getattr(model, "config", None)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    if name in (_IDS, _OF_DECODER):
+        return _ids(model, config, 8 if name == _OF_DECODER else _TOKENS, generator)
+    if name == _IMAGES:
+        return _image(config, generator).to(dtype)
+    if name == _SOUND:
+        return _sound(generator)[None].to(dtype)
+    return _spectrum(config, generator).to(dtype)
+
+
+def _ids(model: nn.Module, config: Any, length: int, generator: torch.Generator) -> Tensor:
+    """Random words; published vocabularies keep the special ones in the first ids."""
+    words = _field(config, "vocab_size") or next(
+        m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)
+    )
+    longest = _field(config, "max_position_embeddings") or _LONGEST
+    low = 1000 if words > 2000 else min(4, words - 1)
+    return torch.randint(
+        low, words, (1, min(length, longest - 4 if longest > 8 else longest)), generator=generator
+    )
+
+
+def _image(config: Any, generator: torch.Generator) -> Tensor:
+    """[1, channels, height, width]: few random colours, with what lies between them, and a little noise."""
+    side = _field(config, "image_size") or _IMAGE
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    channels = _field(config, "num_channels") or 3
+    colours = torch.randn(1, channels, 8, 8, generator=generator)
+    smooth = torch.nn.functional.interpolate(colours, (height, width), mode="bicubic")
+    return smooth + 0.05 * torch.randn(smooth.shape, generator=generator)
+
+
+def _sound(generator: torch.Generator) -> Tensor:
+    """[samples]: a second with a tone that rises, and its overtones, in noise; of variance 1, as feature extractors leave it."""
+    time = torch.arange(_SAMPLES) / _RATE
+    pitch = 100 + 200 * torch.rand((), generator=generator)
+    phase = 2 * math.pi * (pitch * time + 60 * time**2)
+    tone = sum(torch.sin(part * phase) / part for part in (1, 2, 3, 5))
+    sound = tone * (1 + torch.sin(2 * math.pi * 4 * time)) + 0.1 * torch.randn(_SAMPLES, generator=generator)
+    return (sound - sound.mean()) / sound.std()
+
+
+def _spectrum(config: Any, generator: torch.Generator) -> Tensor:
+    """Logarithms of energies, smooth over time and frequency: [1, bands, frames] for Whisper, [1, frames, bands] elsewhere."""
+    bands = next(
+        (
+            b
+            for n in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
+            if (b := _field(config, n))
+        ),
+        80,
+    )
+    frames = 2 * (_field(config, "max_source_positions") or 0)
+    first = bool(frames) and hasattr(config, "num_mel_bins")
+    shape = (bands, frames) if first else (_field(config, "max_length") or 256, bands)
+    rough = torch.randn(1, 1, 12, 12, generator=generator)
+    return torch.nn.functional.interpolate(rough, shape, mode="bicubic")[0] * 0.5
+
+
+def _field(config: Any, name: str) -> Any:
+    """That of the config, or of one of those in it."""
+    own = getattr(config, name, None)
+    if own is not None:
+        return own
+    inner = (getattr(config, part, None) for part in ("text_config", "vision_config", "backbone_config"))
+    return next((found for part in inner if (found := getattr(part, name, None)) is not None), None)
