@@ -12,6 +12,7 @@ from torch import nn
 from hf_cpu_accel import plan as plans
 from hf_cpu_accel.accuracy.choose import choose
 from hf_cpu_accel.accuracy.examples import check_examples
+from hf_cpu_accel.accuracy.gain import with_gain
 from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
@@ -128,8 +129,8 @@ def explain(target: object) -> Plan:
     Raises:
         ValueError: `target` is a part of an accelerated model: explain that model.
     """
-    found = []
-    for root in find(target):
+    found, roots = [], find(target)
+    for root in roots:
         _check_whole(root.module)
         for part in accelerated_parts(root.module):
             acceleration = acceleration_of(part)
@@ -141,7 +142,9 @@ def explain(target: object) -> Plan:
 
                 plan = with_compiled(plan, acceleration)
             found.append(plans.under(root.name, plan))
-    return plans.join(found) if found else plans.nothing(threads=torch.get_num_threads())
+    if not found:
+        return plans.nothing(threads=torch.get_num_threads())
+    return with_gain(plans.join(found), roots[0].module)
 
 
 def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:

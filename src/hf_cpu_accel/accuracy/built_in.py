@@ -70,7 +70,7 @@ def _made(name: str, model: nn.Module, seed: int) -> Tensor:
         return _ids(model, config, 8 if name == _OF_DECODER else _TOKENS, generator)
     if name == _IMAGES:
         return _image(config, generator).to(dtype)
-    if name == _SOUND:
+    if name == _SOUND and _field(config, "num_mel_bins") is None:
         return _sound(generator)[None].to(dtype)
     return _spectrum(config, generator).to(dtype)
 

@@ -16,19 +16,28 @@ _WITHOUT_VNNI = ("generic", "avx2", "avx512", None)
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int8-weight": 8.0, "int4": 4.25}
 
 
-def candidates(model: nn.Module) -> tuple[str, ...]:
+def candidates(model: nn.Module, weights: int | None = None) -> tuple[str, ...]:
     """Those for `model`, the fastest first.
 
     Text that is generated waits for the weights to be read, once for each token: there a dtype is as fast as it is small, and int4
     is one of them where the weights do not stay in the cache. Elsewhere it is as fast as its products are, and int4's are int8's.
+
+    Args:
+        weights: how many numbers they have, where its parameters do not tell.
     """
     if generates(model):
-        weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
+        if weights is None:
+            weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
         from_memory = weights > (hardware.detect().l3 or 0)  # as bytes of int8
         return ("int4",) * from_memory + ("int8", "int8-weight", "bfloat16", "float32")
     if hardware.native_bf16_is_fast():
         return "int8", "bfloat16", "float32"  # int8-weight is no faster than bfloat16 there
     return "int8", "int8-weight", "bfloat16", "float32"
+
+
+def bits_of(dtype: str) -> float:
+    """Of one number of a weight."""
+    return _BITS[dtype]
 
 
 def gain(dtype: str, than: str, *, generates: bool) -> float:

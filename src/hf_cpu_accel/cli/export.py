@@ -19,6 +19,7 @@ def export(
     model: options.Model = None,
     task: Annotated[str, typer.Option(help="Which head.")] = "feature-extraction",
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    accuracy: Annotated[float | None, options.accuracy()] = None,
     batch: Annotated[int, typer.Option(min=2, help="Sequences of the example; any number runs later.")] = 2,
     seq: Annotated[int, typer.Option(min=2, help="Tokens of the example; any number runs later.")] = 128,
     inputs: Annotated[
@@ -59,7 +60,7 @@ def export(
         with console.status(f"loading {source.title}") as status:
             built = source.build()
             example = source.inputs(built)
-            accelerate_for_cpu(built, dtype=dtype, threads=threads, originals="drop")
+            accelerate_for_cpu(built, dtype=dtype, accuracy=accuracy, threads=threads, originals="drop")
             status.update("compiling (about half a minute)")
             start = time.perf_counter()
             written = export_aot(built, example, aot)

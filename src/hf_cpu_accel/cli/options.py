@@ -14,6 +14,14 @@ def random_config(help: str = "Instead of MODEL, offline: a well-known shape, ra
     return typer.Option(help=help, show_default=False)
 
 
+def accuracy() -> Any:
+    """What chooses the dtypes in place of `--dtype`; for `float | None`."""
+    help = (
+        "Instead of --dtype: least cosine to eager's outputs, or perplexity kept, on built-in examples; 0.99."
+    )
+    return typer.Option(help=help, show_default=False)
+
+
 def threads(help: str = "Threads for every system [default: what doctor says].") -> Any:
     """How many threads the command may take; for `int | None`, of which None leaves it to `apply_threads`."""
     return typer.Option(min=1, help=help)

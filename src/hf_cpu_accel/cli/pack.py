@@ -21,6 +21,7 @@ def pack(
     model: Annotated[str, typer.Argument(help="Model id or local folder.", show_default=False)],
     folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
+    accuracy: Annotated[float | None, options.accuracy()] = None,
     int4_group: Annotated[
         int, typer.Option(help="Input features of an int4 weight that share a multiplier: 32, 64 or 128.")
     ] = 32,
@@ -41,7 +42,9 @@ def pack(
     from hf_cpu_accel.frontends.packed_saving import save_packed
 
     try:
-        settings = CPUAccelConfig(dtype=dtype, int4_group=int4_group, threads=threads, originals="drop")
+        settings = CPUAccelConfig(
+            dtype=dtype, accuracy=accuracy, int4_group=int4_group, threads=threads, originals="drop"
+        )
         if folder.is_file() or (Path(model).is_dir() and folder.resolve() == Path(model).resolve()):
             raise ValueError(f"FOLDER={str(folder)!r}: expected a folder of its own")
     except ValueError as error:
@@ -106,6 +109,8 @@ def _report(console: Console, model: Any, source: int, written: int, seconds: di
 
     plan = explain(model)
     console.print(f"{type(model).__name__}, {plan.dtype}")
+    for choice in plan.choices:
+        console.print(str(choice), markup=False)
     table = results_table(["", "MB", "seconds", "GB/s"])
     for name, nbytes in (("load", source), ("pack", source), ("write", written)):
         rate = nbytes / 1e9 / max(seconds[name], 1e-9)

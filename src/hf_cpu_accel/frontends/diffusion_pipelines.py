@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
-from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
+from hf_cpu_accel.frontends.keyword import check_placement, cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import in_our_words
 from hf_cpu_accel.frontends.tasks import DIFFUSION
 
@@ -66,7 +66,11 @@ class CPUDiffusionPipeline:
         if config is not None:
             check_placement(device_map=kwargs.get("device_map"))
         pipe = cls.auto_pipeline_class.from_pretrained(model_id, **kwargs)
-        return pipe if config is None else api.accelerate_for_cpu(pipe, config)
+        return (
+            pipe
+            if config is None
+            else api.accelerate_for_cpu(pipe, config, examples=examples_in(cpu_optimize))
+        )
 
     @classmethod
     def from_pipe(
@@ -83,7 +87,11 @@ class CPUDiffusionPipeline:
         """
         config = cpu_config(cpu_optimize)
         pipe = cls.auto_pipeline_class.from_pipe(pipeline, **kwargs)
-        return pipe if config is None else api.accelerate_for_cpu(pipe, config)
+        return (
+            pipe
+            if config is None
+            else api.accelerate_for_cpu(pipe, config, examples=examples_in(cpu_optimize))
+        )
 
 
 def _make_class(name: str, loader: str) -> type[CPUDiffusionPipeline]:

@@ -4,8 +4,9 @@
     pipe = transformers.pipeline("fill-mask", path, cpu_optimize="int8")
 
 Accepted values (`cpu_config`): True (the defaults), a dtype name ("bfloat16"), a `CPUAccelConfig`, or its
-dict; False and None leave the call exactly as it was. The value is checked before anything is loaded; then
-the host loads as ever, and `accelerate_for_cpu` gets the finished object.
+dict, which may have `examples` beside `accuracy`; False and None leave the call exactly as it was. The value
+is checked before anything is loaded; then the host loads as ever, and `accelerate_for_cpu` gets the finished
+object.
 
 `PATCHES` is the table that `frontends.import_hook` applies. A further host is a further line in it, once
 `accelerate_for_cpu` takes that host's objects.
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
+from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, packed_saving
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
@@ -34,16 +36,19 @@ if TYPE_CHECKING:
 # began, the second leaves them so.
 _one_at_a_time = new_reentrant_lock()
 
-AcceleratedCall = Callable[[CPUAccelConfig, tuple[Any, ...], dict[str, Any]], Any]
-"""What runs in place of a wrapped function when the keyword is given: (config, args, kwargs) -> its
-result."""
+_EXAMPLES = "examples"  # an argument of `accelerate_for_cpu`, and no setting
+
+AcceleratedCall = Callable[[Callable[[Any], Any], tuple[Any, ...], dict[str, Any]], Any]
+"""What runs in place of a wrapped function when the keyword is given: (accelerate, args, kwargs) -> its result, `accelerate` being
+what the keyword asks for."""
 
 
 def cpu_config(value: object) -> CPUAccelConfig | None:
     """The configuration that a value of `cpu_optimize=` means; None where nothing is to be accelerated.
 
     Args:
-        value: None/False (nothing), True (the defaults), a dtype name, a `CPUAccelConfig` or its fields.
+        value: None/False (nothing), True (the defaults), a dtype name, a `CPUAccelConfig` or its fields; those may have
+            `examples` beside them, see `examples_in`.
 
     Raises:
         TypeError: any other type.
@@ -58,11 +63,16 @@ def cpu_config(value: object) -> CPUAccelConfig | None:
     if isinstance(value, str):
         return CPUAccelConfig(dtype=value)
     if isinstance(value, Mapping):
-        return CPUAccelConfig.from_dict(dict(value))
+        return CPUAccelConfig.from_dict({name: field for name, field in value.items() if name != _EXAMPLES})
     raise TypeError(
         f"{KEYWORD}={value!r} has the type {type(value).__name__}; accepted: a bool, a dtype name such as "
         "'bfloat16', a CPUAccelConfig, or a dict of its fields"
     )
+
+
+def examples_in(value: object) -> Any:
+    """The examples for `accuracy` that a dict has besides the fields of `CPUAccelConfig`, or None."""
+    return value.get(_EXAMPLES) if isinstance(value, Mapping) else None
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -82,8 +92,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 def with_keyword(
     function: Callable[..., Any], patches: HostPatches, call: AcceleratedCall
 ) -> Callable[..., Any]:
-    """`function` with the keyword: without it the plain function runs, with it `call(config, args,
-    kwargs)`."""
+    """`function` with the keyword: without it the plain function runs, with it `call(accelerate, args, kwargs)`."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, cpu_optimize: Any = None, **kwargs: Any) -> Any:
@@ -91,8 +100,11 @@ def with_keyword(
             # Uninstalled, but this wrapper was kept: like the original, which does not know the keyword.
             given = {} if cpu_optimize is None else {KEYWORD: cpu_optimize}
             return function(*args, **given, **kwargs)
-        config = cpu_config(cpu_optimize)
-        return function(*args, **kwargs) if config is None else call(config, args, kwargs)
+        config, examples = cpu_config(cpu_optimize), examples_in(cpu_optimize)
+        if config is None:
+            return function(*args, **kwargs)
+        check_examples(examples, config.accuracy)
+        return call(lambda target: api.accelerate_for_cpu(target, config, examples=examples), args, kwargs)
 
     wrapper.__signature__ = _signature(function)  # type: ignore[attr-defined]
     return wrapper
@@ -107,12 +119,12 @@ def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
     """
     function = vars(owner)["from_pretrained"].__func__
 
-    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_placement(device_map=kwargs.get("device_map"))
         loaded = _load(function, args, kwargs)
         if isinstance(loaded, tuple):  # output_loading_info=True
-            return (api.accelerate_for_cpu(loaded[0], config), *loaded[1:])
-        return api.accelerate_for_cpu(loaded, config)
+            return (accelerate(loaded[0]), *loaded[1:])
+        return accelerate(loaded)
 
     patches.replace(owner, "from_pretrained", classmethod(with_keyword(function, patches, call)))
 
@@ -182,7 +194,7 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
     function = module.pipeline
     signature = inspect.signature(function)
 
-    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = signature.bind_partial(*args, **kwargs)
         given = bound.arguments
         device_map = given.get("device_map", (given.get("model_kwargs") or {}).get("device_map"))
@@ -191,7 +203,7 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
             given["device"] = "cpu"  # the default would be the first accelerator of the machine
         with _one_at_a_time, weights_as_stored():
             pipe = function(*bound.args, **bound.kwargs)
-        return api.accelerate_for_cpu(pipe, config)
+        return accelerate(pipe)
 
     wrapper = with_keyword(function, patches, call)
     patches.replace(module, "pipeline", wrapper)
@@ -207,14 +219,14 @@ def patch_pipeline_classes(module: ModuleType, patches: HostPatches) -> None:
     function = module.Pipeline.__init__
     signature = inspect.signature(function)
 
-    def call(config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = signature.bind_partial(*args, **kwargs)
         given = bound.arguments
         check_placement(given.get("device"))
         if given.get("device") is None and not _placed_by_map(given.get("model"), None):
             given["device"] = "cpu"
         function(*bound.args, **bound.kwargs)
-        api.accelerate_for_cpu(args[0], config)
+        accelerate(args[0])
 
     patches.replace(module.Pipeline, "__init__", with_keyword(function, patches, call))
 

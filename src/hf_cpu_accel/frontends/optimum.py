@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
-from hf_cpu_accel.frontends.keyword import check_placement, cpu_config
+from hf_cpu_accel.frontends.keyword import check_placement, cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
 from hf_cpu_accel.frontends.optimum_saving import Saved
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
@@ -68,7 +68,7 @@ class CPUModel(Saved, OptimizedModel):
         settings = cpu_config(cpu_optimize)
         super().__init__(model, model.config if config is None else config, preprocessors)
         if settings is not None:
-            api.accelerate_for_cpu(model, settings)
+            api.accelerate_for_cpu(model, settings, examples=examples_in(cpu_optimize))
 
     @property
     def cpu_config(self) -> CPUAccelConfig | None:
@@ -150,7 +150,7 @@ class CPUModel(Saved, OptimizedModel):
         )
         if use_cache is not None and model.can_generate():
             model.generation_config.use_cache = use_cache
-        return cls(model, cpu_optimize=False if accel is None else accel)
+        return cls(model, cpu_optimize=accel if cpu_optimize is None else cpu_optimize)
 
     # There is no separate format: `export=True`, common with other back ends, loads in the same way.
     _export = _from_pretrained

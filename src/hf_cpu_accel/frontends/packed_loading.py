@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.find import find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock
+from hf_cpu_accel.measure.dtype_choice import Choice
 from hf_cpu_accel.packing.packed_file import PackedModelFile
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.packing.tensor_file import DamagedFile
@@ -84,7 +85,9 @@ class PackedLoading:
         settings = self._settings()
         source = PackedSource(model, self._weights)
         with lock, torch.inference_mode(False):
-            accelerate_roots(find(model), settings, saved=(source, NoStore(self._file.path)))
+            accelerate_roots(
+                find(model), settings, saved=(source, NoStore(self._file.path)), choices=self._choices()
+            )
         self._compare_plans(model)
 
     def _settings(self) -> CPUAccelConfig:
@@ -93,6 +96,16 @@ class PackedLoading:
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
                 f"{self._file.path} was packed with settings that this version does not have: {error}"
+            ) from error
+
+    def _choices(self) -> list[Choice] | None:
+        """What was chosen for an accuracy, for `explain` to tell; None if nothing was."""
+        try:
+            saved = self._file.about.get("choices", ())
+            return [Choice(**{**one, "dtypes": tuple(map(tuple, one["dtypes"]))}) for one in saved] or None
+        except (KeyError, TypeError) as error:
+            raise DamagedFile(
+                f"{self._file.path}: what it says of the choice of dtypes is unknown: {error}"
             ) from error
 
     def _check_size(self, weight: SavedWeight, model: nn.Module) -> None:

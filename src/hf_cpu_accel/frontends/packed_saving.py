@@ -17,6 +17,7 @@ from typing import Any
 from hf_cpu_accel.frontends.packed_loading import plan_rows
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
 from hf_cpu_accel.patching.acceleration import Acceleration, acceleration_of
+from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
@@ -161,6 +162,8 @@ def save_packed(model: Any, folder: str | Path) -> int:
     settings = dataclasses.replace(
         acceleration.config,
         dtype=plan.dtype,
+        dtypes=_dtypes_of(acceleration),
+        accuracy=None,
         threads=None,
         skip_modules=_skipped(model, acceleration),
         compiled_bundle=None,
@@ -171,6 +174,7 @@ def save_packed(model: Any, folder: str | Path) -> int:
         "model": type(model).__name__,
         "config": settings.to_dict(),
         "plan": sorted(plan_rows(model)),
+        "choices": _saved_choices(plan),
     }
     of_diffusers = hasattr(model, "save_config")
     written = write_packed(folder / (FILE_OF_DIFFUSERS if of_diffusers else FILE_NAME), weights, plain, about)
@@ -196,6 +200,17 @@ def _skipped(model: Any, acceleration: Acceleration) -> tuple[str, ...]:
     return tuple(
         path for path in paths if any(fnmatchcase(f"{name}.{path}", pattern) for pattern in patterns)
     )
+
+
+def _saved_choices(plan: Plan) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(choice) for choice in plan.choices]
+
+
+def _dtypes_of(acceleration: Acceleration) -> tuple[tuple[str, str], ...]:
+    """Those that were asked for, which decide, and those that were chosen, for the model by itself."""
+    name = f"{acceleration.name}." if acceleration.name else ""
+    asked = {pattern.removeprefix(name): dtype for pattern, dtype in dict(acceleration.config.dtypes).items()}
+    return (*acceleration.plan.chosen_dtypes, *asked.items())
 
 
 def _write_config_of_diffusers(model: Any, folder: Path, said: dict[str, Any]) -> None:

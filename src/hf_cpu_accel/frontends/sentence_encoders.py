@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hf_cpu_accel import api
-from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import packed_saving
 from hf_cpu_accel.frontends.keyword import with_keyword
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
@@ -59,7 +57,10 @@ def _with_one_keyword(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(
-    initialise: Callable[..., None], config: CPUAccelConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
+    initialise: Callable[..., None],
+    accelerate: Callable[[Any], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     backend = kwargs.get("backend", "torch")
     if backend != "torch":
@@ -70,7 +71,7 @@ def _make(
         kwargs = {**kwargs, "device": "cpu"}  # the default would be the first accelerator of the machine
     initialise(*args, **kwargs)
     # It puts itself in eval mode when it encodes; pooling and the like come in training mode.
-    api.accelerate_for_cpu(args[0].eval(), config)
+    accelerate(args[0].eval())
 
 
 def patch_saving(module: ModuleType, patches: HostPatches) -> None:
