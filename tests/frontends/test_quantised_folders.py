@@ -19,9 +19,11 @@ from transformers import (
     PreTrainedModel,
     pipeline,
 )
+from typer.testing import CliRunner
 
 from hf_cpu_accel import explain, restore
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear
 from tests.checkpoints.writers import awq, gptq
 from tests.frontends.quantised_cases import (
@@ -249,6 +251,19 @@ def test_pipelines_load_them_too(tmp_path: Path) -> None:
     model = pipeline("feature-extraction", tmp_path, tokenizer=object(), cpu_optimize="float32").model
     assert any(isinstance(m, PackedLinear) and m.packed_dtype == "affine4" for m in model.modules())
     assert dense is not None
+
+
+def test_classes_for_tasks_and_the_command_line_load_them_too(tmp_path: Path) -> None:
+    from hf_cpu_accel.frontends.optimum import CPUModelForCausalLM
+
+    expected = logits(write_form(tmp_path / "stored", "awq-gemm"))
+    model = CPUModelForCausalLM.from_pretrained(tmp_path / "stored", cpu_optimize="float32")
+    assert near(logits(model), expected) <= 1e-3
+    arguments = ["pack", str(tmp_path / "stored"), str(tmp_path / "packed"), "--dtype", "float32"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    assert torch.equal(logits(loaded), logits(model))
 
 
 def test_without_the_keyword_transformers_loads_by_itself(tmp_path: Path) -> None:

@@ -81,12 +81,16 @@ def _load(model: str) -> Any:
     import transformers
     from transformers import AutoConfig
 
+    from hf_cpu_accel.frontends.quantised_folders import METHODS, weights_as_stored
+
     config = AutoConfig.from_pretrained(model)
-    if getattr(config, "quantization_config", None) is not None:
+    said = getattr(config, "quantization_config", None)
+    if said is not None and said.get("quant_method") not in METHODS:
         raise ValueError("its weights are quantised already: pack the checkpoint that they were made of")
     named = (config.architectures or ["AutoModel"])[0]
     cls = getattr(transformers, named, transformers.AutoModel)
-    return cls.from_pretrained(model, config=config, dtype="auto").eval()
+    with weights_as_stored():
+        return cls.from_pretrained(model, config=config, dtype="auto").eval()
 
 
 def _save_companions(model: str, folder: Path) -> list[str]:

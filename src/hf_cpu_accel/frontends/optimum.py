@@ -14,6 +14,7 @@ optimum.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
 from hf_cpu_accel.frontends.keyword import check_placement, cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
 from hf_cpu_accel.frontends.optimum_saving import Saved
+from hf_cpu_accel.frontends.quantised_folders import weights_as_stored
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 from hf_cpu_accel.hosts.find import Root
 from hf_cpu_accel.patching.acceleration import acceleration_of
@@ -145,9 +147,10 @@ class CPUModel(Saved, OptimizedModel):
             name for name in kwargs if name not in ("dtype", "torch_dtype") and hasattr(config, name)
         ]:
             setattr(config, name, kwargs.pop(name))
-        model = cls.auto_model_class.from_pretrained(
-            model_id, config=config, trust_remote_code=trust_remote_code, **hub, **kwargs
-        )
+        with nullcontext() if accel is None else weights_as_stored():
+            model = cls.auto_model_class.from_pretrained(
+                model_id, config=config, trust_remote_code=trust_remote_code, **hub, **kwargs
+            )
         if use_cache is not None and model.can_generate():
             model.generation_config.use_cache = use_cache
         return cls(model, cpu_optimize=accel if cpu_optimize is None else cpu_optimize)
