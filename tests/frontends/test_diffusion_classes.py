@@ -73,11 +73,13 @@ def test_other_tasks_of_the_same_models(saved: Any) -> None:
     assert other.unet is pipe.unet
 
 
-def test_plain_if_asked(saved: Any) -> None:
+def test_plain_if_asked(saved: Any, tmp_path: Path) -> None:
     folder, expected = saved
     pipe = CPUDiffusionPipeline.from_pretrained(folder, cpu_optimize=False, **PLAIN)
     assert not explain(pipe).replaced
     assert np.array_equal(picture(pipe), expected)
+    with pytest.raises(ValueError, match="no model of this StableDiffusionPipeline is accelerated"):
+        pipe.save_pretrained(tmp_path, packed=True)
 
 
 def test_packed_folders(saved: Any, tmp_path: Path) -> None:

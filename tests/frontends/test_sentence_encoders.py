@@ -167,7 +167,7 @@ def test_packed(kind: Any, folders: Any, tmp_path: Path) -> None:
 
 def test_packed_needs_acceleration(folders: Any, tmp_path: Path) -> None:
     encoder = SentenceTransformer(folders[SentenceTransformer], device="cpu")
-    with pytest.raises(ValueError, match="not accelerated"):
+    with pytest.raises(ValueError, match="no model of this SentenceTransformer is accelerated"):
         encoder.save_pretrained(str(tmp_path / "packed"), packed=True)
     assert not (tmp_path / "packed").exists()
 

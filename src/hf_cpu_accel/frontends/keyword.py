@@ -173,6 +173,8 @@ def patch_diffusers_pipelines(module: ModuleType, patches: HostPatches) -> None:
 
     @functools.wraps(function)
     def save_pretrained(self: Any, *args: Any, packed: bool | None = None, **kwargs: Any) -> Any:
+        if packed and patches.active:
+            packed_saving.check_accelerated(self)
         with packed_saving.pipeline_saving(packed if patches.active else None):
             return function(self, *args, **kwargs)
 

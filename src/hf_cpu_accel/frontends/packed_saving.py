@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_cpu_accel.frontends.packed_loading import plan_rows
+from hf_cpu_accel.hosts.find import find
+from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.packing.packed_file import FILE_NAME, FORMAT_VERSION, write_packed
 from hf_cpu_accel.patching.acceleration import Acceleration, acceleration_of
 from hf_cpu_accel.plan import Plan
@@ -77,6 +79,18 @@ def save(
             around.enter_context(with_originals(model, acceleration))
         around.enter_context(_as_a_checkpoint(model))
         plainly(model, folder, *args, **kwargs)
+
+
+def check_accelerated(target: Any) -> None:
+    """Refuse `packed=True` of a pipeline or an encoder of which no model is accelerated.
+
+    Raises:
+        ValueError: that.
+    """
+    if not any(is_model(root.module) and acceleration_of(root.module) is not None for root in find(target)):
+        raise ValueError(
+            f"packed=True: no model of this {type(target).__name__} is accelerated: call hf_cpu_accel.accelerate_for_cpu first"
+        )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from hf_cpu_accel.frontends.keyword import with_keyword
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
 from hf_cpu_accel.hosts.find import find
 from hf_cpu_accel.hosts.models import is_model
-from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
+from hf_cpu_accel.patching.acceleration import acceleration_of
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches, Patch
@@ -86,18 +86,15 @@ def _saving(function: Callable[..., None], patches: HostPatches) -> Callable[...
         if not patches.active:
             given = {} if packed is None else {"packed": packed}
             return function(self, *args, **given, **kwargs)
-        parts = [part for root in find(self) for part in accelerated_parts(root.module)]
-        if packed and not any(map(is_model, parts)):
-            raise ValueError(
-                f"packed=True: this {type(self).__name__} is not accelerated: call hf_cpu_accel.accelerate_for_cpu on it first"
-            )
+        if packed:
+            packed_saving.check_accelerated(self)
         with ExitStack() as around:
             if packed is not None:
                 around.enter_context(packed_saving.pipeline_saving(packed))
-            for part in parts:
-                acceleration = acceleration_of(part)
-                if acceleration is not None and not is_model(part):  # models see to themselves
-                    around.enter_context(packed_saving.with_originals(part, acceleration))
+            for root in find(self):
+                acceleration = acceleration_of(root.module)
+                if acceleration is not None and not is_model(root.module):  # models see to themselves
+                    around.enter_context(packed_saving.with_originals(root.module, acceleration))
             return function(self, *args, **kwargs)
 
     return save
