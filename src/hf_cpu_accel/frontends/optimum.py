@@ -168,19 +168,8 @@ class CPUModel(Saved, OptimizedModel):
         return self
 
     def can_generate(self) -> bool:
-        """Whether `generate` is available."""
+        """Whether `generate` is available, which is that of `model`, with our cache and loops."""
         return bool(self.model.can_generate())
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """`generate` of the model, with our cache and loops; an `assistant_model` may be of these classes, too.
-
-        Raises:
-            AttributeError: the model does not generate.
-        """
-        assistant = kwargs.get("assistant_model")
-        if isinstance(assistant, CPUModel):
-            kwargs["assistant_model"] = assistant.model
-        return self.model.generate(*args, **kwargs)
 
     def eval(self) -> CPUModel:
         self.model.eval()
