@@ -1,7 +1,9 @@
-"""Linears whose weight is stored quantised, by whom it was loaded, and how it becomes a packed weight without rounding.
+"""Linears whose weight is stored quantised, by whom it was loaded, and how it becomes a packed weight without rounding, or with the
+least that affine groups allow.
 
-Hosts load such checkpoints into module classes of their own. They are recognised by these classes, which exist only where the
-host has been imported: nothing is imported here. Where no host has such a class without a package more, `StoredLinear` is it.
+Hosts load such checkpoints into classes of modules or tensors of their own. They are recognised by these classes, which exist only
+where the host has been imported: nothing is imported here. Where no host has such a class without a package more, `StoredLinear`
+is it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints import gguf
+from hf_cpu_accel.checkpoints import bitsandbytes, gguf, hqq, mxfp4, quanto, torchao
 from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
-from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
+from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, is_stand_in
 from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
 from hf_cpu_accel.packing.four_bits import nearest_form
@@ -35,6 +37,12 @@ def stored_weight(module: nn.Module) -> StoredWeight | None:
         if found is not None:
             return found
     return None
+
+
+def is_stored(module: nn.Module, name: str) -> bool:
+    """Whether the parameter `name` of `module` holds a quantised weight, alone or together with others."""
+    weight, parameter = stored_weight(module), module._parameters.get(name)
+    return weight is not None and any(parameter is held for held in weight.tensors)
 
 
 def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
@@ -66,20 +74,45 @@ def pack_rounded(
     ]
 
 
-def in_floats(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """A parameter or buffer of `module` that holds integers: the numbers that they stand for where it is a quantised table, else
-    as it is.
+def rounding_error(weight: StoredWeight) -> float:
+    """How far what is packed is from `weight`: the length of the difference relative to its own; 0 where it is exact."""
+    if weight.values is None or weight.rows is None:
+        return 0.0
+    difference = whole = 0.0
+    for first in range(0, weight.out_features, _ROWS_AT_ONCE):
+        last = min(first + _ROWS_AT_ONCE, weight.out_features)
+        values = weight.values(first, last)
+        difference += (weight.rows(first, last).dequantize() - values).square().sum().item()
+        whole += values.square().sum().item()
+    return math.sqrt(difference / whole) if whole else 0.0
+
+
+def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool = False) -> Tensor:
+    """A parameter or buffer of `module`: where it is a quantised table, or experts of MXFP4, the numbers that its integers stand
+    for, else as it is.
+
+    Args:
+        name: its path.
+        with_stored: whether a quantised weight comes as it is, too.
 
     Raises:
-        ValueError: it is a quantised weight that nothing has packed; `name` is its path.
+        ValueError: it is one that nothing has packed.
     """
+    if isinstance(tensor, mxfp4.Mxfp4Stack):
+        return tensor.numbers()
+    weight = stored_weight(module)
+    if is_stand_in(tensor) or (weight is not None and any(tensor is held for held in weight.tensors)):
+        if with_stored:
+            return tensor
+        form = type(tensor).__name__ if weight is None else weight.form
+        raise ValueError(f"{name} is quantised ({form}) and not packed, so it cannot be written packed")
     host = sys.modules.get("transformers.integrations.gguf.utils")
-    if host is None or not isinstance(tensor, nn.Parameter):
+    if tensor.is_floating_point() or host is None or not isinstance(tensor, nn.Parameter):
         return tensor
     if isinstance(module, host.GgufEmbedding):
         table: Tensor = module(torch.arange(module.num_embeddings))
         return table
-    if isinstance(module, host.GgufLinear | host.GgufExperts):
+    if isinstance(module, host.GgufExperts) and not with_stored:
         raise ValueError(
             f"{name} holds blocks of a GGUF file that are not packed, so it cannot be written packed"
         )
@@ -142,4 +175,11 @@ def _stored_linear(module: nn.Module) -> StoredWeight | None:
     return StoredWeight(layout.form, *shape, layout.packed_bits, group, rows, held, refusal, order)
 
 
-_READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (_gguf_linear, _stored_linear)
+_READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (
+    _gguf_linear,
+    _stored_linear,
+    bitsandbytes.read,
+    hqq.read,
+    quanto.read,
+    torchao.read,
+)

@@ -12,11 +12,6 @@ from torch import Tensor, nn
 from hf_cpu_accel.checkpoints.layout import Layout
 
 
-def is_stored(module: nn.Module, name: str) -> bool:
-    """Whether the parameter `name` of `module` is a tensor of a checkpoint that stands for numbers together with others."""
-    return isinstance(module, StoredLinear) and name in module.layout.held
-
-
 class StoredLinear(nn.Module):
     """y = x W^T + b, [..., in_features] -> [..., out_features], in plain torch: what a checkpoint is loaded into, and what serves
     where nothing is packed.

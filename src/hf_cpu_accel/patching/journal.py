@@ -94,7 +94,7 @@ class FreedWeight:
     checkpoint holds does not.
     """
 
-    parameter: nn.Parameter
+    parameter: torch.Tensor
     packed: Packed
     store: OriginalsStore
     ticket: Ticket | None
@@ -112,6 +112,17 @@ class FreedWeight:
         """
         values = self.packed.unpack() if self.ticket is None else self.store.get(self.ticket)
         return values.to(self.packed.weight_dtype if self.is_cast else self.parameter.dtype)
+
+
+@dataclass(frozen=True)
+class SharedValues:
+    """`tensor` had its values where `owner` has them."""
+
+    tensor: torch.Tensor
+    owner: torch.Tensor
+
+    def undo(self) -> None:
+        self.tensor.data = self.owner.data
 
 
 @dataclass(frozen=True)
@@ -210,7 +221,7 @@ def replace_attribute(journal: Journal, module: nn.Module, name: str, value: Any
 
 def free_weight(
     journal: Journal,
-    parameter: nn.Parameter,
+    parameter: torch.Tensor,
     packed: Packed,
     store: OriginalsStore,
     *,
@@ -221,6 +232,12 @@ def free_weight(
     ticket = None if lossless else store.put(parameter.data)
     journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride(), is_cast))
     parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+def share_values(journal: Journal, tensor: torch.Tensor, owner: torch.Tensor) -> None:
+    """Release the values of `tensor`, which are those of `owner`: to be called before `owner` is freed."""
+    journal.record(SharedValues(tensor, owner))
+    tensor.data = torch.empty(0, dtype=tensor.dtype)
 
 
 def strided_as(values: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.checkpoints.stored_linear import is_stored
+from hf_cpu_accel.checkpoints.stored import is_stored
+from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
@@ -39,10 +40,11 @@ def apply(
     dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
     exact = dtypes == {"float32"}
     lossy = sum(
-        parameter.nbytes
+        held.nbytes
         for module in root.modules()
         for key, parameter in module.named_parameters(recurse=False)
-        if not exact or parameter.dim() == 4 or not parameter.is_floating_point() or is_stored(module, key)
+        for held in plain_tensors(parameter)
+        if not exact or held.dim() == 4 or not held.is_floating_point() or is_stored(module, key)
     )
     source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
     journal = Journal()

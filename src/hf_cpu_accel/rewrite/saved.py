@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints.stored import in_floats
-from hf_cpu_accel.checkpoints.stored_linear import StoredLinear, is_stored
+from hf_cpu_accel.checkpoints.stored import in_floats, stored_weight
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
-from hf_cpu_accel.patching.journal import FreedWeight, Journal, SwappedModule
+from hf_cpu_accel.patching.journal import FreedWeight, Journal, SharedValues, SwappedModule
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
@@ -55,22 +55,17 @@ def plain_tensors(
     Args:
         packed: the paths of the parameters that are packed; one that is kept beside its packed weight is left out, too.
         tied: {path: path of the same parameter elsewhere}; the first is left out.
-        with_stored: whether linears that hold a weight as its checkpoint stores it are written as they are.
+        with_stored: whether quantised weights that are not packed come as they are.
 
     Raises:
-        ValueError: a module holds a quantised weight that is not packed.
+        ValueError: there is such a weight, and it is not to come.
     """
     tensors: dict[str, Tensor] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         for name, tensor in _held(module):
             whole = _join(path, name)
-            if tensor is None or whole in packed:
-                continue
-            if is_stored(module, name) and not with_stored:
-                raise ValueError(
-                    f"{whole} is of a quantised weight that is not packed, so it cannot be written packed"
-                )
-            tensors[whole] = tensor if tensor.is_floating_point() else in_floats(module, whole, tensor)
+            if tensor is not None and whole not in packed:
+                tensors[whole] = in_floats(module, whole, tensor, with_stored=with_stored)
     return {name: tensor for name, tensor in tensors.items() if tied.get(name) not in tensors}
 
 
@@ -81,15 +76,21 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
         RuntimeError: some of the original weights are gone.
     """
     journal.check()
-    state = plain_tensors(root, set(), {}, with_stored=True)
+    # Not as parameters, which torchao's own way to write does not know.
+    plain = plain_tensors(root, set(), {}, with_stored=True)
+    state = {name: tensor.detach() for name, tensor in plain.items()}
     state.update(_stored_state(root, journal))
     freed: dict[tuple[int, str], Tensor] = {}
     for change in journal.changes:
-        if isinstance(change, FreedWeight) and change.is_cast:
-            packed: Any = change.packed
-            experts = isinstance(packed, PackedStack)
-            key = (id(packed.module), packed.stack.name) if experts else (id(packed), "weight")
-            freed[key] = change.values()
+        if not isinstance(change, FreedWeight):
+            continue
+        packed: Any = change.packed
+        if isinstance(packed, PackedStack):  # what its checkpoint stores is packed without rounding
+            freed[id(packed.module), packed.stack.name] = (
+                change.values() if change.is_cast else packed.unpack()
+            )
+        elif change.is_cast:
+            freed[id(packed), "weight"] = change.values()
     for path, module in root.named_modules(remove_duplicate=False):
         if isinstance(module, PackedModule | PackedExperts):
             names = [name for owner, name in freed if owner == id(module)]
@@ -98,21 +99,34 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     return state
 
 
-def _stored_state(root: nn.Module, journal: Journal) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the checkpoint, of linears that were packed from it."""
-    values = {
-        id(c.parameter): c.values() for c in journal.changes if isinstance(c, FreedWeight) and not c.is_cast
-    }
-    stored = {
-        id(change.parent._modules[change.name]): change.original
+def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
+    """The entries of the linears that were packed from quantised weights, as their hosts write them."""
+    freed: list[tuple[SharedValues | FreedWeight, Tensor]] = []
+    for change in journal.changes:
+        if isinstance(change, SharedValues):
+            freed.append((change, change.tensor))
+        elif (
+            isinstance(change, FreedWeight) and not change.is_cast and isinstance(change.packed, PackedLinear)
+        ):
+            freed.append((change, change.parameter))
+    slots = {
+        (id(change.parent), change.name): change.original
         for change in journal.changes
-        if isinstance(change, SwappedModule) and isinstance(change.original, StoredLinear)
+        if isinstance(change, SwappedModule)
     }
-    for path, module in root.named_modules(remove_duplicate=False):
-        original = stored.get(id(module))
-        if original is not None:
-            for name, tensor in original.tensors.items():
-                yield _join(path, name), values.get(id(tensor), tensor)
+    state: dict[str, Tensor] = {}
+    try:
+        for release, _ in reversed(freed):
+            release.undo()
+        stored = {slot: original for slot, original in slots.items() if stored_weight(original) is not None}
+        for path, module in root.named_modules(remove_duplicate=False):
+            for name in module._modules:
+                if (id(module), name) in stored:
+                    stored[id(module), name].state_dict(destination=state, prefix=f"{_join(path, name)}.")
+    finally:
+        for _, tensor in freed:
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+    return state
 
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hf_cpu_accel.checkpoints.stored import stored_weight
+from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.modes import asks_for_mode
 
 
@@ -26,13 +28,22 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
     """
     for module in deciding:
         _check_mode(module, only_where_it_matters=adds_in_training and not module.training)
+    integers = {id(held) for module in root.modules() for held in _stored(module)}
     for name, parameter in root.named_parameters():
         _check_initialised(name, parameter)
         _check_device(name, parameter)
-        _check_finite(name, parameter)
+        for held in plain_tensors(parameter):
+            if id(held) not in integers:
+                _check_finite(name, held)
     for name, buffer in root.named_buffers():
         _check_initialised(name, buffer)
         _check_device(name, buffer)
+
+
+def _stored(module: nn.Module) -> tuple[Tensor, ...]:
+    """What holds the integers of a quantised weight, some hosts in tensors of a floating point dtype."""
+    weight = stored_weight(module)
+    return () if weight is None else weight.tensors
 
 
 def check_patterns(

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.checkpoints.stored_weight import is_stand_in, plain_tensors
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
 from hf_cpu_accel.packing.linear import FORMS, QUANTISED
@@ -216,7 +217,8 @@ def weight_owners(root: nn.Module) -> dict[int, list[str]]:
 
 
 def _address(parameter: Tensor) -> int:
-    return parameter.data_ptr() if parameter.numel() else id(parameter)
+    first = next(plain_tensors(parameter))
+    return first.data_ptr() if first.numel() else id(parameter)
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
@@ -244,6 +246,8 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         linear.in_features,
     ):
         return "its weight does not have the shape of a linear's"
+    if is_stand_in(linear.weight):
+        return f"its weight is a {type(linear.weight).__name__}, which cannot be read"
     saved = source()
     if saved is not None and saved.has(linear.weight):
         return None
@@ -274,6 +278,8 @@ def _overrides_alike(linear: nn.Linear) -> bool:
     if set(linear._parameters) - {"weight", "bias"} or linear._modules or linear._buffers:
         return False
     if linear.weight.dtype not in WEIGHT_DTYPES or linear.in_features == 0:
+        return False
+    if linear.weight.shape != (linear.out_features, linear.in_features):
         return False
     input = probe(linear.in_features, linear.weight.dtype)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_cpu_accel.checkpoints.stored_linear import is_stored
+from hf_cpu_accel.checkpoints.stored import is_stored
 from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.patching.float16 import (
     Float16Forward,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
+from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
@@ -61,6 +63,9 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
         return "skip_modules"
     if not is_plain(module) or not context.slots[id(module)]:
         return "it has hooks, parametrizations or a forward of its own, or is the target itself"
+    unknown = (p for p in module.parameters() if is_stand_in(p) and not isinstance(p, Mxfp4Stack))
+    for parameter in unknown:
+        return f"its weights are {type(parameter).__name__}s, which cannot be read"
     if any(context.is_tied(p) for p in module.parameters()):
         return "it shares its weights with other modules"
     return None

@@ -9,16 +9,23 @@ from itertools import accumulate
 import torch
 from torch import nn
 
-from hf_cpu_accel.checkpoints.stored import pack_rounded, pack_stored, stored_weight
-from hf_cpu_accel.checkpoints.stored_linear import is_stored
+from hf_cpu_accel.checkpoints.stored import (
+    is_stored,
+    pack_rounded,
+    pack_stored,
+    rounding_error,
+    stored_weight,
+)
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
-from hf_cpu_accel.patching.journal import free_weight, swap_module
+from hf_cpu_accel.patching.journal import free_weight, share_values, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
+from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement, probe, run_alone
+from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import ALONE, MERGED, packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
@@ -90,10 +97,9 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     )
     replacements = [PackedLinear(group, index, linear) for index, linear in enumerate(linears)]
     if context.config.verify:
-        for (path, module, _), replacement in zip(members, replacements, strict=True):
-            input = probe(replacement.in_features, compute).repeat(_REPEATED, 1, 1)
-            with torch.no_grad(), disable_grouping():
-                reason = disagreement(replacement(input), run_alone(module, input), dtype, compute)
+        for (path, module, weight), replacement in zip(members, replacements, strict=True):
+            agreement = weight.agreement if weight.rows is not None else dtype
+            reason = _disagreement(module, weight, replacement, agreement, compute)
             if reason is not None:
                 return [PlanItem.left(path, structure, reason)]
     items = []
@@ -111,27 +117,44 @@ def _packed(
     """The packed weight, the dtype by whose tolerance it is compared, and how far each member is off what is stored."""
     weights = [weight for _, _, weight in members]
     if weights[0].rows is not None:
-        return pack_stored(weights), "float32", [0.0] * len(weights)
+        return pack_stored(weights), "float32", [rounding_error(weight) for weight in weights]
     dtype = context.weight_dtype(members[0][0], linears)
     packed, errors = pack_rounded(weights, dtype, context.config.int4_group)
     return packed, dtype, errors
 
 
+def _disagreement(
+    module: nn.Module, weight: StoredWeight, replacement: PackedLinear, agreement: str, compute: torch.dtype
+) -> str | None:
+    input = probe(replacement.in_features, compute).repeat(_REPEATED, 1, 1)
+    with torch.no_grad(), disable_grouping():
+        expected = call_foreign(weight.reference or module.forward, input)
+        if isinstance(expected, Refusal):
+            return f"its host cannot compute with it here, so that nothing can be compared: {expected.reason}"
+        return disagreement(replacement(input), expected, agreement, compute)
+
+
 def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> None:
     """Free what held the weight of a module that is out of the tree, unless an embedding reads it, too, or it is to be kept."""
+    if context.config.originals == "memory" or any(map(context.is_tied, weight.tensors)):
+        return
+    owner, *others = weight.tensors
+    for tensor in others:
+        if tensor.numel() and tensor.data_ptr() == owner.data_ptr():
+            share_values(context.journal, tensor, owner)
     for tensor in weight.tensors:
-        if not isinstance(tensor, nn.Parameter) or context.config.originals == "memory":
-            continue
-        if context.is_tied(tensor):
-            continue
         context.freed += tensor.nbytes
-        free_weight(context.journal, tensor, packed, context.store, lossless=False, is_cast=False)
+        if tensor.numel():
+            free_weight(context.journal, tensor, packed, context.store, lossless=False, is_cast=False)
 
 
 def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> nn.Linear:
     """A linear of the same shape and with the very bias, whose weight has no values."""
     linear = nn.Linear(weight.in_features, weight.out_features, bias=False, device="meta", dtype=dtype)
-    linear.register_parameter("bias", module._parameters.get("bias"))
+    bias = getattr(module, "bias", None)
+    if bias is not None and not isinstance(bias, nn.Parameter):  # HQQ has it as a plain attribute
+        bias = nn.Parameter(bias, requires_grad=False)
+    linear.register_parameter("bias", bias)
     return linear
 
 

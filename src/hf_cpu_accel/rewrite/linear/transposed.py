@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.journal import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -58,6 +59,8 @@ def as_linear(module: nn.Module) -> nn.Linear | None:
     parameters = dict(module._parameters)
     weight, bias = parameters.pop("weight", None), parameters.pop("bias", None)
     if isinstance(module, nn.Linear) or weight is None or weight.dim() != 2 or weight.numel() == 0:
+        return None
+    if is_stand_in(weight):
         return None
     if any(p is not None for p in parameters.values()) or module._modules or module._buffers:
         return None

@@ -1,0 +1,95 @@
+"""HQQ's linears: integers of up to 8 bits, (q - zero) * scale over groups of the flattened weight.
+
+The layouts are those of hqq.core: `Quantizer.quantize`, and `BitPack`, which puts the first rows of the integers into the highest
+bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, holding_group, spread
+from hf_cpu_accel.packing import affine
+from hf_cpu_accel.packing.affine import AffineGroups
+
+_FIELDS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
+"""Bits of an integer, and how many are in one word."""
+
+
+def read(module: nn.Module) -> StoredWeight | None:
+    """An `HQQLinear` that holds a quantised weight."""
+    host = sys.modules.get("hqq.core.quantize")
+    if host is None or not isinstance(module, host.HQQLinear) or module.W_q is None or module.meta is None:
+        return None
+    linear: Any = module
+    meta, (out_features, in_features) = linear.meta, linear.meta["shape"]
+    along_rows = meta["axis"] == 1
+    bits = (4 if meta["nbits"] <= 4 else 8) if along_rows else 8
+    # One scale for the whole weight is one for groups of any size.
+    width = linear.W_q.shape[1] if meta.get("channel_wise", True) else in_features
+    group = holding_group(width, in_features) if along_rows else 32
+    holding = group or 32
+
+    def integers(first: int, last: int) -> Tensor:
+        return _integers(linear.W_q.detach(), meta, first * in_features, last * in_features).view(
+            -1, in_features
+        )
+
+    def rows(first: int, last: int) -> AffineGroups:
+        if not along_rows:
+            return affine.quantize(values(first, last), bits, holding)
+        zero, scale = (spread(n, width, first, last, in_features, holding) for n in _zero_and_scale(meta))
+        return AffineGroups(integers(first, last), scale, -scale * zero, bits, holding)
+
+    def values(first: int, last: int) -> Tensor:
+        zero, scale = (n.float().reshape(-1) for n in _zero_and_scale(meta))
+        column = torch.arange(first * in_features, last * in_features) % len(scale)
+        return (integers(first, last) - zero[column].view(-1, in_features)) * scale[column].view(
+            -1, in_features
+        )
+
+    refusal = None
+    if meta.get("quant_scale") or meta.get("quant_zero"):
+        refusal = "HQQ: its scales or zeros are quantised themselves"
+    elif group is None:
+        refusal = f"HQQ: {in_features} input features in groups of {width}: groups of a row share no scale"
+    dtype = linear.compute_dtype
+    return StoredWeight(
+        f"HQQ {meta['nbits']} bits" if along_rows else f"HQQ {meta['nbits']} bits, axis 0",
+        out_features,
+        in_features,
+        bits,
+        holding,
+        rows,
+        (linear.W_q,),
+        refusal,
+        values=None if along_rows else values,
+        agreement="int8" if not along_rows else "float32" if dtype is torch.float32 else "bfloat16",
+        reference=lambda input: linear(input.to(dtype)),
+    )
+
+
+def _zero_and_scale(meta: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    if "zero_scale" in meta:
+        zero, scale = meta["zero_scale"]
+        return zero, scale
+    return meta["zero"], meta["scale"]
+
+
+def _integers(packed: Tensor, meta: dict[str, Any], start: int, stop: int) -> Tensor:
+    """The elements [start, stop) of the flattened weight, uint8."""
+    width = packed.shape[1]
+    first, last = start // width, -(-stop // width)
+    if meta["packing"] is None:
+        found = packed[first:last].to(torch.uint8)
+    else:
+        bits, fields = _FIELDS[meta["packing"]]
+        words = packed.view(meta["unpack_view_dtype"]) if meta["view_as_float"] else packed
+        row = torch.arange(first, last)
+        shift = bits * (fields - 1 - row // len(words))
+        found = ((words[row % len(words)].int() >> shift[:, None].int()) & (2**bits - 1)).to(torch.uint8)
+    return found.reshape(-1)[start - first * width : stop - first * width]
