@@ -17,14 +17,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.config import CPUAccelConfig
-from hf_cpu_accel.frontends import gguf, packed_saving
+from hf_cpu_accel.frontends import gguf, mxfp4, packed_saving
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
 from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
@@ -134,7 +133,7 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     file = gguf.split_path(args[1]) if len(args) > 1 else None
     if file is not None and "gguf_file" not in kwargs:
         args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
-    blocks = nullcontext() if kwargs.get("gguf_file") is None else gguf.weights_in_blocks()
+    blocks = mxfp4.experts_in_blocks() if kwargs.get("gguf_file") is None else gguf.weights_in_blocks()
     with _one_at_a_time, blocks, weights_as_stored():
         return function(*args, **kwargs)
 
@@ -203,7 +202,7 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
         check_placement(given.get("device"), device_map)
         if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):
             given["device"] = "cpu"  # the default would be the first accelerator of the machine
-        with _one_at_a_time, weights_as_stored():
+        with _one_at_a_time, mxfp4.experts_in_blocks(), weights_as_stored():
             pipe = function(*bound.args, **bound.kwargs)
         return accelerate(pipe)
 

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
 from hf_cpu_accel.frontends.packed_loading import plan_rows
 from hf_cpu_accel.hosts.find import find
 from hf_cpu_accel.hosts.models import is_model
@@ -77,6 +78,8 @@ def save(
     with ExitStack() as around:
         if acceleration is not None and kwargs.get("state_dict") is None and not args:
             around.enter_context(with_originals(model, acceleration))
+        elif acceleration is None and any(isinstance(p, Mxfp4Stack) for p in model.parameters()):
+            around.enter_context(_with_numbers(model))
         around.enter_context(_as_a_checkpoint(model))
         plainly(model, folder, *args, **kwargs)
 
@@ -118,6 +121,18 @@ def with_originals(model: Any, acceleration: Acceleration) -> Iterator[None]:
         yield
         return
     vars(model)["state_dict"] = lambda: state
+    try:
+        yield
+    finally:
+        vars(model).pop("state_dict", None)
+
+
+@contextmanager
+def _with_numbers(model: Any) -> Iterator[None]:
+    """Inside, the state dict of `model` has the numbers of experts that were loaded for us and are not packed any more."""
+    state = model.state_dict()
+    numbers = {name: t.numbers() if isinstance(t, Mxfp4Stack) else t for name, t in state.items()}
+    vars(model)["state_dict"] = lambda: numbers
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ another. Padding is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,9 +112,9 @@ def pack_linear(weight: Tensor, dtype: str, *, int4_group: int = 32) -> PackedWe
     return PackedWeight(data, scale, in_features, out_features, dtype)
 
 
-def pack_affine(weight: AffineGroups) -> PackedWeight:
-    """A weight in affine groups, as it is."""
-    packed = affine.pack(weight)
+def pack_affine(weight: AffineGroups, *, half: bool | None = None) -> PackedWeight:
+    """A weight in affine groups, as it is; `half` as for `affine.pack`."""
+    packed = affine.pack(weight, half=half)
     data = allocate(packed.shape, packed.dtype).copy_(packed)
     return PackedWeight(data, None, weight.q.shape[1], weight.q.shape[0], weight.dtype)
 
@@ -154,9 +154,27 @@ def pack_stack(weights: Iterable[Tensor], count: int, dtype: str, *, int4_group:
     Raises:
         ValueError: as `pack_linear`, or N is not a multiple of 32.
     """
+    return _stacked((pack_linear(weight, dtype, int4_group=int4_group) for weight in weights), count)
+
+
+def pack_affine_stack(weight: Callable[[int], AffineGroups], count: int) -> PackedWeight:
+    """The same of weights in affine groups, as they are.
+
+    Args:
+        weight: number -> one of them; it is asked for each again where scales turn out not to be numbers of float16.
+
+    Raises:
+        ValueError: N is not a multiple of 32.
+    """
+    try:
+        return _stacked((pack_affine(weight(number), half=True) for number in range(count)), count)
+    except affine.NotHalfError:
+        return _stacked((pack_affine(weight(number), half=False) for number in range(count)), count)
+
+
+def _stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
     whole: PackedWeight | None = None
-    for number, weight in enumerate(weights):
-        packed = pack_linear(weight, dtype, int4_group=int4_group)
+    for number, packed in enumerate(weights):
         rows, panels = packed.out_features, len(packed.data)
         if rows % PANEL_FEATURES or not rows:
             raise ValueError(

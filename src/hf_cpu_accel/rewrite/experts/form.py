@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.linear import PackedWeight, pack_stack, unpack_linear
+from hf_cpu_accel.packing.affine import AffineGroups
+from hf_cpu_accel.packing.linear import PackedWeight, pack_affine_stack, pack_stack, unpack_linear
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
@@ -46,8 +48,16 @@ class Stack:
         return torch.cat([features[::2], features[1::2]]) if self.interleaved else features
 
     def pack(self, stack: Tensor, dtype: str, int4_group: int) -> PackedWeight:
+        if isinstance(stack, Mxfp4Stack):
+            return pack_affine_stack(lambda expert: self._groups(stack, expert), len(stack))
         matrices = (self.matrix(stack, expert) for expert in range(len(stack)))
         return pack_stack(matrices, len(stack), dtype, int4_group=int4_group)
+
+    def _groups(self, stack: Mxfp4Stack, expert: int) -> AffineGroups:
+        """What `matrix` gives, as it is stored."""
+        groups = stack.groups_of(expert)
+        q, scale, offset = (self.ordered(part) for part in (groups.q, groups.scale, groups.offset))
+        return AffineGroups(q, scale, offset, groups.bits, groups.group)
 
     def pack_bias(self, bias: Tensor | None) -> Tensor | None:
         """[experts * out_features] of the parameter [experts, out_features]."""

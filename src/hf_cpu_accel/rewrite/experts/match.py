@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,12 +11,12 @@ from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.patching.journal import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
-from hf_cpu_accel.rewrite.experts.form import ExpertsForm, holds_experts, read_experts
+from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack, holds_experts, read_experts
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack, pack_experts
 from hf_cpu_accel.rewrite.linear.match import free
 
@@ -47,14 +49,18 @@ class ExpertsRule:
         if form is None or reason is not None:
             return Outcome((PlanItem.left(path, STRUCTURE, reason or ""),), (module,))
         packed = pack_experts(module, form, dtype, context.config.int4_group)
+        stored = _stored_stacks(module, form)
         if context.verifies:
-            reason = _verify(module, packed, dtype)
+            reason = _verify(module, packed, "float32" if stored else dtype)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
         swap_module(context.journal, context.slots[id(module)], packed)
-        _release(module, packed, context)
         nbytes = sum(weight.nbytes for weight in packed.packed.values())
-        item = PlanItem(path, STRUCTURE, "experts_ffn", dtype, nbytes, reason=None)
+        structure = STRUCTURE
+        if stored:
+            structure, dtype = f"{STRUCTURE} (MXFP4)", packed.packed[form.up.name].dtype
+        _release(module, packed, context)
+        item = PlanItem(path, structure, "experts_ffn", dtype, nbytes, reason=None)
         return Outcome((item,), tuple(module.modules()))
 
 
@@ -98,5 +104,24 @@ def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None
     if context.config.originals == "memory":
         packed.keep_originals(parameters)
         return
+    stored = _stored_stacks(module, packed.form)
+    if stored:
+        _release_stored(stored, packed, context)
+        return
     for stack in packed.form.stacks():
         free(parameters[stack.name], PackedStack(packed, stack), packed.packed[stack.name].dtype, context)
+
+
+def _stored_stacks(module: nn.Module, form: ExpertsForm) -> dict[Stack, Mxfp4Stack]:
+    """The projections that the checkpoint has quantised: all of them, or none."""
+    found: dict[Stack, Any] = {stack: module.get_parameter(stack.name) for stack in form.stacks()}
+    return {stack: parameter for stack, parameter in found.items() if isinstance(parameter, Mxfp4Stack)}
+
+
+def _release_stored(stored: dict[Stack, Mxfp4Stack], packed: PackedExperts, context: Context) -> None:
+    """The same, where parameters stand for what a checkpoint stores."""
+    for stack, parameter in stored.items():
+        for tensor in (parameter.blocks, parameter.scales):
+            context.freed += tensor.nbytes
+            source = PackedStack(packed, stack)
+            free_weight(context.journal, tensor, source, context.store, lossless=False, is_cast=False)
