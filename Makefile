@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-compile-families, test-architectures, test-quality, fuzz, fuzz-files,
+# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-compile-families, test-architectures, test-quality, fuzz, fuzz-files,
 # asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -96,6 +96,13 @@ test-sentence-transformers: kernels
 	  { echo "SENTENCE_TRANSFORMERS_SOURCE=$(SENTENCE_TRANSFORMERS_SOURCE): expected a checkout of sentence-transformers"; exit 1; }
 	cd "$(SENTENCE_TRANSFORMERS_SOURCE)" && PYTHONPATH=$(CURDIR)/tests/sentence_encoders $(CURDIR)/$(BIN)/python -m pytest -q \
 	  -p hub_stubs -p accelerate_encoders $(addprefix tests/,$(SENTENCE_TRANSFORMERS_TESTS))
+
+# Weights that other packages have quantised, against their own dequantisation. They lie in build/, since they would change what the
+# other tests see; bitsandbytes alone has 120 MB.
+test-formats: kernels
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-formats \
+	  bitsandbytes torchao hqq optimum-quanto einops ninja termcolor
+	PYTHONPATH=build/test-formats $(BIN)/python -m pytest -q tests/checkpoints/formats.py
 
 # Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
 # for another engine, which is not needed.
