@@ -45,11 +45,12 @@ def _of_levels(module: Any) -> StoredWeight | None:
 
     def rows(first: int, last: int) -> AffineGroups:
         size = magnitudes(first, last)
-        return AffineGroups(q[_codes(weight, state, first, last)], step * size, start * size, 8, group or 32)
+        taken = _taken(q, weight, state, first, last)
+        return AffineGroups(taken, step * size, start * size, 8, group or 32)
 
     def values(first: int, last: int) -> Tensor:
         size = magnitudes(first, last).repeat_interleave(group or 32, dim=1)
-        return levels[_codes(weight, state, first, last)] * size[:, :in_features]
+        return _taken(levels, weight, state, first, last) * size[:, :in_features]
 
     refusal = None
     if group is None:
@@ -81,16 +82,17 @@ def _multiply(module: Any, state: Any, input: Tensor) -> Tensor:
     return F.linear(input, weight, None if module.bias is None else module.bias.to(input.dtype))
 
 
-def _codes(weight: Tensor, state: Any, first: int, last: int) -> Tensor:
-    """Which level each of these output features is: int [last - first, in_features]."""
+def _taken(table: Tensor, weight: Tensor, state: Any, first: int, last: int) -> Tensor:
+    """The entries of `table` [16] that these output features name, [last - first, in_features]."""
     columns = state.shape[1]
     packed = weight.detach().as_subclass(Tensor).contiguous().view(torch.uint8)
     if not getattr(state, "packing_format_for_cpu", False):
         pairs = packed.reshape(-1)[first * columns // 2 : last * columns // 2]
-        return torch.stack([pairs >> 4, pairs & 15], dim=1).reshape(-1, columns).int()
+        both = torch.stack([table.repeat_interleave(16), table.repeat(16)], dim=1)  # of each byte
+        return both.index_select(0, pairs.int()).view(-1, columns)
     pairs = packed.reshape(-1, columns // 2)[first:last].reshape(-1, _CPU_ROWS)
     codes = torch.cat([pairs & 15, pairs >> 4], dim=1).view(-1, columns // 2, _CPU_ROWS, 2)
-    return codes.transpose(1, 2).reshape(-1, columns).int()
+    return table[codes.transpose(1, 2).reshape(-1, columns).int()]
 
 
 def _block_magnitudes(state: Any) -> Tensor:

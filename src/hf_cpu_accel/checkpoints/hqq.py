@@ -90,6 +90,6 @@ def _integers(packed: Tensor, meta: dict[str, Any], start: int, stop: int) -> Te
         bits, fields = _FIELDS[meta["packing"]]
         words = packed.view(meta["unpack_view_dtype"]) if meta["view_as_float"] else packed
         row = torch.arange(first, last)
-        shift = bits * (fields - 1 - row // len(words))
-        found = ((words[row % len(words)].int() >> shift[:, None].int()) & (2**bits - 1)).to(torch.uint8)
+        shift = (bits * (fields - 1 - row // len(words)))[:, None].to(words.dtype)
+        found = ((words[row % len(words)] >> shift) & (2**bits - 1)).to(torch.uint8)
     return found.reshape(-1)[start - first * width : stop - first * width]

@@ -75,16 +75,14 @@ def pack_rounded(
 
 
 def rounding_error(weight: StoredWeight) -> float:
-    """How far what is packed is from `weight`: the length of the difference relative to its own; 0 where it is exact."""
+    """How far what is packed is from `weight`: the length of the difference relative to its own, over its first rows; 0 where it is
+    exact."""
     if weight.values is None or weight.rows is None:
         return 0.0
-    difference = whole = 0.0
-    for first in range(0, weight.out_features, _ROWS_AT_ONCE):
-        last = min(first + _ROWS_AT_ONCE, weight.out_features)
-        values = weight.values(first, last)
-        difference += (weight.rows(first, last).dequantize() - values).square().sum().item()
-        whole += values.square().sum().item()
-    return math.sqrt(difference / whole) if whole else 0.0
+    last = min(weight.out_features, _ROWS_AT_ONCE)
+    values = weight.values(0, last)
+    length = values.norm().item()
+    return (weight.rows(0, last).dequantize() - values).norm().item() / length if length else 0.0
 
 
 def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool = False) -> Tensor:
