@@ -56,8 +56,9 @@ class CPUAccelConfig:
         int4_group: how many input features of an int4 weight share a multiplier: 32 (4.25 bits per weight), 64 or 128.
         head_dtype: of the linear that scores the words of a vocabulary: one of the dtypes, or `"auto"`: 8 bits for int4, else as
             `dtype` says.
-        originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (a file
-            that vanishes with the process), `"memory"`, or `"drop"` (`restore` is then refused).
+        originals: where the weights wait for `restore` if packing loses information (all but float32): `"disk"` (in the
+            checkpoint, if they are mapped from it as they are, else in a file that vanishes with the process), `"memory"`, or
+            `"drop"` (`restore` is then refused).
         providers: `"auto"`: where torch's own oneDNN or BLAS was measured to be more than 3 % faster than our kernels, it
             serves; or `"own"`: our kernels always, and nothing is measured.
 

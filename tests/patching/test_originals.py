@@ -120,7 +120,7 @@ def test_an_unwritable_folder_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "file"))
     with pytest.raises(OSError, match="file/originals"):
-        make_store("disk", 100)
+        make_store("disk", [torch.ones(25)])
 
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):

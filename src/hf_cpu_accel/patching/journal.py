@@ -230,6 +230,8 @@ def free_weight(
 ) -> None:
     """Release the values of `parameter`. The Parameter stays, so that `restore` gives back the very same object."""
     ticket = None if lossless else store.put(parameter.data)
+    if lossless:
+        store.give_back(parameter.data)
     journal.record(FreedWeight(parameter, packed, store, ticket, parameter.stride(), is_cast))
     parameter.data = torch.empty(0, dtype=parameter.dtype)
 

@@ -1,10 +1,14 @@
-"""Where the original weights wait for `restore` when packing loses information."""
+"""Where the original weights wait for `restore` when packing loses information.
+
+What is mapped from the file that it was loaded from, and unchanged, waits there: nothing is written, and its pages are given back.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -13,16 +17,20 @@ from torch import Tensor
 
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.runtime.home_folder import home_folder
+from hf_cpu_accel.runtime.mapped_files import MappedFiles, SourceFile
 from hf_cpu_accel.runtime.private_files import make_folder
 
 
 class Ticket:
-    """Where one tensor lies in a store: byte offset, shape and dtype."""
+    """Where one tensor lies in a store: byte offset, shape and dtype, or its number among those that are mapped from files."""
 
-    def __init__(self, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(
+        self, offset: int, shape: torch.Size, dtype: torch.dtype, *, is_mapped: bool = False
+    ) -> None:
         self.offset = offset
         self.shape = shape
         self.dtype = dtype
+        self.is_mapped = is_mapped
 
 
 class OriginalsStore(Protocol):
@@ -30,7 +38,10 @@ class OriginalsStore(Protocol):
         """Take the values of `tensor`."""
 
     def get(self, ticket: Ticket) -> Tensor:
-        """The values as they were put, in a new tensor."""
+        """The values as they were put."""
+
+    def give_back(self, tensor: Tensor) -> object:
+        """Give back the pages of `tensor`, which goes without being put, if it is mapped from a file."""
 
     def check(self) -> None:
         """Raise a RuntimeError if `get` would."""
@@ -39,18 +50,33 @@ class OriginalsStore(Protocol):
         """The rewrite succeeded."""
 
 
-class DiskStore:
+class _Store:
+    """What stores have in common: the files that tensors may be mapped from."""
+
+    def __init__(self, mapped: MappedFiles | None = None) -> None:
+        self._mapped = mapped
+
+    def give_back(self, tensor: Tensor) -> SourceFile | None:
+        """Give back the pages of `tensor` if they are those of a file, which is returned."""
+        return None if self._mapped is None else self._mapped.give_back(tensor)
+
+
+class DiskStore(_Store):
     """An append-only file without a name: it goes away with the last reference, also if the process is killed.
 
     Not in the system's temporary folder, since that is memory on many machines. Deep copies share the file, as nothing
     in it ever changes; pickles leave it behind, since an accelerated model is pickled to be served, not to be restored.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mapped: MappedFiles | None = None) -> None:
+        super().__init__(mapped)
         self.directory = directory
         self._lock = new_lock()
         self._file: BinaryIO | None = None
         self._end = 0
+        self._in_files: list[Tensor] = []
+        self._sources: set[SourceFile] = set()
+        self._is_left_behind = False
 
     def reserve(self, nbytes: int) -> None:
         """Create the folder and make sure that `nbytes` fit.
@@ -67,11 +93,17 @@ class DiskStore:
             raise self._failure(f"{nbytes / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free")
 
     def put(self, tensor: Tensor) -> Ticket:
-        """Write the values of `tensor`.
+        """Write the values of `tensor`, unless a file has them.
 
         Raises:
             OSError: the write failed.
         """
+        source = self.give_back(tensor)
+        if source is not None:
+            with self._lock:
+                self._sources.add(source)
+                self._in_files.append(tensor.detach())
+                return Ticket(len(self._in_files) - 1, tensor.shape, tensor.dtype, is_mapped=True)
         values = tensor.detach().contiguous()
         view = values.reshape(-1).view(torch.uint8).numpy().data
         with self._lock:
@@ -91,15 +123,24 @@ class DiskStore:
     def check(self) -> None:
         """
         Raises:
-            RuntimeError: the store came through a pickle.
+            RuntimeError: the store came through a pickle, or the file that the model was loaded from was written to.
         """
-        if self._file is None:
+        if self._is_left_behind:
             raise RuntimeError(
                 "the original weights stayed in the process that pickled this model: load it again with from_pretrained"
             )
+        for source in self._sources:
+            source.check()
 
     def get(self, ticket: Ticket) -> Tensor:
+        """The values: in a new tensor, or mapped as they were put.
+
+        Raises:
+            RuntimeError: as `check`.
+        """
         self.check()
+        if ticket.is_mapped:
+            return self._in_files[ticket.offset]
         assert self._file is not None
         values = torch.empty(ticket.shape, dtype=ticket.dtype)
         view = values.reshape(-1).view(torch.uint8).numpy().data
@@ -124,6 +165,7 @@ class DiskStore:
 
     def __setstate__(self, state: dict[str, Path]) -> None:
         self.__init__(state["directory"])  # type: ignore[misc]
+        self._is_left_behind = True
 
     def _failure(self, reason: OSError | str) -> OSError:
         return OSError(
@@ -132,15 +174,17 @@ class DiskStore:
         )
 
 
-class DroppedStore:
+class DroppedStore(_Store):
     """Keeps the values in memory while the model is rewritten, so that a failure can be undone, and nothing afterwards:
     `restore` is refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, mapped: MappedFiles | None = None) -> None:
+        super().__init__(mapped)
         self._values: list[Tensor] | None = []
 
     def put(self, tensor: Tensor) -> Ticket:
         assert self._values is not None
+        self.give_back(tensor)
         self._values.append(tensor.detach())
         return Ticket(len(self._values) - 1, tensor.shape, tensor.dtype)
 
@@ -179,14 +223,16 @@ class NoStore(DroppedStore):
         )
 
 
-def make_store(originals: str, nbytes: int) -> OriginalsStore:
+def make_store(originals: str, tensors: Iterable[Tensor]) -> OriginalsStore:
     """The store for `originals` in `"disk"`, `"memory"` (the weights are never freed, so nothing is put), `"drop"`.
 
-    `nbytes` is how much will be put at most: a disk that cannot take it is refused before anything is touched.
+    `tensors` are those that may be put: a disk that cannot take what no file has is refused before anything is touched.
     """
+    mapped = MappedFiles()
     if originals == "drop":
-        return DroppedStore()
-    store = DiskStore(home_folder() / "originals")
+        return DroppedStore(mapped)
+    store = DiskStore(home_folder() / "originals", mapped)
+    nbytes = sum(tensor.nbytes for tensor in tensors if mapped.source_of(tensor) is None)
     if originals == "disk" and nbytes:
         store.reserve(nbytes)
     return store

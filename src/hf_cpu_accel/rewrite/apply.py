@@ -39,8 +39,8 @@ def apply(
     # tiles, and those with a norm folded in.
     dtypes = {plan.dtype, *dict(plan.config.dtypes).values(), *dict(plan.chosen_dtypes).values()}
     exact = dtypes == {"float32"}
-    lossy = sum(
-        held.nbytes
+    lossy = (
+        held
         for module in root.modules()
         for key, parameter in module.named_parameters(recurse=False)
         for held in plain_tensors(parameter)

@@ -14,6 +14,7 @@ which a fragment lies, so that a raised threshold makes the heap grow without en
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _HUGE_PAGE = 2 << 20
-_MADV_HUGEPAGE = 14  # <sys/mman.h> of Linux
+_MADV_DONTNEED, _MADV_HUGEPAGE = 4, 14  # <sys/mman.h> of Linux
 
 _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
@@ -91,11 +92,15 @@ def want_huge_pages(address: int, nbytes: int) -> bool:
 
     For memory that is not written yet. Reading 4 KiB pages one after the other, processors stop at the end of each.
     """
-    first, last = -(-address // _HUGE_PAGE) * _HUGE_PAGE, (address + nbytes) // _HUGE_PAGE * _HUGE_PAGE
-    libc = _glibc()
-    if libc is None or first >= last or not hasattr(libc, "madvise"):
-        return False
-    return bool(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_HUGEPAGE) == 0)
+    return _advise(address, nbytes, _HUGE_PAGE, _MADV_HUGEPAGE)
+
+
+def drop_pages(address: int, nbytes: int) -> bool:
+    """Give back the whole pages among ``nbytes`` of memory at ``address``, which a file is mapped to; True if the system did.
+
+    Who looks there again sees what the file has, so what was written to these pages is lost.
+    """
+    return _advise(address, nbytes, mmap.PAGESIZE, _MADV_DONTNEED)
 
 
 def release_buffers() -> int:
@@ -144,6 +149,14 @@ def memory_stall(root: Path = Path("/")) -> float | None:
     """Percent of the last 10 seconds in which some task waited for memory (kernel PSI), if told."""
     match = re.search(r"^some avg10=([\d.]+)", read_text(root / "proc/pressure/memory") or "", re.MULTILINE)
     return float(match.group(1)) if match else None
+
+
+def _advise(address: int, nbytes: int, page: int, advice: int) -> bool:
+    first, last = -(-address // page) * page, (address + nbytes) // page * page
+    libc = _glibc()
+    if libc is None or first >= last or not hasattr(libc, "madvise"):
+        return False
+    return bool(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice) == 0)
 
 
 def _glibc() -> ctypes.CDLL | None:

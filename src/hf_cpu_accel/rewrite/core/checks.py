@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from hf_cpu_accel.checkpoints.stored import stored_weight
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.modes import asks_for_mode
+from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 
 def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_training: bool = False) -> None:
@@ -29,12 +30,14 @@ def check_model(root: nn.Module, deciding: Iterable[nn.Module], *, adds_in_train
     for module in deciding:
         _check_mode(module, only_where_it_matters=adds_in_training and not module.training)
     integers = {id(held) for module in root.modules() for held in _stored(module)}
+    mapped = MappedFiles()
     for name, parameter in root.named_parameters():
         _check_initialised(name, parameter)
         _check_device(name, parameter)
         for held in plain_tensors(parameter):
             if id(held) not in integers:
                 _check_finite(name, held)
+            mapped.give_back(held)  # a checkpoint is read weight by weight, and never there as a whole
     for name, buffer in root.named_buffers():
         _check_initialised(name, buffer)
         _check_device(name, buffer)

@@ -26,6 +26,7 @@ from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, weight_owners
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
+from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
 NOTE = (
     "float16 weights: computed in float32 outside of the packed layers; outputs and state_dict() are float16"
@@ -60,24 +61,34 @@ class CastTensors:
 
 
 class HalvingStore:
-    """A store that keeps float32 values which float16 holds as float16, in half the space."""
+    """A store that keeps float32 values which float16 holds as float16, in half the space.
 
-    def __init__(self, store: OriginalsStore) -> None:
+    `halves`: those that are mapped from a file, by the addresses of their float32 values.
+    """
+
+    def __init__(self, store: OriginalsStore, halves: dict[int, Tensor]) -> None:
         self._store = store
+        self._halves = halves
 
     def put(self, tensor: Tensor) -> Ticket:
         if tensor.dtype is not torch.float32:
             return self._store.put(tensor)
-        half = tensor.to(torch.float16)
+        half = self._halves.get(tensor.data_ptr())
+        if half is None or half.shape != tensor.shape:
+            half = tensor.to(torch.float16)
         return self._store.put(half if torch.equal(half.to(tensor.dtype), tensor) else tensor)
 
     def get(self, ticket: Ticket) -> Tensor:
         return self._store.get(ticket)
 
+    def give_back(self, tensor: Tensor) -> object:
+        return self._store.give_back(tensor)
+
     def check(self) -> None:
         self._store.check()
 
     def commit(self) -> None:
+        self._halves.clear()
         self._store.commit()
 
 
@@ -109,9 +120,8 @@ def cast_float16(context: Context) -> Iterable[PlanItem]:
     if tensors:
         model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
         context.journal.record(CastTensors(tensors, [tensor.stride() for tensor in tensors], model))
-        _widen(tensors)
+        context.store = HalvingStore(context.store, _widen(tensors))
         context.float16 = model
-        context.store = HalvingStore(context.store)
         context.owners = weight_owners(context.root)
         context.notes += (NOTE,)
     return ()
@@ -124,17 +134,25 @@ def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
             _cast_state(state, change.model.names, change.model.dtype)
 
 
-def _widen(tensors: list[Tensor]) -> None:
-    """Cast them in place. Placeholders of packed weights become other placeholders, which have no memory of their own."""
+def _widen(tensors: list[Tensor]) -> dict[int, Tensor]:
+    """Cast them in place. Placeholders of packed weights become other placeholders, which have no memory of their own.
+
+    Returns:
+        What they were, by their new addresses, where that is mapped from a file.
+    """
     current, cast = source(), _once(Tensor.float)
+    mapped, halves = MappedFiles(), {}
     empty = [tensor for tensor in tensors if is_placeholder(tensor)]
     shapes = [nn.Parameter(torch.empty(t.shape, device="meta"), requires_grad=False) for t in empty]
     others = dict(zip(map(id, empty), placeholders(shapes), strict=True))
     for tensor in tensors:
-        before = tensor.data_ptr()
-        tensor.data = others[id(tensor)].data if id(tensor) in others else cast(tensor.data)
+        half = tensor.data
+        tensor.data = others[id(tensor)].data if id(tensor) in others else cast(half)
+        if mapped.give_back(half) is not None:
+            halves[tensor.data_ptr()] = half
         if current is not None:
-            current.move(before, tensor.data_ptr())
+            current.move(half.data_ptr(), tensor.data_ptr())
+    return halves
 
 
 def stay_float16_outside(context: Context) -> Iterable[PlanItem]:

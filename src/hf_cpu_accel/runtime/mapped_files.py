@@ -1,0 +1,137 @@
+"""Which tensors are pages of a file, as it is: they take no memory of the process, and the system can drop and read them again.
+
+Loaders map checkpoints (safetensors, `torch.load(mmap=True)`), each process for itself: a page that is written to becomes memory of
+the process. Sources: proc(5) on /proc/pid/maps, and the kernel's Documentation/admin-guide/mm/pagemap.rst.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from hf_cpu_accel.runtime.memory import drop_pages
+
+_AREA = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+_HELD, _OF_FILE = (
+    np.uint64(3 << 62),
+    np.uint64(1 << 61),
+)  # in memory or swapped out; a page of a file, or shared
+_BEGINNING = 1 << 16  # bytes by which a file is recognised, too: those of safetensors have their header there
+
+
+@dataclass(frozen=True)
+class _Area:
+    """Addresses [begin, end) are mapped from the file at `path`."""
+
+    begin: int
+    end: int
+    path: str
+
+
+class SourceFile:
+    """A file that tensors are mapped from. It is open from here on, so that `check` also knows it once it was moved or deleted."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            OSError: it cannot be read, or is there no more.
+        """
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self._state = self._state_now()
+
+    def check(self) -> None:
+        """
+        Raises:
+            RuntimeError: the file was written to since this was made.
+        """
+        if self._state_now() != self._state:
+            raise RuntimeError(
+                f"the original weights are those of {self.path}, which was written to after the model was loaded from it: "
+                "load it again with from_pretrained"
+            )
+
+    def _state_now(self) -> tuple[int, int, bytes]:
+        status = os.fstat(self._file.fileno())
+        beginning = os.pread(self._file.fileno(), _BEGINNING, 0)
+        return status.st_size, status.st_mtime_ns, hashlib.sha256(beginning).digest()
+
+
+class MappedFiles:
+    """The files that were mapped into this process when this was made; none where the system does not tell."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._pagemap = root / "proc/self/pagemap"
+        try:
+            text = (root / "proc/self/maps").read_text(errors="surrogateescape")
+        except OSError:
+            text = ""
+        self._areas = list(_areas(text))
+        self._begins = [area.begin for area in self._areas]
+        self._files: dict[str, SourceFile | None] = {}
+
+    def source_of(self, tensor: Tensor) -> SourceFile | None:
+        """The file that `tensor` is mapped from, if nobody has written to its pages; None if there is none."""
+        area = self._area_of(tensor)
+        if area is None or self._is_written(tensor):
+            return None
+        if area.path not in self._files:
+            self._files[area.path] = _open(area.path)
+        return self._files[area.path]
+
+    def give_back(self, tensor: Tensor) -> SourceFile | None:
+        """Give back the pages of `tensor` if they are those of a file, which it says; they are read again when they are used."""
+        file = self.source_of(tensor)
+        if file is not None:
+            drop_pages(tensor.data_ptr(), tensor.nbytes)
+        return file
+
+    def _area_of(self, tensor: Tensor) -> _Area | None:
+        if not self._areas or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+            return None
+        number = bisect_right(self._begins, tensor.data_ptr()) - 1
+        if number < 0 or tensor.data_ptr() + tensor.nbytes > self._areas[number].end:
+            return None
+        return self._areas[number]
+
+    def _is_written(self, tensor: Tensor) -> bool:
+        """Whether some page of `tensor` is memory of the process."""
+        first = tensor.data_ptr() // mmap.PAGESIZE
+        last = (tensor.data_ptr() + tensor.nbytes - 1) // mmap.PAGESIZE
+        try:
+            with self._pagemap.open("rb", buffering=0) as file:
+                entries = os.pread(file.fileno(), 8 * (last - first + 1), 8 * first)
+        except OSError:
+            return True
+        pages = np.frombuffer(entries, dtype=np.uint64)
+        return len(pages) != last - first + 1 or bool(((pages & _HELD != 0) & (pages & _OF_FILE == 0)).any())
+
+
+def _areas(text: str) -> Iterator[_Area]:
+    """The mapped files of a text like /proc/self/maps, neighbouring parts of one as one."""
+    last: _Area | None = None
+    for begin, end, path in _AREA.findall(text):
+        area = _Area(int(begin, 16), int(end, 16), path)
+        if last is not None and (last.end, last.path) == (area.begin, area.path):
+            area = _Area(last.begin, area.end, path)
+        elif last is not None:
+            yield last
+        last = area
+    if last is not None:
+        yield last
+
+
+def _open(path: str) -> SourceFile | None:
+    try:
+        return SourceFile(Path(path))
+    except OSError:
+        return None

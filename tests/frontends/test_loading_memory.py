@@ -1,0 +1,58 @@
+"""`from_pretrained(cpu_optimize=...)` packs weight by weight out of the mapped checkpoint, which is never in memory as a whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.children import run_child
+
+pytestmark = pytest.mark.serial
+
+# A process of its own: the kernel's high-water mark, above what the imports and a first accelerated model have taken.
+CHILD = """
+import sys, torch, transformers, hf_cpu_accel
+from hf_cpu_accel.measure import PeakMemory
+small = transformers.BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128, vocab_size=99)
+hf_cpu_accel.accelerate_for_cpu(transformers.BertModel(small).eval(), dtype=sys.argv[2])
+with PeakMemory() as memory:
+    model = transformers.BertModel.from_pretrained(sys.argv[1], cpu_optimize=sys.argv[2])
+print(memory.peak_bytes)
+hf_cpu_accel.restore(model)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 260 MB in bfloat16, in three files."""
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 16,
+    }
+    config = transformers.BertConfig(**sizes, vocab_size=2000, dtype="bfloat16")
+    with torch.device("meta"):
+        model = transformers.BertModel(config).to(torch.bfloat16)
+    numbers = torch.randn(1 << 22).mul_(0.02).bfloat16()
+    state = {
+        name: numbers[: value.numel()].reshape(value.shape).clone() if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+    model.load_state_dict(state, assign=True)
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    model.save_pretrained(folder, max_shard_size="100MB")
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "packed"), [("int8", 0.5), ("int4", 0.27)])
+def test_the_peak_is_the_packed_weights_and_little_more(folder: Path, dtype: str, packed: float) -> None:
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    done = run_child([sys.executable, "-c", CHILD, str(folder), dtype], cpu_seconds=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) <= packed * size + 60e6
