@@ -202,9 +202,28 @@ def test_pipeline_imported_before_us_takes_the_keyword_too(folder, calls):
     "device_map", ["auto", "balanced", "cuda", 0, {"": "disk"}, {"encoder": "cpu", "pooler": 0}]
 )
 @pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
-def test_device_maps_off_the_cpu_are_refused_before_loading(load, device_map, calls):
+def test_device_maps_off_the_cpu_are_refused_before_loading(load, device_map, calls, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(ValueError, match=r"device_map=.*cpu_optimize.*device_map='cpu'"):
         load("no-such-folder", device_map=device_map, cpu_optimize=True)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "balanced_low_0", "sequential"])
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_without_an_accelerator_a_strategy_means_the_cpu(load, strategy, folder, calls, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    loaded = load(folder, device_map=strategy, cpu_optimize=True)
+    assert loaded.device.type == "cpu"
+    assert not hasattr(loaded, "hf_device_map")
+    assert calls == [(loaded, CPUAccelConfig())]
+
+
+def test_a_strategy_among_the_options_of_the_model_means_the_cpu(folder, calls, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    options = {"device_map": "auto"}
+    pipe = transformers.pipeline("text-classification", folder, model_kwargs=options, cpu_optimize=True)
+    assert pipe.device.type == "cpu"
+    assert options == {"device_map": "auto"}
 
 
 @pytest.mark.parametrize("device", ["cuda:0", 0, torch.device("meta")])

@@ -199,6 +199,7 @@ def test_bad_arguments_raise_before_the_weights_are_read(options, error, message
     def load(*args, **kwargs):
         pytest.fail("the weights were loaded")
 
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", load)
     with pytest.raises(error, match=message):
         CPUModelForSequenceClassification.from_pretrained(folder, **options)

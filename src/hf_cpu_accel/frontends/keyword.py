@@ -24,7 +24,7 @@ from hf_cpu_accel import api
 from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, mxfp4, packed_saving
-from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
+from hf_cpu_accel.frontends.placement import KEYWORD, check_placement, without_strategy
 from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
@@ -119,6 +119,7 @@ def _patch_from_pretrained(owner: type, patches: HostPatches) -> None:
     function = vars(owner)["from_pretrained"].__func__
 
     def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = without_strategy(kwargs)
         check_placement(device_map=kwargs.get("device_map"))
         loaded = _load(function, args, kwargs)
         if isinstance(loaded, tuple):  # output_loading_info=True
@@ -197,7 +198,9 @@ def patch_pipeline_function(module: ModuleType, patches: HostPatches) -> None:
 
     def call(accelerate: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = signature.bind_partial(*args, **kwargs)
-        given = bound.arguments
+        given = bound.arguments = without_strategy(bound.arguments)
+        if given.get("model_kwargs"):
+            given["model_kwargs"] = without_strategy(given["model_kwargs"])
         device_map = given.get("device_map", (given.get("model_kwargs") or {}).get("device_map"))
         check_placement(given.get("device"), device_map)
         if given.get("device") is None and not _placed_by_map(given.get("model"), device_map):

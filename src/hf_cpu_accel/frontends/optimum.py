@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import FILE_NAME, CPUAccelConfig
-from hf_cpu_accel.frontends.keyword import check_placement, cpu_config, examples_in
+from hf_cpu_accel.frontends.keyword import cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import check_device, in_our_words
 from hf_cpu_accel.frontends.optimum_saving import Saved
+from hf_cpu_accel.frontends.placement import check_placement, without_strategy
 from hf_cpu_accel.frontends.quantised_folders import weights_as_stored
 from hf_cpu_accel.frontends.tasks import CLASS_NAMES, TASKS, Task
 from hf_cpu_accel.hosts.find import Root
@@ -141,6 +142,7 @@ class CPUModel(Saved, OptimizedModel):
         kwargs, cpu_optimize = in_our_words(kwargs, cpu_optimize)
         accel = _saved_config(model_id, hub) if cpu_optimize is None else cpu_config(cpu_optimize)
         if accel is not None:
+            kwargs = without_strategy(kwargs)
             check_placement(device_map=kwargs.get("device_map"))
         config = copy.deepcopy(config)
         for name in [

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import torch
 
 KEYWORD = "cpu_optimize"
+_STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def without_strategy(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a loader without a `device_map` such as "auto", where it has nothing to choose from: on a machine without
+    accelerator all goes to the CPU."""
+    asked = options.get("device_map")
+    has_choice = not isinstance(asked, str) or asked not in _STRATEGIES or torch.accelerator.is_available()
+    return {name: value for name, value in options.items() if has_choice or name != "device_map"}
 
 
 def check_placement(device: object = None, device_map: object = None, asked: str = KEYWORD) -> None:
