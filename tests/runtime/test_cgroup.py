@@ -100,6 +100,7 @@ def test_memory_limit_and_headroom_v2(plant: Plant) -> None:
     root = plant(files)
     assert cgroup.memory_limit(root) == 1000
     assert cgroup.memory_headroom(root) == 400
+    assert cgroup.memory_headroom(root, drops_used_files=True) == 500
 
 
 def test_memory_limit_and_headroom_v1(plant: Plant) -> None:
@@ -109,11 +110,12 @@ def test_memory_limit_and_headroom_v1(plant: Plant) -> None:
         f"{folder}/memory.usage_in_bytes": "5000",
         f"{folder}/x/memory.limit_in_bytes": "4096",
         f"{folder}/x/memory.usage_in_bytes": "4000",
-        f"{folder}/x/memory.stat": "inactive_file 1\ntotal_inactive_file 1000",
+        f"{folder}/x/memory.stat": "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 1",
     }
     root = plant(files)
     assert cgroup.memory_limit(root) == 4096
     assert cgroup.memory_headroom(root) == 1096
+    assert cgroup.memory_headroom(root, drops_used_files=True) == 1097
 
 
 def test_no_memory_limit(plant: Plant) -> None:

@@ -24,6 +24,7 @@ from hf_cpu_accel import api
 from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.frontends import gguf, mxfp4, packed_saving
+from hf_cpu_accel.frontends.forecast import forecasting, patch_loader
 from hf_cpu_accel.frontends.placement import KEYWORD, check_placement, without_strategy
 from hf_cpu_accel.frontends.quantised_folders import patch_quantizer_choice, weights_as_stored
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
@@ -103,7 +104,10 @@ def with_keyword(
         if config is None:
             return function(*args, **kwargs)
         check_examples(examples, config.accuracy)
-        return call(lambda target: api.accelerate_for_cpu(target, config, examples=examples), args, kwargs)
+        with forecasting(config):
+            return call(
+                lambda target: api.accelerate_for_cpu(target, config, examples=examples), args, kwargs
+            )
 
     wrapper.__signature__ = _signature(function)  # type: ignore[attr-defined]
     return wrapper
@@ -156,6 +160,7 @@ def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
 def patch_models(module: ModuleType, patches: HostPatches) -> None:
     """transformers.modeling_utils: `PreTrainedModel.from_pretrained`, of all model classes, and who loads quantised weights."""
     _patch_from_pretrained(module.PreTrainedModel, patches)
+    patch_loader(module.PreTrainedModel, patches)
     _patch_save_pretrained(module.PreTrainedModel, patches)
     patch_quantizer_choice(module, patches)
 
@@ -163,6 +168,7 @@ def patch_models(module: ModuleType, patches: HostPatches) -> None:
 def patch_diffusers_models(module: ModuleType, patches: HostPatches) -> None:
     """diffusers.models.modeling_utils: `ModelMixin.from_pretrained`, which all model classes share."""
     _patch_from_pretrained(module.ModelMixin, patches)
+    patch_loader(module.ModelMixin, patches)
     _patch_save_pretrained(module.ModelMixin, patches)
 
 

@@ -51,20 +51,22 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min((limit for _, _, limit in _limited_groups(root)), default=None)
 
 
-def memory_headroom(root: Path = Path("/")) -> int | None:
+def memory_headroom(root: Path = Path("/"), *, drops_used_files: bool = False) -> int | None:
     """Bytes that the tightest group still has to give; ``None`` if no group is limited.
 
     Pages of files that were read once (``inactive_file``) count as free: the kernel drops them before it
-    refuses.
+    refuses. So it does with those that are in use (``active_file``), which has a price;
+    ``drops_used_files`` counts them, too.
     """
     headrooms: list[int] = []
     for version, folder, limit in _limited_groups(root):
         usage = read_text(folder / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
         if usage is None or not usage.isdecimal():
             continue
-        name = "inactive_file" if version == 2 else "total_inactive_file"
-        stat = re.search(rf"^{name} (\d+)$", read_text(folder / "memory.stat") or "", re.MULTILINE)
-        droppable = int(stat.group(1)) if stat else 0
+        prefix = "" if version == 2 else "total_"
+        kinds = "(?:in)?active" if drops_used_files else "inactive"
+        pages = re.findall(rf"^{prefix}{kinds}_file (\d+)$", read_text(folder / "memory.stat") or "", re.M)
+        droppable = sum(map(int, pages))
         headrooms.append(max(0, limit - max(0, int(usage) - droppable)))
     return min(headrooms, default=None)
 
