@@ -28,6 +28,7 @@ from hf_cpu_accel.rewrite.core.first_call import check_first_calls
 from hf_cpu_accel.rewrite.core.float16 import cast_float16, stay_float16_outside
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
+from hf_cpu_accel.rewrite.core.progress import with_progress
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.core.rule import Rule, apply_rule, set_rule
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
@@ -94,7 +95,7 @@ def _freeze(context: Context) -> Iterable[PlanItem]:
 
 def _apply_rules(context: Context) -> Iterable[PlanItem]:
     """Offer each module to the rules, one after another, until one takes it."""
-    for path, module in context.modules:
+    for path, module in with_progress(context.modules):
         considered = False
         for rule in RULES:
             if id(module) in context.handled:
