@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_o
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
+from hf_cpu_accel.rewrite.core.calibration import Example, calibration_examples
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
@@ -36,6 +37,8 @@ def accelerate_for_cpu(
     dtype: str = "auto",
     compile: str = "auto",
     examples: Iterable[Any] | None = None,
+    calibration: Iterable[Any] | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> T:
     """Make inference with `target` faster, in place.
@@ -52,6 +55,9 @@ def accelerate_for_cpu(
             makes inputs of them; dicts of inputs, tensors, or tuples of tensors; a list, or an iterable such as a DataLoader,
             of which 64 are taken. None for built-in ones: texts where there is a tokenizer, else random token ids, smooth images
             or tones. Where examples are given, dtypes are chosen anew.
+        calibration: for `dtype="int4"`, examples that weights are rounded for: a list of texts, a list of dictionaries of
+            inputs, or a data loader of such or of tensors. Target is one model then, or a pipeline with one.
+        tokenizer: for texts, where the target has none.
 
     Returns:
         `target` itself. With the settings it was accelerated with already, nothing happens; with others it is restored
@@ -66,18 +72,8 @@ def accelerate_for_cpu(
     settings = resolve(config, dtype=dtype, compile=compile, **options)
     check_examples(examples, settings.accuracy)
     roots = find(target)
-    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
-    with lock, torch.inference_mode(False):
-        others = [root for root in roots if examples is not None or not _has_settings(root.module, settings)]
-        if others:
-            for root in others:
-                _check(root)
-            models = [(root.name, root.module) for root in roots]
-            check_patterns(models, settings.skip_modules, argument="skip_modules")
-            check_patterns(models, dict(settings.dtypes), argument="dtypes")
-            choices = None if settings.accuracy is None else choose(target, others, settings, examples)
-            accelerate_roots(others, settings, choices=choices)
-        follow_pipeline(target)
+    calls = _calibration(target, roots, settings, calibration, tokenizer)
+    _accelerate(target, roots, settings, calls, examples)
     return target
 
 
@@ -112,7 +108,7 @@ def accelerated(
 ) -> Iterator[T]:
     """`with accelerated(model) as model:` accelerates on entry, and on exit brings back the state before."""
     before = [acceleration_of(root.module) for root in find(target)]
-    earlier = before[0].config if before and before[0] is not None else None
+    earlier = before[0] if before else None
     accelerate_for_cpu(target, config, dtype=dtype, compile=compile, examples=examples, **options)
     try:
         yield target
@@ -120,7 +116,7 @@ def accelerated(
         if earlier is None:
             restore(target)
         else:
-            accelerate_for_cpu(target, earlier)
+            _accelerate(target, find(target), earlier.config, earlier.calibration)
 
 
 def explain(target: object) -> Plan:
@@ -147,12 +143,62 @@ def explain(target: object) -> Plan:
     return with_gain(plans.join(found), roots[0].module)
 
 
-def _has_settings(module: nn.Module, settings: CPUAccelConfig) -> bool:
+def _accelerate(
+    target: object,
+    roots: Sequence[Root],
+    settings: CPUAccelConfig,
+    calibration: tuple[Example, ...],
+    examples: Iterable[Any] | None = None,
+) -> None:
+    # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
+    with lock, torch.inference_mode(False):
+        others = [
+            root
+            for root in roots
+            if examples is not None or not _has_settings(root.module, settings, calibration)
+        ]
+        if others:
+            for root in others:
+                _check(root)
+            models = [(root.name, root.module) for root in roots]
+            check_patterns(models, settings.skip_modules, argument="skip_modules")
+            check_patterns(models, dict(settings.dtypes), argument="dtypes")
+            choices = None if settings.accuracy is None else choose(target, others, settings, examples)
+            accelerate_roots(others, settings, choices=choices, calibration=calibration)
+        follow_pipeline(target)
+
+
+def _has_settings(module: nn.Module, settings: CPUAccelConfig, calibration: tuple[Example, ...]) -> bool:
     acceleration = acceleration_of(module)
     if acceleration is None or not acceleration.is_whole:
         return False
+    if calibration and calibration != acceleration.calibration:
+        return False
     # Whoever asks for nothing in particular is content with what the file of a packed model says.
     return acceleration.config == settings or (acceleration.from_file and settings == CPUAccelConfig())
+
+
+def _calibration(
+    target: object,
+    roots: Sequence[Root],
+    settings: CPUAccelConfig,
+    calibration: Iterable[Any] | None,
+    tokenizer: Any,
+) -> tuple[Example, ...]:
+    """The calls that weights are to be rounded for.
+
+    Raises:
+        TypeError, ValueError: see `rewrite.core.calibration`; or there is nothing to be rounded for them.
+    """
+    if calibration is None:
+        return ()
+    if settings.accuracy is None and "int4" not in (settings.dtype, *dict(settings.dtypes).values()):
+        raise ValueError(f"calibration rounds four-bit weights, and dtype={settings.dtype!r}: ask for 'int4'")
+    if len(roots) != 1:
+        raise ValueError(
+            f"calibration is for one model, and a {type(target).__name__} has {len(roots)}: accelerate them one by one"
+        )
+    return calibration_examples(calibration, roots[0].module, tokenizer or getattr(target, "tokenizer", None))
 
 
 def _check(root: Root) -> None:

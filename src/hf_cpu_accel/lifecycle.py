@@ -27,6 +27,7 @@ from hf_cpu_accel.patching.journal import Journal, ThreadCount, add_attribute
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.apply import apply
+from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 from hf_cpu_accel.runtime.threads import apply_threads
@@ -59,12 +60,14 @@ def accelerate_roots(
     *,
     saved: tuple[PackedSource, OriginalsStore] | None = None,
     choices: Sequence[Choice | None] | None = None,
+    calibration: Sequence[Example] = (),
 ) -> None:
     """`accelerate_for_cpu` for models that were found and checked; those with other settings are restored first.
 
     Args:
         saved: where the packed weights of the one model come from, as for `rewrite.apply`.
         choices: for each model what was chosen for `settings.accuracy`.
+        calibration: what four-bit weights of the one model are rounded for.
     """
     with lock:
         restore_roots(roots)
@@ -78,7 +81,14 @@ def accelerate_roots(
                     settings, root.module, threads=threads.count, thread_reason=threads.reason, choice=choice
                 )
                 begun.append(root.module)
-                acceleration = apply(root.module, plan, trains=root.trains, name=root.name, saved=saved)
+                acceleration = apply(
+                    root.module,
+                    plan,
+                    trains=root.trains,
+                    name=root.name,
+                    saved=saved,
+                    calibration=calibration,
+                )
                 acceleration.journal.changes.insert(0, changed)
                 if root.trains:
                     continue
@@ -125,7 +135,8 @@ def on_originals(models: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for part, acceleration in before:
             roots = [replace(root, name=acceleration.name) for root in find(part)]
-            accelerate_roots(roots, acceleration.config, choices=acceleration.plan.choices or None)
+            choices, calibration = acceleration.plan.choices or None, acceleration.calibration
+            accelerate_roots(roots, acceleration.config, choices=choices, calibration=calibration)
 
 
 class OnTheOriginal(Override):

@@ -120,36 +120,41 @@ def quantize(weight: Tensor, bits: int, group: int) -> AffineGroups:
     if columns % group:  # by the last value, which does not widen the range
         values = torch.cat([values, values[:, -1:].expand(-1, -columns % group)], dim=1)
     groups = values.view(rows, -1, group)
-    least, most = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scale, offset = best_range(groups, bits)
+    q = nearest(groups, scale, offset, bits).to(torch.uint8).view(rows, -1)[:, :columns].contiguous()
+    return AffineGroups(q, scale.squeeze(2), offset.squeeze(2), bits, group)
+
+
+def best_range(groups: Tensor, bits: int, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scale and offset, both [..., 1] and numbers of float16, with the least squared error.
+
+    Args:
+        groups: [..., group] float32.
+        importance: [group], what the squared error of each counts; None: 1.
+    """
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     best = torch.full_like(least, torch.inf)
     scale, offset = torch.zeros_like(least), least.half().float()
-    top = 2**bits - 1
     for steps, shrunk in _ranges(bits):
         margin = (most - least) * (0.5 * (1 - shrunk))
         step = ((most - least) * (shrunk / steps)).half().float()
         start = (least + margin).half().float()
-        off = (
-            _nearest(groups, step, start, top)
-            .mul_(step)
-            .add_(start)
-            .sub_(groups)
-            .square_()
-            .sum(2, keepdim=True)
-        )
+        off = nearest(groups, step, start, bits).mul_(step).add_(start).sub_(groups).square_()
+        off = (off if importance is None else off.mul_(importance)).sum(-1, keepdim=True)
         better = off < best
         best, scale, offset = (
             torch.where(better, new, old) for new, old in ((off, best), (step, scale), (start, offset))
         )
-    q = _nearest(groups, scale, offset, top).to(torch.uint8).view(rows, -1)[:, :columns].contiguous()
-    return AffineGroups(q, scale.squeeze(2), offset.squeeze(2), bits, group)
+    return scale, offset
 
 
 def _ranges(bits: int) -> list[tuple[int, float]]:
     return [(steps, 1.0) for steps in _STEPS[bits]] + [(2**bits - 1, shrunk) for shrunk in _SHRUNK]
 
 
-def _nearest(values: Tensor, step: Tensor, start: Tensor, top: int) -> Tensor:
-    return ((values - start) / torch.where(step > 0, step, 1.0)).round_().clamp_(0, top)
+def nearest(values: Tensor, scale: Tensor, offset: Tensor, bits: int) -> Tensor:
+    """q of `values`, in float32: within the range of `bits` the nearest."""
+    return ((values - offset) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 2**bits - 1)
 
 
 class NotHalfError(ValueError):

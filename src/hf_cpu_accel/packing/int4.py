@@ -50,10 +50,24 @@ def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     if in_features == 0:
         index, multiplier = (torch.empty(out_features, 0, dtype=dtype) for dtype in (torch.uint8, torch.int8))
         return index, multiplier, torch.zeros(2, out_features)
+    scale = row_scales(weight)
     groups = weight.view(out_features, in_features // group, group)
-    scale = weight.abs().amax(dim=1) / _LARGEST
     steps = groups / torch.where(scale > 0, scale, 1.0)[:, None, None]
-    low, high = steps.amin(dim=2, keepdim=True), steps.amax(dim=2, keepdim=True)
+    multiplier = best_multipliers(steps)
+    levels = nearest(steps / multiplier)
+    sums = (levels_of(levels) * multiplier).sum(dim=(1, 2))
+    index = levels.add_(ZERO).to(torch.uint8).view(out_features, in_features)
+    return index, multiplier.squeeze(2).to(torch.int8), torch.stack([scale, sums])
+
+
+def best_multipliers(steps: Tensor, importance: Tensor | None = None) -> Tensor:
+    """Those with the least squared error, in float32 [..., 1].
+
+    Args:
+        steps: groups of weights [..., group] in steps of the scales of their rows.
+        importance: [group], what the squared error of each counts; None: 1.
+    """
+    low, high = steps.amin(dim=-1, keepdim=True), steps.amax(dim=-1, keepdim=True)
     largest = torch.maximum(-low, high)
     best = torch.full_like(largest, torch.inf)
     multiplier = torch.zeros_like(largest)
@@ -63,19 +77,20 @@ def quantize(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
         first = torch.floor(largest / level).clamp_(1, LARGEST_MULTIPLIER)
         for more in range(_TRIED):
             candidate = (first + more).clamp_(max=LARGEST_MULTIPLIER).mul_(sign)
-            error = (
-                (levels_of(_nearest(steps / candidate)).mul_(candidate).sub_(steps)).square_().sum(2, True)
-            )
+            error = levels_of(nearest(steps / candidate)).mul_(candidate).sub_(steps).square_()
+            error = (error if importance is None else error.mul_(importance)).sum(-1, keepdim=True)
             better = error < best
             best = torch.where(better, error, best)
             multiplier = torch.where(better, candidate, multiplier)
-    nearest = _nearest(steps / multiplier)
-    sums = (levels_of(nearest) * multiplier).sum(dim=(1, 2))
-    index = nearest.add_(ZERO).to(torch.uint8).view(out_features, in_features)
-    return index, multiplier.squeeze(2).to(torch.int8), torch.stack([scale, sums])
+    return multiplier
 
 
-def _nearest(values: Tensor) -> Tensor:
+def row_scales(weight: Tensor) -> Tensor:
+    """[N], the scales of the rows of `weight` [N, K]: by the largest value of each."""
+    return weight.abs().amax(dim=1) / _LARGEST
+
+
+def nearest(values: Tensor) -> Tensor:
     """index - ZERO of the level nearest to each value. Beyond 5 and -6 levels are two apart."""
     half = values * 0.5
     bent = torch.maximum(torch.minimum(values, half + 2.5), half.sub_(3))

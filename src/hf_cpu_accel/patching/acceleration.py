@@ -22,6 +22,7 @@ class Acceleration:
 
     Attributes:
         name: what the target called it, if it had several.
+        calibration: the calls that four-bit weights were rounded for, to do so again where it is accelerated anew.
         from_file: whether its packed weights came from a file, without the original ones.
         is_whole: False while it is being made, and if that was interrupted and could not be undone: `undo` then goes on.
     """
@@ -31,6 +32,7 @@ class Acceleration:
     name: str = ""
     is_whole: bool = True
     from_file: bool = False
+    calibration: tuple[Any, ...] = ()
 
     @property
     def config(self) -> CPUAccelConfig:

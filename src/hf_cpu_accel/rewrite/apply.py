@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,8 @@ from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedSta
 from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
 from hf_cpu_accel.plan import Plan
+from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
+from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, loading_refused
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource, taking_from
@@ -26,11 +29,13 @@ def apply(
     trains: bool = False,
     name: str = "",
     saved: tuple[PackedSource, OriginalsStore] | None = None,
+    calibration: Sequence[Example] = (),
 ) -> Acceleration:
     """Rewrite `root` in place as `plan` says; the plan of what is returned has the items.
 
     With `trains` only what has gradients is put in place: weights stay as they are. `name` is what the target calls `root`, if it
-    has several models. `saved`: take packed weights from there, and say of the originals that they are there.
+    has several models. `saved`: take packed weights from there, and say of the originals that they are there. `calibration`: calls
+    that four-bit weights are rounded for.
 
     Any exception, from wherever, leaves `root` as it was.
     """
@@ -49,11 +54,12 @@ def apply(
     source, store = (None, make_store(plan.config.originals, lossy)) if saved is None else saved
     journal = Journal()
     context = Context.of(root, plan.config, plan.dtype, journal, store, name=name, chosen=plan.chosen_dtypes)
+    context.calibration = tuple(calibration)
     added = AddedState(root)
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
-        with taking_from(source):
+        with taking_from(source), taking_calibrated(context.calibrated):
             for stage in STAGES:
                 if stage.trains or not trains:
                     context.items.extend(stage.apply(context))
@@ -62,7 +68,9 @@ def apply(
         plan = plan.with_items(tuple(context.items)).with_notes(context.notes)
         if not trains:
             added.hook = root.register_load_state_dict_pre_hook(_refuse_loading)
-        acceleration = Acceleration(plan, journal, name, from_file=source is not None)
+        acceleration = Acceleration(
+            plan, journal, name, from_file=source is not None, calibration=context.calibration
+        )
         setattr(root, ATTRIBUTE, acceleration)
         context.store.commit()
     except BaseException:

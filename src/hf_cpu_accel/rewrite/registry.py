@@ -14,6 +14,7 @@ from hf_cpu_accel.patching.modes import set_eval_mode
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
+from hf_cpu_accel.rewrite.calibration.stage import calibrate
 from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.convolution.batch_norm import BatchNormRule
 from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blocks
@@ -150,6 +151,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("float16", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
     Stage("freezing", _freeze),
+    Stage("calibration", calibrate),
     Stage("rules", _apply_rules),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),

@@ -21,6 +21,8 @@ from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
+from hf_cpu_accel.rewrite.core.calibrated import CalibratedWeights
+from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable, prefixes_of
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -60,6 +62,7 @@ class Context:
         float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none.
         asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
         chosen: those that were chosen by accuracy, by their paths in `root`.
+        calibration: the calls of `root` that four-bit weights are rounded for; `calibrated` has those that were.
     """
 
     root: nn.Module
@@ -85,6 +88,8 @@ class Context:
     float16: Float16Model | None = None
     asked: DtypeTable = field(default_factory=lambda: DtypeTable(()))
     chosen: DtypeTable = field(default_factory=lambda: DtypeTable(()))
+    calibration: tuple[Example, ...] = ()
+    calibrated: CalibratedWeights = field(default_factory=CalibratedWeights)
 
     @classmethod
     def of(

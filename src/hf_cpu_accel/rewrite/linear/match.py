@@ -12,6 +12,7 @@ from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.journal import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.calibrated import calibrated
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -46,11 +47,14 @@ def pack(
     """
     weights = [linear.weight.detach() for linear in linears]
     saved, permutation = taken(*weights), None
-    if saved is None:
+    rounded = calibrated(weights, dtype)
+    if saved is not None:
+        packed, permutation = saved.packed, saved.permutation
+    elif rounded is not None:
+        packed = rounded
+    else:
         whole = weights[0] if len(weights) == 1 else torch.cat(weights)
         packed = pack_linear(whole, nearest_form(whole, dtype, int4_group), int4_group=int4_group)
-    else:
-        packed, permutation = saved.packed, saved.permutation
     ranges, start = [], 0
     for linear in linears:
         ranges.append((start, start + linear.out_features))

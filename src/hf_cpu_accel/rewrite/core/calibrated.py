@@ -1,0 +1,55 @@
+"""Packed weights that were rounded for examples ahead of the rules, which take them in the place of packing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor
+
+from hf_cpu_accel.packing.linear import PackedWeight, concat
+
+
+class CalibratedWeights:
+    """Packed weights of single linears, by the parameters that they are of."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, PackedWeight] = {}
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def keep(self, parameter: Tensor, packed: PackedWeight) -> None:
+        self._of[parameter.data_ptr()] = packed
+
+    def of(self, parameters: Sequence[Tensor]) -> PackedWeight | None:
+        """One packed weight of all `parameters`, None if one of them has none.
+
+        Raises:
+            ValueError: they were rounded to different forms.
+        """
+        packed = [self._of.get(parameter.data_ptr()) for parameter in parameters]
+        found = [weight for weight in packed if weight is not None]
+        if not found or len(found) < len(packed):
+            return None
+        return found[0] if len(found) == 1 else concat(found)
+
+
+_current: ContextVar[CalibratedWeights | None] = ContextVar("calibrated weights", default=None)
+
+
+@contextmanager
+def taking_calibrated(weights: CalibratedWeights) -> Iterator[None]:
+    """Inside, rules take the packed weights that `weights` has."""
+    token = _current.set(weights)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def calibrated(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:
+    """The packed weight of all `parameters` that examples made, where they are to be packed as `dtype`; None if there is none."""
+    current = _current.get()
+    return None if current is None or dtype != "int4" else current.of(parameters)

@@ -1,0 +1,137 @@
+"""What a user gives as examples, as calls of a model: texts, dictionaries of inputs, or a data loader."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+# Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
+_WINDOW, _BATCHES = 512, 8
+ACCEPTED = "a list of texts, a list of dictionaries of inputs, or a data loader of such or of tensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """The arguments of one call.
+
+    Attributes:
+        mask: bool [batch, tokens], which tokens are no padding; None where nothing says so.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mask: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        """How many examples go through the model side by side."""
+        given = [*self.args, *self.kwargs.values()]
+        given += [value for part in self.args if isinstance(part, Mapping) for value in part.values()]
+        return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), 1)
+
+    def call(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def rows(self, input: Tensor) -> Tensor:
+        """What a linear was called with, [..., K], as [rows, K] without those of padding, where it has a row for each token."""
+        if self.mask is not None and input.shape[:-1] == self.mask.shape:
+            return input[self.mask]
+        return input.reshape(-1, input.shape[-1])
+
+
+def calibration_examples(
+    calibration: object,
+    model: nn.Module,
+    tokenizer: Any = None,
+    *,
+    window: int = _WINDOW,
+    batches: int = _BATCHES,
+) -> tuple[Example, ...]:
+    """
+    Args:
+        calibration: ACCEPTED.
+        tokenizer: of transformers; for texts.
+        window, batches: of texts, the most tokens of one, and how many examples to make.
+
+    Raises:
+        TypeError: it is something else, or holds something else.
+        ValueError: it is empty, or holds texts without a tokenizer.
+    """
+    if isinstance(calibration, str | bytes | Mapping | Tensor) or not isinstance(calibration, Iterable):
+        raise TypeError(f"calibration is a {type(calibration).__name__}; accepted: {ACCEPTED}")
+    items = list(calibration)
+    if not items:
+        raise ValueError(f"calibration is empty; accepted: {ACCEPTED}")
+    if all(isinstance(item, str) for item in items):
+        return _of_texts(items, model, tokenizer, window, batches)
+    return tuple(_of_inputs(item, model) for item in items)
+
+
+def _of_inputs(item: object, model: nn.Module) -> Example:
+    if isinstance(item, Tensor):
+        return Example((item,), {})
+    if not isinstance(item, Mapping):
+        raise TypeError(f"calibration holds a {type(item).__name__}; accepted: {ACCEPTED}")
+    inputs = dict(item)
+    mask = inputs.get("attention_mask")
+    mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    # A Sequential, as SentenceTransformer is one, takes the features as one argument.
+    return Example((inputs,), {}, mask) if isinstance(model, nn.Sequential) else Example((), inputs, mask)
+
+
+def _of_texts(
+    texts: Sequence[str], model: nn.Module, tokenizer: Any, longest: int, batches: int
+) -> tuple[Example, ...]:
+    if tokenizer is None:
+        raise ValueError(
+            "calibration holds texts, and the target has no tokenizer: pass tokenizer=, or dictionaries of inputs"
+        )
+    windows = [window for text in texts for window in _windows(text, model, tokenizer, longest)]
+    if not windows:
+        raise ValueError("calibration: its texts have no tokens")
+    windows.sort(key=lambda window: len(window["input_ids"]))  # little padding
+    step = -(-len(windows) // batches)
+    return tuple(
+        _of_inputs(_side_by_side(windows[start : start + step], tokenizer), model)
+        for start in range(0, len(windows), step)
+    )
+
+
+def _windows(text: str, model: nn.Module, tokenizer: Any, longest: int) -> list[dict[str, Tensor]]:
+    """The inputs of a text, cut where it is too long."""
+    limits = (
+        tokenizer.model_max_length,
+        getattr(getattr(model, "config", None), "max_position_embeddings", None),
+    )
+    longest = min([longest, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=fast)
+    names = [name for name in tokenizer.model_input_names if name in encoded and _takes(model, name)]
+    several = fast or isinstance(encoded["input_ids"][0], list)
+    found = [
+        {name: torch.tensor(encoded[name][number] if several else encoded[name]) for name in names}
+        for number in range(len(encoded["input_ids"]) if several else 1)
+    ]
+    return [window for window in found if len(window["input_ids"])]
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    return isinstance(model, nn.Sequential) or name in inspect.signature(model.forward).parameters
+
+
+def _side_by_side(windows: Sequence[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:
+    """One batch, padded on the right."""
+    filling = {"input_ids": tokenizer.pad_token_id or 0}
+    batch = {
+        name: pad_sequence([window[name] for window in windows], True, filling.get(name, 0))
+        for name in windows[0]
+    }
+    lengths = torch.tensor([len(window["input_ids"]) for window in windows])
+    batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    return batch
