@@ -13,6 +13,7 @@ from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
 from hf_cpu_accel.cli.pack import pack
+from hf_cpu_accel.cli.quantize.command import quantize
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -27,6 +28,7 @@ app.command()(demo)
 app.command("compile")(compile_model)
 app.command()(export)
 app.command()(pack)
+app.command()(quantize)
 
 
 def _version(wanted: bool) -> None:

@@ -14,6 +14,8 @@ from hf_cpu_accel.cli.failures import cannot_load
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hf_cpu_accel.config import CPUAccelConfig
+
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
 
@@ -37,46 +39,66 @@ def pack(
     """
     from rich.console import Console
 
-    from hf_cpu_accel.api import accelerate_for_cpu
     from hf_cpu_accel.config import CPUAccelConfig
-    from hf_cpu_accel.frontends.packed_saving import save_packed
 
     try:
         settings = CPUAccelConfig(
             dtype=dtype, accuracy=accuracy, int4_group=int4_group, threads=threads, originals="drop"
         )
-        if folder.is_file() or (Path(model).is_dir() and folder.resolve() == Path(model).resolve()):
-            raise ValueError(f"FOLDER={str(folder)!r}: expected a folder of its own")
+        check_folder(model, folder)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(highlight=False)
-    seconds = {}
     try:
-        with console.status(f"loading {model}") as status:
-            start = time.perf_counter()
-            loaded = _load(model)
-            source = sum(parameter.nbytes for parameter in loaded.parameters())
-            seconds["load"] = time.perf_counter() - start
-            status.update(f"packing {source / 1e9:.2f} GB")
-            start = time.perf_counter()
-            accelerate_for_cpu(loaded, settings)
-            seconds["pack"] = time.perf_counter() - start
-            status.update(f"writing {folder}")
-            start = time.perf_counter()
-            written = save_packed(loaded, folder)
-            seconds["write"] = time.perf_counter() - start
-            companions = _save_companions(model, folder)
+        start = time.perf_counter()
+        with console.status(f"loading {model}"):
+            loaded = load(model)
+        write(console, model, loaded, folder, settings, {"load": time.perf_counter() - start})
     except OSError as error:
         raise cannot_load(console, model, error) from error
     except (ValueError, RuntimeError) as error:
         console.print(f"{model}: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
+
+
+def check_folder(model: str, folder: Path) -> None:
+    """
+    Raises:
+        ValueError: `folder` is a file, or where the model is.
+    """
+    if folder.is_file() or (Path(model).is_dir() and folder.resolve() == Path(model).resolve()):
+        raise ValueError(f"FOLDER={str(folder)!r}: expected a folder of its own")
+
+
+def write(
+    console: Console,
+    model: str,
+    loaded: Any,
+    folder: Path,
+    settings: CPUAccelConfig,
+    seconds: dict[str, float],
+    **options: Any,
+) -> None:
+    """Accelerate `loaded`, which is `model`, write it, and tell how long that took; `options` are of `accelerate_for_cpu`."""
+    from hf_cpu_accel.api import accelerate_for_cpu
+    from hf_cpu_accel.frontends.packed_saving import save_packed
+
+    source = sum(parameter.nbytes for parameter in loaded.parameters())
+    console.print(f"packing {source / 1e9:.2f} GB")
+    start = time.perf_counter()
+    accelerate_for_cpu(loaded, settings, **options)
+    seconds["pack"] = time.perf_counter() - start
+    start = time.perf_counter()
+    with console.status(f"writing {folder}"):
+        written = save_packed(loaded, folder)
+        seconds["write"] = time.perf_counter() - start
+        companions = _save_companions(model, folder)
     _report(console, loaded, source, written, seconds)
     beside = f", {' and '.join(companions)} beside it" if companions else ""
     console.print(f"[bold]{folder}[/bold]: one file of weights{beside}")
 
 
-def _load(model: str) -> Any:
+def load(model: str) -> Any:
     """By the class that its config.json names."""
     import transformers
     from transformers import AutoConfig

@@ -28,6 +28,9 @@ from hf_cpu_accel.packing.rotation import rotate, rotate_back
 DAMPING = 0.01
 SWEEPS = 2  # of coordinate descent
 
+_LEVELS = torch.tensor(int4.LEVELS, dtype=torch.float32)
+_BETWEEN = (_LEVELS[1:] + _LEVELS[:-1]) / 2
+
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
@@ -195,14 +198,14 @@ class _Levels(_Grid):
         self._multiplier[number] = int4.best_multipliers(values / self._step[:, None], importance)[:, 0]
 
     def round(self, feature: int, values: Tensor) -> Tensor:
-        multiplier = self._multiplier[feature // self.group]
-        nearest = int4.nearest(values / (multiplier * self._step))
-        self._index[feature] = nearest + int4.ZERO
-        return int4.levels_of(nearest).mul_(multiplier).mul_(self._scale)
+        unit = self._multiplier[feature // self.group] * self._step
+        index = torch.bucketize(values / unit, _BETWEEN, out_int32=True)
+        self._index[feature] = index
+        return _LEVELS[index].mul_(unit)
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """As of `int4.quantize`."""
-        levels = int4.levels_of(self._index.float() - int4.ZERO).unflatten(0, (-1, self.group))
+        levels = _LEVELS[self._index.int()].unflatten(0, (-1, self.group))
         sums = (levels * self._multiplier[:, None]).sum(dim=(0, 1))
         index, multiplier = self._index.T.contiguous(), self._multiplier.T.to(torch.int8).contiguous()
         return index, multiplier, torch.stack([self._scale, sums])

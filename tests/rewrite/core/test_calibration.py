@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -65,6 +66,8 @@ def test_a_pipeline_has_its_tokenizer() -> None:
         (3, TypeError, "calibration is a int"),
         ([], ValueError, "calibration is empty"),
         ([3], TypeError, "calibration holds a int"),
+        (["a text", 3], TypeError, "calibration holds a str"),
+        (({"input_ids": number} for number in count()), ValueError, "more than 64 batches"),
         (["a text"], ValueError, "no tokenizer: pass tokenizer="),
         ([{"no_such": torch.ones(1)}], ValueError, "does not take batch 0: ValueError"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
 _WINDOW, _BATCHES = 512, 8
+_MOST_BATCHES = 64  # of inputs
 ACCEPTED = "a list of texts, a list of dictionaries of inputs, or a data loader of such or of tensors"
 
 
@@ -36,7 +38,8 @@ class Example:
         return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), 1)
 
     def call(self, model: nn.Module) -> Any:
-        return model(*self.args, **self.kwargs)
+        args = [dict(arg) if isinstance(arg, Mapping) else arg for arg in self.args]  # hosts write into them
+        return model(*args, **self.kwargs)
 
     def rows(self, input: Tensor) -> Tensor:
         """What a linear was called with, [..., K], as [rows, K] without those of padding, where it has a row for each token."""
@@ -61,13 +64,20 @@ def calibration_examples(
 
     Raises:
         TypeError: it is something else, or holds something else.
-        ValueError: it is empty, or holds texts without a tokenizer.
+        ValueError: it is empty, holds texts without a tokenizer, or too many batches.
     """
     if isinstance(calibration, str | bytes | Mapping | Tensor) or not isinstance(calibration, Iterable):
         raise TypeError(f"calibration is a {type(calibration).__name__}; accepted: {ACCEPTED}")
-    items = list(calibration)
+    rest = iter(calibration)
+    items = list(islice(rest, _MOST_BATCHES + 1))  # a loader may have a whole dataset
     if not items:
         raise ValueError(f"calibration is empty; accepted: {ACCEPTED}")
+    if isinstance(items[0], str):
+        items.extend(rest)
+    elif len(items) > _MOST_BATCHES:
+        raise ValueError(
+            f"calibration holds more than {_MOST_BATCHES} batches, which wait in memory side by side: give fewer and larger ones"
+        )
     if all(isinstance(item, str) for item in items):
         return _of_texts(items, model, tokenizer, window, batches)
     return tuple(_of_inputs(item, model) for item in items)

@@ -1,0 +1,1 @@
+"""`hf-cpu-accel quantize`: what each linear loses by fewer bits, mixes of them, and the packed folder."""
