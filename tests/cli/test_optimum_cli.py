@@ -16,7 +16,7 @@ from hf_cpu_accel import CPUModelForSequenceClassification, explain
 from hf_cpu_accel.config import DTYPES, INT4_GROUPS
 from tests.acceptance.tokenizers import wordpiece
 from tests.children import run_child
-from tests.frontends.packed_cases import bert
+from tests.frontends.packed.packed_cases import bert
 
 SOURCE = Path(__file__).parents[2] / "integrations" / "optimum"
 FILES = {"optimum/commands/export/cpu_accel.py", "optimum/commands/register/register_cpu_accel.py"}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.cli.main import app
 from tests.acceptance.tokenizers import wordpiece
-from tests.frontends.packed_cases import bert
+from tests.frontends.packed.packed_cases import bert
 
 
 @pytest.fixture

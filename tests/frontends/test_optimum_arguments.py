@@ -10,7 +10,7 @@ import torch
 
 from hf_cpu_accel import CPUModelForSequenceClassification, explain
 from hf_cpu_accel.frontends.optimum_arguments import in_our_words
-from tests.frontends.packed_cases import bert
+from tests.frontends.packed.packed_cases import bert
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 import hf_cpu_accel
 from hf_cpu_accel import CPUAccelConfig, explain
 from hf_cpu_accel.frontends import import_hook, optimum, optimum_saving, tasks
-from tests.frontends.packed_cases import MODELS, bert
+from tests.frontends.packed.packed_cases import MODELS, bert
 
 PACKED = "cpu_accel.safetensors"
 CASES = ("bert", "llama", "t5", "whisper", "vit")

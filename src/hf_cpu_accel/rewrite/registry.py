@@ -29,7 +29,6 @@ from hf_cpu_accel.rewrite.core.first_call import check_first_calls
 from hf_cpu_accel.rewrite.core.float16 import cast_float16, stay_float16_outside
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.left_alone import has_weights, items_left, obstacle
-from hf_cpu_accel.rewrite.core.progress import with_progress
 from hf_cpu_accel.rewrite.core.refusal import Refusal, refusal_items
 from hf_cpu_accel.rewrite.core.rule import Rule, apply_rule, set_rule
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
@@ -48,6 +47,7 @@ from hf_cpu_accel.rewrite.linear.stored import StoredLinearsRule
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
+from hf_cpu_accel.rewrite.progress import with_progress
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 

@@ -296,6 +296,5 @@ def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
         return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])
-    if context.own_dtype(match.path) is not None:
-        return dtype
-    return "float32" if dtype in QUANTISED and module.in_channels <= 4 else dtype
+    of_image = module.in_channels <= 4 and context.own_dtype(match.path) is None
+    return "float32" if dtype in QUANTISED and of_image else dtype

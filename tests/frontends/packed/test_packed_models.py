@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, BertMode
 
 from hf_cpu_accel import CPUAccelConfig, accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
-from tests.frontends.packed_cases import MODELS, bert, llama, tokens
+from tests.frontends.packed.packed_cases import MODELS, bert, llama, tokens
 
 EVERY = ("float32", "bfloat16", "int8", "int8-weight", "int4")
 CASES = [(name, dtype) for name in ("bert", "llama", "mixtral", "resnet") for dtype in EVERY]
