@@ -66,9 +66,14 @@ def test_wrong_ones_are_named(given, error, message):
         CPUAccelConfig(dtypes=given)
 
 
-@pytest.mark.parametrize("part", ["attention.self", "attention.output", "intermediate", "output"])
 @pytest.mark.parametrize(
-    ("base", "other"), [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "int8-weight")]
+    ("part", "base", "other"),
+    [
+        ("attention.self", "int8", "float32"),
+        ("attention.output", "int8", "bfloat16"),
+        ("intermediate", "bfloat16", "int8-weight"),
+        ("output", "int8", "float32"),
+    ],
 )
 def test_a_fused_layer_of_several_dtypes_computes_what_its_parts_compute(part, base, other):
     model = bert()

@@ -47,10 +47,21 @@ def test_the_folder_loads_as_what_was_packed(checkpoint: Path, tmp_path: Path) -
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
+def test_dtypes_by_accuracy(checkpoint: Path, tmp_path: Path) -> None:
+    code, output = run(checkpoint, tmp_path / "packed", "--accuracy", 0.9, "--threads", 1)
+    assert code == 0, output
+    told = " ".join(output.split())
+    assert "accuracy=0.9: " in told
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "packed")
+    assert explain(loaded).choices[0].accuracy == 0.9
+    assert explain(loaded).dtype == "int8"
+
+
 def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((checkpoint, checkpoint), "expected a folder of its own"),
         ((checkpoint, tmp_path / "packed", "--dtype", "int3"), "int3"),
+        ((checkpoint, tmp_path / "packed", "--accuracy", "2"), "accuracy=2.0"),
         ((tmp_path / "nowhere", tmp_path / "packed"), "Cannot load"),
     ):
         code, output = run(*arguments)
