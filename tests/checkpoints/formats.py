@@ -122,12 +122,12 @@ EXACT: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "ao int4 dynamic": of_torchao(ao.Int8DynamicActivationIntxWeightConfig(torch.int4)),
     "ao int4 for the CPU": opaque,
 }
+# Packed as `dtype` says, float32 here.
+EXACT |= {"hqq axis 0": hqq(4, 64, 0), "quanto float8": of_quanto(quanto.qfloat8)}
 ROUNDED = {
     "bnb nf4": (levels("nf4", nested=True), 0.004),
     "bnb nf4 flat": (levels("nf4", nested=False), 0.004),
     "bnb fp4": (levels("fp4", nested=True), 0.004),
-    "hqq axis 0": (hqq(4, 64, 0), 0.005),
-    "quanto float8": (of_quanto(quanto.qfloat8), 0.005),
 }
 
 

@@ -75,6 +75,8 @@ ROUNDED: dict[str, Make] = {
     "bitsandbytes NF4": lambda n, k, b: Linear4bit.random(n, k, b, "nf4", nested=False),
     "bitsandbytes NF4, nested": lambda n, k, b: Linear4bit.random(n, k, b, "nf4", nested=True),
     "bitsandbytes FP4": lambda n, k, b: Linear4bit.random(n, k, b, "fp4", nested=False),
+}
+AS_ASKED: dict[str, Make] = {
     "HQQ 4 bits, axis 0": lambda n, k, b: HQQLinear.random(n, k, b, 4, 64, axis=0),
     "quanto qfloat8": lambda n, k, b: quanto(QTensor.bytes(n, k, torch.float8_e4m3fn), b),
 }

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, holding_group, spread
-from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
 
 _FIELDS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
@@ -27,8 +26,8 @@ def read(module: nn.Module) -> StoredWeight | None:
         return None
     linear: Any = module
     meta, (out_features, in_features) = linear.meta, linear.meta["shape"]
-    along_rows = meta["axis"] == 1
-    bits = (4 if meta["nbits"] <= 4 else 8) if along_rows else 8
+    along_rows = meta["axis"] == 1  # else each input feature has scales of its own
+    bits = 4 if meta["nbits"] <= 4 else 8
     # One scale for the whole weight is one for groups of any size.
     width = linear.W_q.shape[1] if meta.get("channel_wise", True) else in_features
     group = holding_group(width, in_features) if along_rows else 32
@@ -40,8 +39,6 @@ def read(module: nn.Module) -> StoredWeight | None:
         )
 
     def rows(first: int, last: int) -> AffineGroups:
-        if not along_rows:
-            return affine.quantize(values(first, last), bits, holding)
         zero, scale = (spread(n, width, first, last, in_features, holding) for n in _zero_and_scale(meta))
         return AffineGroups(integers(first, last), scale, -scale * zero, bits, holding)
 
@@ -64,11 +61,11 @@ def read(module: nn.Module) -> StoredWeight | None:
         in_features,
         bits,
         holding,
-        rows,
+        rows if along_rows else None,
         (linear.W_q,),
         refusal,
         values=None if along_rows else values,
-        agreement="int8" if not along_rows else "float32" if dtype is torch.float32 else "bfloat16",
+        agreement="float32" if dtype is torch.float32 else "bfloat16",
         reference=lambda input: linear(input.to(dtype)),
     )
 

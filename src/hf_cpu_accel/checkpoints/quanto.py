@@ -18,10 +18,7 @@ from hf_cpu_accel.checkpoints.stored_weight import (
     is_stand_in,
     spread,
 )
-from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
-
-_FLOAT_GROUP = 32
 
 
 def read(module: nn.Module) -> StoredWeight | None:
@@ -33,32 +30,31 @@ def read(module: nn.Module) -> StoredWeight | None:
     form, in_features = f"quanto {weight.qtype.name}", weight.shape[1]
     is_float, in_groups = weight.qtype.is_floating_point, hasattr(weight, "_group_size")
     given = (weight._group_size if in_groups else None) or in_features
-    group = _FLOAT_GROUP if is_float else holding_group(given, in_features)
+    group = holding_group(given, in_features)
     refusal = None
     if weight.axis not in (0, None):
         refusal = f"{form}: its scales are those of input features"
-    elif group is None:
+    elif group is None and not is_float:
         refusal = f"{form}: groups of {given} input features"
-    held = group or _FLOAT_GROUP
+    held = group or 32
+    rows = _rows_of_groups(weight, given, held) if in_groups else _rows_of_bytes(weight, held)
     return StoredWeight(
         form,
         weight.shape[0],
         in_features,
         4 if in_groups else 8,
         held,
-        _rows_of_groups(weight, given, held) if in_groups else _rows_of_bytes(weight, held),
+        None if is_float else rows,
         integers_of(weight),
         refusal,
         values=(lambda first, last: _floats(weight, first, last)) if is_float else None,
-        agreement="int8" if is_float else "float32" if weight.dtype is torch.float32 else "bfloat16",
+        agreement="float32" if weight.dtype is torch.float32 else "bfloat16",
         reference=lambda input: module(input.to(weight.dtype)),
     )
 
 
 def _rows_of_bytes(weight: Any, group: int) -> Callable[[int, int], AffineGroups]:
     def rows(first: int, last: int) -> AffineGroups:
-        if weight.qtype.is_floating_point:
-            return affine.quantize(_floats(weight, first, last), 8, group)
         q = weight._data.detach()[first:last].view(torch.uint8) ^ 128
         scale = _scale_of(weight, first, last)
         return AffineGroups(q, scale, -128 * scale, 8, group)
