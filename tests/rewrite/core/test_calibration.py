@@ -51,6 +51,28 @@ def test_data_loaders_and_tensors() -> None:
     assert any("calibrated on 10 rows" in note for note in explain(plain).notes)
 
 
+class Features(nn.Module):
+    """As modules of a SentenceTransformer: takes a mapping, and writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        for layer in self.layers:
+            features["x"] = torch.tanh(layer(features["x"]))
+        return features
+
+
+def test_a_sequential_takes_one_mapping() -> None:
+    rows = torch.randn(7, 32)
+    given = {"x": rows}
+    model = nn.Sequential(Features()).eval()
+    accelerate_for_cpu(model, dtype="int4", calibration=[given])
+    assert any("calibrated on 7 rows: 2 of 2" in note for note in explain(model).notes)
+    assert given["x"] is rows
+
+
 def test_a_pipeline_has_its_tokenizer() -> None:
     bert = model("bert")
     bert.resize_token_embeddings(len(wordpiece()))
