@@ -30,6 +30,8 @@ def test_memory_of_ones_own_has_none(path):
     mapped = MappedFiles()
     others = (tensors["a"].clone(), tensors["a"].t(), torch.empty(0), torch.empty(3, device="meta"))
     assert [mapped.source_of(tensor) for tensor in others] == [None] * 4
+    shared = torch.from_file(str(path), shared=True, size=100)
+    assert MappedFiles().source_of(shared) is None  # whoever maps it may write to it
     assert MappedFiles(path.parent).source_of(tensors["a"]) is None  # a system without /proc
 
 

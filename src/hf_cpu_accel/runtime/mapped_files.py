@@ -20,7 +20,8 @@ from torch import Tensor
 
 from hf_cpu_accel.runtime.memory import drop_pages
 
-_AREA = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+# Begin, end and path of those that are readable and private: what is shared, others may write to unseen.
+_AREA = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r..p \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
 _HELD, _OF_FILE = (
     np.uint64(3 << 62),
     np.uint64(1 << 61),
