@@ -1,4 +1,4 @@
-"""quantize_int4 against its reference, and against all multipliers that there are."""
+"""quantize_int4 and pack_rotated against their references; quantize_int4 also against all multipliers that there are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.quantize import quantize_int4
-from hf_cpu_accel.packing.linear import int4
+from hf_cpu_accel.packing.linear import (
+    PackedWeight,
+    int4,
+    pack_rotated_reference,
+    shapes_of,
+    unpack_linear,
+    unpack_values,
+)
 
 LEVELS = torch.tensor(int4.LEVELS, dtype=torch.float32)
 
@@ -34,6 +41,43 @@ def check_quantize(seed: int = 0) -> None:
         )  # not the indices: levels may be negative with either sign
         errors = [(found - weight).square().sum(1) for found in quantised]
         torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-12)
+    for shape in ((1, 1), (5, 3), (32, 128), (33, 131), (70, 700), (64, 4224)):
+        for group in (0, 32, 128):
+            for dtype in (torch.float32, torch.bfloat16):
+                check_pack(torch.randn(shape, generator=generator).to(dtype), group)
+
+
+def check_pack(weight: Tensor, group: int) -> None:
+    """pack_rotated against its reference, which sums in another order; where two choices are equally good they may differ."""
+    weight[0] = 0
+    dtype, rows = "int4" if group else "int8", len(weight)
+    ours, reference = (_unwritten(weight, dtype, group) for _ in range(2))
+    torch.ops.hf_cpu_accel.pack_rotated(weight, group, ours.data, ours.scale)
+    pack_rotated_reference(weight, group, reference.data, reference.scale)
+    assert ours.scale is not None
+    assert reference.scale is not None
+    torch.testing.assert_close(ours.scale[0], reference.scale[0])
+    # With what lies behind the last feature and below the last row: zeros.
+    whole = PackedWeight(ours.data, None, _padded(weight.shape[1], group), 32 * len(ours.data), dtype)
+    integers = unpack_values(whole).float()
+    assert not integers[rows:].any()
+    assert not integers[:, weight.shape[1] :].any()
+    assert torch.equal(integers.sum(1)[:rows], ours.scale[1])
+    found, expected = unpack_linear(ours), unpack_linear(reference)
+    assert ((found - expected).abs() < 1e-6 + 1e-4 * expected.abs().max()).float().mean() > 0.99
+    error = [(values - weight.float()).square().sum() for values in (found, expected)]
+    torch.testing.assert_close(*error, rtol=1e-2, atol=1e-9)
+
+
+def _unwritten(weight: Tensor, dtype: str, group: int) -> PackedWeight:
+    rows, columns = weight.shape
+    (shape, kind), (scale, _) = shapes_of(rows, columns, dtype, int4_group=group or 32)
+    data = torch.full(shape, 77, dtype=kind)
+    return PackedWeight(data, torch.full(scale, torch.nan), columns, rows, dtype)
+
+
+def _padded(columns: int, group: int) -> int:
+    return -(-columns // (group or 4)) * (group or 4)
 
 
 def test_quantize() -> None:
@@ -59,3 +103,9 @@ def test_opcheck_and_bad_arguments() -> None:
         quantize_int4(torch.randn(4, 64), 16)
     with pytest.raises(ValueError, match="whole groups of 64"):
         quantize_int4(torch.randn(4, 96), 64)
+    weight = _unwritten(torch.randn(40, 65), "int4", 64)
+    arguments = (torch.randn(40, 65), 64, weight.data, weight.scale)
+    torch.library.opcheck(torch.ops.hf_cpu_accel.pack_rotated, arguments)
+    for place, wrong in enumerate((torch.randn(41, 65), 48, weight.data[:1], torch.ones(2, 41))):
+        with pytest.raises((RuntimeError, ValueError), match=r"pack_rotated|group=48"):
+            torch.ops.hf_cpu_accel.pack_rotated(*arguments[:place], wrong, *arguments[place + 1 :])

@@ -13,6 +13,7 @@
 #include "norm/group_norm.h"
 #include "norm/norm.h"
 #include "quantize/int4.h"
+#include "quantize/rotated.h"
 #include "rope/rope.h"
 #include "sparse/messages.h"
 #include "sparse/sparse.h"
@@ -36,6 +37,7 @@ struct Kernels {
   EmbeddingNormKernel embedding_norm;
   CombineKernel combine;
   QuantizeInt4Kernel quantize_int4;
+  PackRotatedKernel pack_rotated;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
 };

@@ -16,6 +16,7 @@
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
 #include "quantize/int4_search.h"
+#include "quantize/rotated_panels.h"
 #include "rope/rope_rows.h"
 #include "sparse/edge_rows.h"
 #include "sparse/message_rows.h"
@@ -57,6 +58,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       &HFCA_TIER::embedding_norm,
       &HFCA_TIER::combine_rows,
       &HFCA_TIER::quantize_int4,
+      &HFCA_TIER::pack_rotated,
       &HFCA_TIER::multiply_adds,
       &HFCA_TIER::read_stream,
   };

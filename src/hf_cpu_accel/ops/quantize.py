@@ -1,4 +1,4 @@
-"""quantize_int4: the search for the best four-bit weights, in one pass over them."""
+"""quantize_int4: the search for the best four-bit weights. pack_rotated: rotates, quantises and packs integer weights at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.packing import int4
+from hf_cpu_accel.packing.linear import pack_rotated_reference
 
 
 def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,4 +45,9 @@ declare(
     "quantize_int4(Tensor weight, int group) -> (Tensor, Tensor, Tensor)",
     fake=_quantize_fake,
     reference=int4.quantize,
+)
+declare(
+    "pack_rotated(Tensor weight, int group, Tensor(a!) data, Tensor(b!) scale) -> ()",
+    fake=lambda *_: None,
+    reference=pack_rotated_reference,
 )

@@ -20,6 +20,7 @@ another. Padding is zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -218,27 +219,49 @@ def dtype_of(data: Tensor) -> str:
 
 
 def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tensor]:
-    """Data and scale of integer weights. Some panels at a time: the rotation makes several float32 copies, and packing must not
-    take much more memory than one layer."""
-    out_features, in_features = weight.shape
-    (shape, kind), (scale_shape, _) = shapes_of(out_features, in_features, dtype, int4_group=group)
+    """Data and scale of integer weights."""
+    if dtype == "int4":
+        int4.check_group(group)
+    (shape, kind), (scale_shape, _) = shapes_of(weight.shape[0], weight.shape[1], dtype, int4_group=group)
     data, scale = allocate(shape, kind), torch.empty(scale_shape)
-    panels = shape[0]
+    values = weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()
+    torch.ops.hf_cpu_accel.pack_rotated(values.contiguous(), group if dtype == "int4" else 0, data, scale)
+    return data, scale
+
+
+def pack_rotated_reference(weight: Tensor, group: int, data: Tensor, scale: Tensor) -> None:
+    """Fill `data` and `scale` of an integer weight. Some panels at a time: the rotation makes several float32 copies, and packing
+    must not take much more memory than one layer.
+
+    Args:
+        weight: [N, K] float32 or bfloat16.
+        group: input features that share a multiplier of int4, or 0 for int8.
+        data, scale: contiguous, of as many elements as `shapes_of` says, in any shape.
+
+    Raises:
+        ValueError: another group, or other sizes.
+    """
+    out_features, in_features = weight.shape
+    int4.check_group(group or int4.GROUPS[0])
+    shapes = shapes_of(out_features, in_features, "int4" if group else "int8", int4_group=group or 32)
+    if [data.numel(), scale.numel()] != [math.prod(shape) for shape, _ in shapes]:
+        raise ValueError(
+            f"pack_rotated: data and scale must have the shapes {[shape for shape, _ in shapes]}"
+        )
+    data, scale = (tensor.view(shape) for tensor, (shape, _) in zip((data, scale), shapes, strict=True))
     step = max(1, CHUNK_VALUES // max(1, in_features) // PANEL_FEATURES)
-    for panel in range(0, panels, step):
+    for panel in range(0, len(data), step):
         rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
         rotated = rotate_back(weight[rows].float())
-        if dtype == "int4":
+        if group:
             data[panel : panel + step], scale[:, rows] = _int4_panels(rotated, group)
         else:
             values, scale[:, rows] = quantize_per_feature(rotated)
             panels_of(values, 4, data[panel : panel + step])
-    return data, scale
 
 
 def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
-    int4.check_group(group)
     rows, columns = rotated.shape
     if rows % PANEL_FEATURES or columns % group:
         rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))

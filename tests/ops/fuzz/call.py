@@ -61,6 +61,8 @@ def names_of(op: str) -> list[str]:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
+    if result is None:  # it only writes to its arguments
+        return []
     return [result] if isinstance(result, Tensor) else list(result)
 
 

@@ -1,4 +1,4 @@
-"""linear, linear_split and quantize_int4."""
+"""linear, linear_split, quantize_int4 and pack_rotated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference, linear_split_reference
-from hf_cpu_accel.packing.linear import PackedWeight, int4, pack_linear
+from hf_cpu_accel.packing.linear import (
+    PackedWeight,
+    int4,
+    pack_linear,
+    pack_rotated_reference,
+    shapes_of,
+)
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.linear_cases import BOUND
@@ -61,4 +67,19 @@ def _as_good(ours: list[Tensor], theirs: list[Tensor]) -> None:
     torch.testing.assert_close(ours[2][0], theirs[2][0])
 
 
-FAMILY = (linear, linear, linear, linear_split, quantize_int4)
+def pack_rotated(rng: random.Random) -> Call:
+    group = rng.choice((0, *int4.GROUPS))
+    weight = torch.randn(draw.size(rng), draw.size(rng)).to(rng.choice((torch.float32, torch.bfloat16)))
+    dtype = "int4" if group else "int8"
+    shapes = shapes_of(*weight.shape, dtype, int4_group=group or 32)
+    data, scale = (torch.zeros(shape, dtype=kind) for shape, kind in shapes)
+    return Call(
+        "pack_rotated", [weight, group, data, scale], pack_rotated_reference, written=(2, 3), alike=_any
+    )
+
+
+def _any(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    """What is written is for `test_quantize` to compare: a choice between equally good values may differ."""
+
+
+FAMILY = (linear, linear, linear, linear_split, quantize_int4, pack_rotated)

@@ -1,5 +1,6 @@
-// quantize_int4: schema, checks, call.
+// quantize_int4 and pack_rotated: schemas, checks, calls.
 #include <tuple>
+#include <vector>
 
 #include "../dispatch.h"
 #include "../tensors.h"
@@ -23,7 +24,30 @@ std::tuple<Tensor, Tensor, Tensor> quantize_int4(const Tensor& weight, int64_t g
   return {index, multiplier, scale};
 }
 
+void pack_rotated(const Tensor& weight, int64_t group, Tensor data, Tensor scale) {
+  check_floating(weight, "pack_rotated", "weight");
+  STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "hf_cpu_accel::pack_rotated: weight must be a contiguous matrix");
+  STD_TORCH_CHECK(group == 0 || group == 32 || group == 64 || group == 128, "hf_cpu_accel::pack_rotated: group must be 0, 32, 64 or 128");
+  PackRotated p{weight.const_data_ptr(), is_bf16(weight), weight.size(0), weight.size(1), group};
+  const int64_t panels = (p.rows + panel_rows - 1) / panel_rows;
+  STD_TORCH_CHECK(data.is_cpu() && data.is_contiguous() && data.element_size() == 1 && data.numel() == panels * p.panel_bytes(),
+                  "hf_cpu_accel::pack_rotated: data must be the bytes of ", panels, " panels of ", p.panel_bytes());
+  STD_TORCH_CHECK(scale.is_cpu() && scale.is_contiguous() && scale.scalar_type() == ScalarType::Float && scale.numel() == 2 * p.rows,
+                  "hf_cpu_accel::pack_rotated: scale must be float32 [2, rows]");
+  p.data = static_cast<uint8_t*>(data.mutable_data_ptr());
+  p.scale = static_cast<float*>(scale.mutable_data_ptr());
+  p.sum = p.scale + p.rows;
+  const auto padded = static_cast<size_t>((p.features() + 63) / 64 * 64);
+  torch::stable::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(padded);
+    std::vector<uint8_t> bytes(padded);
+    std::vector<int8_t> multiplier(group == 0 ? 0 : padded / static_cast<size_t>(group));
+    dispatch().kernels.pack_rotated(p, begin, end, {values.data(), bytes.data(), multiplier.data()});
+  });
+}
+
 }  // namespace
 }  // namespace hfca
 
 HFCA_OP(quantize_int4, "(Tensor weight, int group) -> (Tensor, Tensor, Tensor)")
+HFCA_OP(pack_rotated, "(Tensor weight, int group, Tensor(a!) data, Tensor(b!) scale) -> ()")
