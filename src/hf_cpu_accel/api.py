@@ -163,7 +163,10 @@ def _accelerate(
             models = [(root.name, root.module) for root in roots]
             check_patterns(models, settings.skip_modules, argument="skip_modules")
             check_patterns(models, dict(settings.dtypes), argument="dtypes")
-            choices = None if settings.accuracy is None else choose(target, others, settings, examples)
+            choices = None
+            if settings.accuracy is not None:
+                others = list(roots)  # what they are called with comes from one another
+                choices = choose(target, others, settings, examples)
             accelerate_roots(others, settings, choices=choices, calibration=calibration)
         follow_pipeline(target)
 

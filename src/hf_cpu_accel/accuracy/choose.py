@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from hf_cpu_accel.accuracy.budget import budget_of
 from hf_cpu_accel.accuracy.calls import Call
 from hf_cpu_accel.accuracy.candidates import candidates
@@ -64,9 +66,9 @@ def _choose_for(
         why = (
             "it is being trained" if root.trains else f"{examples.told} do not reach it: nothing was measured"
         )
-        return Choice("auto", (), settings.accuracy, 1.0, NOTHING, why, {}, 0, 0.0)
+        return Choice(examples.others, (), settings.accuracy, 1.0, NOTHING, why, {}, 0, 0.0)
     start = time.perf_counter()
-    search = _Search(root, settings, calls, on_try)
+    search = _Search(root, settings, calls, examples.whole or root.module, on_try)
     chosen = search.run()
     return replace(
         chosen.choice,
@@ -100,18 +102,24 @@ class _Try:
 
 
 class _Search:
-    """For one model, which is restored after each try.
+    """For one model, which is restored after each try; what is called is that, or what it is a part of.
 
     Attributes:
         tries: how many there were.
     """
 
     def __init__(
-        self, root: Root, settings: CPUAccelConfig, calls: list[Call], on_try: Callable[[], Any]
+        self,
+        root: Root,
+        settings: CPUAccelConfig,
+        calls: list[Call],
+        called: nn.Module,
+        on_try: Callable[[], Any],
     ) -> None:
         self.tries = 0
+        self._called = called
         self._root, self._settings, self._calls, self._on_try = root, settings, calls, on_try
-        self._budget = budget_of(root.module, calls)
+        self._budget = budget_of(called, calls)
         self._levels = candidates(root.module)
         self._given = DtypeTable(dict(settings.dtypes).items())
 
@@ -141,7 +149,10 @@ class _Search:
         """The worst units in the dtype of `level`, in which all together held, and the others in the fastest."""
         first, last = self._levels[0], self._levels[level]
         group = self._settings.int4_group
-        order = [*fastest.refused, *ranked(self._root.module, self._calls, fastest.units, first, group)]
+        order = [
+            *fastest.refused,
+            *ranked(self._root.module, self._run_examples, fastest.units, first, group),
+        ]
         fails = max(0, len(fastest.refused) - 1)
 
         others: dict[Unit, str] = {}
@@ -192,11 +203,15 @@ class _Search:
             found = tuple(unit for unit in units_of(root.module) if not self._is_given(unit))
             layers = Counter(weight.packed.dtype for weight in saved_weights(root.module))
             refused = self._refused()
-            measured = self._budget.measured(root.module, settings.accuracy)
+            measured = self._budget.measured(self._called, settings.accuracy)
         finally:
             restore_roots([root])
         self._on_try()
         return _Try(choice, measured, found, dict(sorted(layers.items())), refused)
+
+    def _run_examples(self) -> None:
+        for call in self._calls:
+            call(self._called)
 
     def _is_given(self, unit: Unit) -> bool:
         """Whether its dtype was asked for by name."""

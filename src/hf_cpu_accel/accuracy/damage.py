@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.accuracy.calls import Call
 from hf_cpu_accel.measure.layer_inputs import RowSample, layer_inputs, linears_of
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.four_bits import nearest_form
@@ -41,7 +40,7 @@ def units_of(root: nn.Module) -> list[Unit]:
 
 
 def ranked(
-    model: nn.Module, calls: Sequence[Call], units: Sequence[Unit], dtype: str, group: int
+    model: nn.Module, run: Callable[[], None], units: Sequence[Unit], dtype: str, group: int
 ) -> list[Unit]:
     """`units` by the error that packing as `dtype` makes in their outputs, the largest first.
 
@@ -50,13 +49,13 @@ def ranked(
 
     Args:
         model: as it was made, with the weights of all `units`.
+        run: calls it with the examples.
     """
     layers = linears_of(model)
     wanted = {path: layers[path] for unit in units for path in unit.modules if path in layers}
     sample = RowSample()
     with layer_inputs(wanted, sample):
-        for call in calls:
-            call(model)
+        run()
     rows = sample.rows()
     errors = {unit: _error(model, unit, rows, dtype, group) for unit in units}
     return sorted(units, key=lambda unit: (-errors[unit], unit.modules))

@@ -17,6 +17,7 @@ from hf_cpu_accel.accuracy.calls import Call
 from hf_cpu_accel.accuracy.preprocessors import Preprocessors
 from hf_cpu_accel.accuracy.texts import built_in_texts
 from hf_cpu_accel.hosts.find import Root
+from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 
@@ -33,12 +34,16 @@ _STEPS = 2  # of a diffusion pipeline
 class Examples:
     """
     Attributes:
-        calls: of each model of the target, in their order; none of those that the target did not call.
+        calls: for each model of the target, in their order; none for those that the target did not call.
         told: what they are, in words.
+        whole: what is called, and whose outputs count; None where that is each model by itself.
+        others: the dtype of those without calls.
     """
 
     calls: tuple[list[Call], ...]
     told: str
+    whole: nn.Module | None = None
+    others: str = "auto"
 
 
 def check_examples(examples: object, accuracy: float | None) -> None:
@@ -73,6 +78,8 @@ def make_examples(target: Any, roots: Sequence[Root], examples: Iterable[Any] | 
         raise ValueError(
             "examples is empty: expected at least one; without the argument there are built-in ones"
         )
+    if roots[0].host == "sentence_transformers":
+        return _of_encoder(target, roots, items)
     if len(roots) > 1:
         return _of_pipeline(target, roots, items)
     model = roots[0].module
@@ -90,12 +97,30 @@ def make_examples(target: Any, roots: Sequence[Root], examples: Iterable[Any] | 
     return Examples((calls,), f"{counted(len(calls), 'call')} with {told}")
 
 
+def _of_encoder(encoder: Any, roots: Sequence[Root], items: list[Any] | None) -> Examples:
+    """Calls of an encoder of sentences as a whole, for the models of transformers in it.
+
+    What else has weights stays in float32: it is small, and the last before the answer.
+    """
+    tools = Preprocessors(encoder, encoder)
+    if items is None:
+        texts = built_in_texts()
+        pairs = type(encoder).__name__ == "CrossEncoder"
+        given: list[Any] = list(zip(texts, texts[1:] + texts[:1], strict=True)) if pairs else list(texts)
+        calls = [tools.of_text(text, f"built-in text {place}") for place, text in enumerate(given)]
+    else:
+        calls = [_call(item, f"examples[{place}]", tools) for place, item in enumerate(items)]
+    told = f"{len(calls)} built-in texts" if items is None else counted(len(calls), "example")
+    each: list[list[Call]] = [calls if is_model(root.module) else [] for root in roots]
+    return Examples(tuple(each), told, encoder, "float32")
+
+
 def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _call(item: Any, name: str, tools: Preprocessors) -> Call:
-    if isinstance(item, str):
+    if isinstance(item, str) or _is_pair(item):
         return tools.of_text(item, name)
     if isinstance(item, Mapping):
         return tools.of_inputs(item, name)
@@ -108,6 +133,11 @@ def _call(item: Any, name: str, tools: Preprocessors) -> Call:
     if hasattr(item, "convert") and hasattr(item, "size"):  # of Pillow, which need not be there
         return tools.of_image(item, name)
     raise TypeError(f"{name} is a {type(item).__name__}: expected {ACCEPTED}")
+
+
+def _is_pair(item: Any) -> bool:
+    """Of texts, as cross-encoders take them."""
+    return isinstance(item, list | tuple) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def _of_pipeline(target: Any, roots: Sequence[Root], items: list[Any] | None) -> Examples:

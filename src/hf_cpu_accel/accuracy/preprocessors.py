@@ -30,7 +30,7 @@ class Preprocessors:
     def takes_texts(self) -> bool:
         return self._preprocess is not None or self._tokenizer is not None
 
-    def of_text(self, text: str, name: str) -> Call:
+    def of_text(self, text: Any, name: str) -> Call:
         """
         Raises:
             TypeError: there is no tokenizer.
@@ -39,7 +39,8 @@ class Preprocessors:
             return Call((self._preprocess([text]),), {}, name)
         if self._tokenizer is None:
             raise self._nothing_for("texts", "tokenizer", name)
-        tokens = self._tokenizer(text, return_tensors="pt", truncation=True, max_length=self._longest)
+        texts = (text,) if isinstance(text, str) else text  # or a pair of them
+        tokens = self._tokenizer(*texts, return_tensors="pt", truncation=True, max_length=self._longest)
         inputs = {key: value for key, value in tokens.items() if isinstance(value, Tensor)}
         if getattr(getattr(self._model, "config", None), "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = inputs["input_ids"]

@@ -25,8 +25,8 @@ _FEWEST, _MOST = 4, 7  # linears of a layer
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
 
-    def named(layer: FusedEncoderLayer, path: str) -> tuple[str, str]:
-        return "encoder_layer", context.dtype_names(path, layer)
+    def named(fused: FusedEncoderLayer, path: str) -> tuple[str, str]:
+        return "encoder_layer", context.dtype_names(path, fused)
 
     return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_layer)
 

@@ -38,8 +38,8 @@ _SIDE = 32
 def fuse_window_layers(context: Context) -> list[PlanItem]:
     """Fuse every layer of the model that is one. To be called when the linears are packed and attention is ours."""
 
-    def named(layer: FusedWindowLayer, path: str) -> tuple[str, str]:
-        return "encoder_layer", context.dtype_names(path, layer)
+    def named(fused: FusedWindowLayer, path: str) -> tuple[str, str]:
+        return "encoder_layer", context.dtype_names(path, fused)
 
     return fuse_each(context, STRUCTURE, _looked_at, named, expected=is_layer)
 
