@@ -152,9 +152,10 @@ bench-linear: kernels
 bench-attention: kernels
 	$(BIN)/python -m benchmarks.attention
 
-# What becomes of the pipeline of each task, from the plans of explain(); not of what is faster on this machine.
+# What becomes of the pipeline of each task, from the plans of explain(); not of what is faster on this machine. And which class is for it.
 docs-tasks: kernels
 	HF_CPU_ACCEL_PROVIDERS=own $(BIN)/python -m tests.tasks.table
+	$(BIN)/python -m tests.frontends.optimum_table
 
 docs: $(VENV)/.ready
 	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation

@@ -1,4 +1,4 @@
-"""Writes the table of classes in docs/task-classes.md: `python -m tests.frontends.optimum_table`."""
+"""Writes the table of classes in docs/task-classes.md: `make docs-tasks`."""
 
 from __future__ import annotations
 

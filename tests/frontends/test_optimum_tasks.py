@@ -48,7 +48,7 @@ def test_every_pipeline_has_a_class_and_none_is_made_up():
 
 
 def test_the_page_has_the_table():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.frontends.optimum_table`"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `make docs-tasks`"
 
 
 @pytest.fixture(autouse=True)
