@@ -152,6 +152,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
     [
         (GPTQ | {"bits": 5}, "GPTQ in bits=5: read are 2, 3, 4, 8"),
         (GPTQ | {"bits": "4"}, "GPTQ in bits='4'"),
+        (GPTQ | {"bits": 4.0}, r"GPTQ in bits=4\.0"),
         (GPTQ | {"group_size": 0}, "group_size=0"),
         (GPTQ | {"checkpoint_format": "marlin"}, "the format 'marlin': read are 'gptq' and 'gptq_v2'"),
         (AWQ | {"bits": 8}, "AWQ in bits=8: read is 4"),

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from hf_cpu_accel import restore
 from hf_cpu_accel.checkpoints.layout import UnreadableCheckpoint
@@ -58,6 +63,7 @@ def test_bits_that_are_not_known(tmp_path: Path) -> None:
     [
         (f"{Q_PROJ}.scales", f"{Q_PROJ}.scales is missing, and there is g_idx, qweight, qzeros"),
         ("model.norm.weight", "model.norm.weight is missing"),
+        ("lm_head.weight", "lm_head.weight is missing"),
         ("model.embed_tokens.weight", "model.embed_tokens.weight is missing"),
     ],
 )
@@ -65,6 +71,12 @@ def test_a_tensor_that_is_missing(tmp_path: Path, name: str, message: str) -> No
     write_form(tmp_path, "gptq")
     change_tensor(tmp_path, name, None)
     refused(tmp_path, message)
+
+
+def test_a_head_may_be_new_where_the_files_have_another(tmp_path: Path) -> None:
+    write_form(tmp_path, "gptq")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, cpu_optimize=True)
+    assert isinstance(model.score.weight, Tensor)
 
 
 def test_a_linear_that_is_missing_as_a_whole(tmp_path: Path) -> None:

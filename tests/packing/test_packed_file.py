@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hf_cpu_accel.packing import packed_file
 from hf_cpu_accel.packing.linear import FORMS, PackedWeight, pack_linear
 from hf_cpu_accel.packing.packed_file import read_packed, write_packed
-from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed
+from hf_cpu_accel.packing.saved_weight import SavedWeight, check_packed, check_permutation
 from hf_cpu_accel.packing.tensor_file import DamagedFile, TensorFile, write
 from tests.packing.mutated_files import contents, run, write_example
 
@@ -133,6 +133,16 @@ def test_sizes_that_kernels_would_trust_are_checked(change, says):
     fields = {**vars(pack_linear(torch.randn(70, 130), "int8")), **change}
     with pytest.raises(ValueError, match=says):
         check_packed(PackedWeight(**fields))
+
+
+@pytest.mark.parametrize(
+    "permutation", [torch.arange(129), torch.arange(130, dtype=torch.int32), torch.arange(130).clamp(max=128)]
+)
+def test_an_order_of_input_features_is_one(permutation):
+    check_permutation(None, 130)
+    check_permutation(torch.randperm(130), 130)
+    with pytest.raises(ValueError, match="a permutation"):
+        check_permutation(permutation, 130)
 
 
 def test_the_header_tells_the_form(path):

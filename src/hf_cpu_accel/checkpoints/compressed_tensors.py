@@ -113,7 +113,12 @@ class Scheme:
         bits, kind = weights.get("num_bits", 8), str(weights.get("type", "int")).lower()
         size = weights.get("group_size")
         strategy = weights.get("strategy") or _strategy(size)
-        if kind not in ("int", "float") or bits not in _BITS or (kind == "float" and bits != 8):
+        if (
+            kind not in ("int", "float")
+            or not isinstance(bits, int)
+            or bits not in _BITS
+            or (kind == "float" and bits != 8)
+        ):
             raise UnreadableCheckpoint(
                 f"compressed-tensors weights of type {kind!r} in {bits!r} bits: read are int in 4 and 8 bits, and float in 8"
             )

@@ -83,7 +83,7 @@ class GptqCheckpoint:
         """
         bits, group = config.get("bits"), config.get("group_size", 128)
         form = config.get("checkpoint_format") or config.get("format") or "gptq"
-        if bits not in BITS:
+        if not isinstance(bits, int) or bits not in BITS:
             raise UnreadableCheckpoint(f"GPTQ in bits={bits!r}: read are {', '.join(map(str, BITS))}")
         if form not in ("gptq", "gptq_v2"):
             raise UnreadableCheckpoint(f"GPTQ in the format {form!r}: read are 'gptq' and 'gptq_v2'")

@@ -137,21 +137,22 @@ def _headers(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_plain(model: Any, stored: dict[str, dict[str, Tensor]]) -> None:
-    """What is not quantised is there and has its shape, unless it may be new: a head, or a pooler.
+    """What is not quantised is there and has its shape. A head or a pooler may be new where the files are of another class.
 
     Raises:
         UnreadableCheckpoint: it is not.
     """
     base = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
+    is_same_class = type(model).__name__ in (model.config.architectures or ())
     is_joined = any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
     for path, module in model.named_modules():
         is_base, is_repeated = path.startswith(base), re.search(r"\.\d+\.", path) is not None
-        may_be_new = is_joined or not (is_base and (is_repeated or not isinstance(module, nn.Linear)))
+        is_needed = is_same_class or (is_base and (is_repeated or not isinstance(module, nn.Linear)))
         for name, parameter in module.named_parameters(recurse=False):
             whole = f"{path}.{name}" if path else name
             tensor = stored.get(path, {}).get(name)
             if tensor is None:
-                if not may_be_new and whole not in model.all_tied_weights_keys:
+                if is_needed and not is_joined and whole not in model.all_tied_weights_keys:
                     raise UnreadableCheckpoint(f"{whole} is missing in the files")
             elif (tensor.shape, tensor.is_floating_point()) != (
                 parameter.shape,
