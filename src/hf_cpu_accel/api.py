@@ -17,7 +17,7 @@ from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
 from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
-from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
+from hf_cpu_accel.patching.acceleration import Acceleration, accelerated_parts, acceleration_of
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
@@ -116,7 +116,7 @@ def accelerated(
         if earlier is None:
             restore(target)
         else:
-            _accelerate(target, find(target), earlier.config, earlier.calibration)
+            _accelerate_again(target, before)
 
 
 def explain(target: object) -> Plan:
@@ -141,6 +141,19 @@ def explain(target: object) -> Plan:
     if not found:
         return plans.nothing(threads=torch.get_num_threads())
     return with_gain(plans.join(found), roots[0].module)
+
+
+def _accelerate_again(target: object, before: Sequence[Acceleration | None]) -> None:
+    """As it was; dtypes that were chosen for an accuracy are not searched anew."""
+    earlier, roots = before[0], find(target)
+    assert earlier is not None
+    choices = [next(iter(state.plan.choices), None) if state is not None else None for state in before]
+    if not any(choices):
+        _accelerate(target, roots, earlier.config, earlier.calibration)
+        return
+    with lock, torch.inference_mode(False):
+        accelerate_roots(roots, earlier.config, choices=choices, calibration=earlier.calibration)
+        follow_pipeline(target)
 
 
 def _accelerate(

@@ -90,6 +90,17 @@ def test_around_a_method_of_the_original_nothing_is_searched(chosen, monkeypatch
     assert torch.equal(hidden(model), hidden(chosen))
 
 
+def test_accelerated_goes_back_to_the_choice_without_a_search(chosen, monkeypatch):
+    from hf_cpu_accel.accuracy import choose
+
+    model = copy.deepcopy(chosen)
+    monkeypatch.setattr(choose._Search, "run", lambda self: 1 / 0)
+    with accelerated(model, dtype="float32"):
+        assert not explain(model).choices
+    assert explain(model).choices == explain(chosen).choices
+    assert torch.equal(hidden(model), hidden(chosen))
+
+
 def test_accelerated_goes_back_to_what_was_before():
     model = bert(bad=True)
     with accelerated(model, accuracy=0.99, examples=IDS):

@@ -14,6 +14,7 @@ optimum.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,7 +184,7 @@ class CPUModel(Saved, OptimizedModel):
         if settings is None:
             self.model.half()
         elif api.explain(self.model).dtype == "float32":
-            api.accelerate_for_cpu(self.model, settings, dtype="bfloat16")
+            api.accelerate_for_cpu(self.model, dataclasses.replace(settings, dtype="bfloat16", accuracy=None))
         return self
 
     def compile(self) -> None:

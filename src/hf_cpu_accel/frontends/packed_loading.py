@@ -101,9 +101,11 @@ class PackedLoading:
     def _choices(self) -> list[Choice] | None:
         """What was chosen for an accuracy, for `explain` to tell; None if nothing was."""
         try:
-            saved = self._file.about.get("choices", ())
-            return [Choice(**{**one, "dtypes": tuple(map(tuple, one["dtypes"]))}) for one in saved] or None
-        except (KeyError, TypeError) as error:
+            choices = [Choice.from_dict(fields) for fields in self._file.about.get("choices", ())[:1]]
+            for choice in choices:
+                CPUAccelConfig(dtype=choice.dtype, dtypes=choice.dtypes)  # which knows the names
+            return [*choices] or None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DamagedFile(
                 f"{self._file.path}: what it says of the choice of dtypes is unknown: {error}"
             ) from error

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 COSINE, PERPLEXITY, NOTHING = "cosine", "perplexity", "-"
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("dtype", "measure", "examples", "name"), str),
+    **dict.fromkeys(("accuracy", "measured", "seconds"), (int, float)),
+    "layers": dict,
+    "tries": int,
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,19 @@ class Choice:
     tries: int
     seconds: float = field(compare=False)
     name: str = ""
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Choice:
+        """The inverse of `dataclasses.asdict`, also through JSON.
+
+        Raises:
+            KeyError, TypeError: other fields than these, or of other types.
+        """
+        choice = cls(**{**fields, "dtypes": tuple((path, dtype) for path, dtype in fields["dtypes"])})
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(choice, name), kind):
+                raise TypeError(f"{name}={getattr(choice, name)!r}")
+        return choice
 
     @property
     def holds(self) -> bool:
