@@ -32,7 +32,7 @@ from transformers import (
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.checkpoints.stored import rounding_error, stored_weight
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from tests.checkpoints.test_hosts import SIZES, Projections, outputs
+from tests.checkpoints.host_linears import SIZES, Projections, outputs
 
 COLUMNS = 256
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from tests.checkpoints.stand_ins import (
     HQQLinear,
     Int4OpaqueTensor,
@@ -86,3 +87,37 @@ def true_weight(linear: nn.Module) -> Tensor:
     """What its host multiplies by, float32 [out_features, in_features]."""
     found: Any = linear.weight.true if isinstance(getattr(linear, "weight", None), Wrapper) else linear.true
     return found.float()
+
+
+COLUMNS = 192
+SIZES = {"q": 64, "k": 32, "v": 96, "o": 48}
+
+
+class Projections(nn.Module):
+    def __init__(self, make: Make, columns: int = COLUMNS, *, bias: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(columns)
+        for name, size in SIZES.items():
+            self.add_module(name, make(size, columns, torch.randn(size) if bias and name != "k" else None))
+        self.eval()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.norm(x)
+        return [self.get_submodule(name)(x) for name in SIZES]
+
+
+def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        return model(x)
+
+
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """All numbers of its linears, by where they are."""
+    found = {}
+    for path, module in model.named_modules():
+        for place in (module._parameters, vars(module)):
+            for name, value in place.items():
+                if isinstance(value, Tensor):
+                    for number, tensor in enumerate(plain_tensors(value)):
+                        found[f"{path}.{name}.{number}"] = tensor
+    return found

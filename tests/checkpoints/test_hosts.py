@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.checkpoints.stored import stored_weight
-from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from tests.checkpoints.host_linears import (
     AS_ASKED,
+    COLUMNS,
     EXACT,
     ROUNDED,
+    SIZES,
     Make,
+    Projections,
     be_hosts,
+    held,
+    outputs,
     quanto,
     torchao,
     true_weight,
@@ -33,44 +37,11 @@ from tests.checkpoints.stand_ins import (
     Wrapper,
 )
 
-COLUMNS = 192
-SIZES = {"q": 64, "k": 32, "v": 96, "o": 48}
-
 
 @pytest.fixture(autouse=True)
 def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     be_hosts(monkeypatch)
-
-
-class Projections(nn.Module):
-    def __init__(self, make: Make, columns: int = COLUMNS, *, bias: bool = True) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(columns)
-        for name, size in SIZES.items():
-            self.add_module(name, make(size, columns, torch.randn(size) if bias and name != "k" else None))
-        self.eval()
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        x = self.norm(x)
-        return [self.get_submodule(name)(x) for name in SIZES]
-
-
-def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
-    with torch.no_grad():
-        return model(x)
-
-
-def held(model: nn.Module) -> dict[str, Tensor]:
-    """All numbers of its linears, by where they are."""
-    found = {}
-    for path, module in model.named_modules():
-        for place in (module._parameters, vars(module)):
-            for name, value in place.items():
-                if isinstance(value, Tensor):
-                    for number, tensor in enumerate(plain_tensors(value)):
-                        found[f"{path}.{name}.{number}"] = tensor
-    return found
 
 
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED, *AS_ASKED])
@@ -131,38 +102,12 @@ def test_an_exact_form_says_nothing_of_rounding(name: str) -> None:
     assert " off" not in " ".join(item.structure for item in explain(model).items)
 
 
-def test_the_integers_are_freed_and_share_their_memory_again() -> None:
-    model: Any = Projections(Linear8bitLt.random)
-    accelerate_for_cpu(model)
-    originals = [
-        change.original for change in model._hf_cpu_accel.journal.changes if hasattr(change, "original")
-    ]
-    linears = [module for module in originals if isinstance(module, Linear8bitLt)]
-    assert len(linears) == 4
-    assert all(linear.weight.numel() == linear.weight.CB.numel() == 0 for linear in linears)
-    restore(model)
-    assert model.q.weight.data_ptr() == model.q.weight.CB.data_ptr()
-
-
 @pytest.mark.parametrize("make", [Linear8bitLt.random, ROUNDED["bitsandbytes NF4"]], ids=["int8", "NF4"])
 def test_modules_that_rearrange_themselves_when_called_are_not_called(make: Make) -> None:
     model: Any = Projections(make)
     linear = model.q
     accelerate_for_cpu(model)
     assert linear.calls == 0
-
-
-def test_originals_in_memory_and_dropped() -> None:
-    for originals in ("memory", "drop"):
-        model: Any = Projections(EXACT["torchao Int8"][0])
-        qdata = model.q.weight.qdata.clone()
-        accelerate_for_cpu(model, originals=originals)
-        if originals == "drop":
-            with pytest.raises(RuntimeError, match="originals='drop'"):
-                restore(model)
-            continue
-        restore(model)
-        assert torch.equal(model.q.weight.qdata, qdata)
 
 
 def test_bfloat16_models_compute_in_bfloat16() -> None:
@@ -241,16 +186,6 @@ def test_a_host_that_was_not_imported_is_not_asked_for(monkeypatch: pytest.Monke
     linear = Linear8bitLt.random(64, COLUMNS, None)
     monkeypatch.undo()
     assert stored_weight(linear) is None
-
-
-def test_a_weight_that_a_table_reads_too_is_kept() -> None:
-    model: Any = Projections(EXACT["torchao Int8"][0])
-    model.table = nn.Embedding(64, COLUMNS).eval()
-    model.table.weight = model.q.weight
-    before = model.q.weight.qdata.clone()
-    accelerate_for_cpu(model)
-    assert isinstance(model.q, PackedLinear)
-    assert torch.equal(model.table.weight.qdata, before)
 
 
 def test_integers_in_a_tensor_of_floats_are_not_looked_at_as_floats() -> None:

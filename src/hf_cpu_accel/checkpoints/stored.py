@@ -103,7 +103,9 @@ def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool
         if with_stored:
             return tensor
         form = type(tensor).__name__ if weight is None else weight.form
-        raise ValueError(f"{name} is quantised ({form}) and not packed, so it cannot be written packed")
+        raise ValueError(
+            f"{name} is of a quantised weight that is not packed ({form}), so it cannot be written packed"
+        )
     host = sys.modules.get("transformers.integrations.gguf.utils")
     if tensor.is_floating_point() or host is None or not isinstance(tensor, nn.Parameter):
         return tensor
