@@ -108,7 +108,9 @@ def test_what_cannot_be_is_said(checkpoint: Path, tmp_path: Path) -> None:
         ((checkpoint, "--report", "--picture", "some.txt"), "accepted endings"),
         ((checkpoint, "--report", "--calibration", tmp_path / "empty.txt"), "there is no text"),
         ((tmp_path / "nowhere", "--report"), "Cannot load"),
+        ((checkpoint, tmp_path / "packed", "--size", 0.001, "--tokens", 128), "nothing is written"),
     ):
         code, output = run(*arguments)
         assert code, output
+        assert not (tmp_path / "packed" / "cpu_accel.safetensors").exists()
         assert says in " ".join(output.replace("│", " ").split()), output

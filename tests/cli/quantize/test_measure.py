@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import LlamaForCausalLM
 
+from hf_cpu_accel import accelerated
 from hf_cpu_accel.cli.quantize.measure import (
     Answers,
     LinearLosses,
@@ -17,7 +18,7 @@ from hf_cpu_accel.cli.quantize.measure import (
 )
 from hf_cpu_accel.cli.quantize.mix import mixes, proposal
 from hf_cpu_accel.ops.linear import linear
-from hf_cpu_accel.packing.linear import unpack_linear
+from hf_cpu_accel.packing.linear import PackedWeight, unpack_linear
 from hf_cpu_accel.rewrite.core.calibration import calibration_examples
 from tests.rewrite.calibration.models import ids, model
 
@@ -31,11 +32,16 @@ def tiny(name: str) -> Any:
     return whole.eval().requires_grad_(False)
 
 
+def packed_as(given: Any, dtype: str) -> dict[str, PackedWeight]:
+    with accelerated(given, dtype=dtype):
+        return packed_linears(given)
+
+
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_the_estimate_is_what_quantising_one_linear_does(name: str) -> None:
     given = tiny(name)
     calls = calibration_examples([{"input_ids": ids(seed, rows=8, length=16)} for seed in range(8)], given)
-    packed = {dtype: packed_linears(given, dtype) for dtype in ("int4", "int8")}
+    packed = {dtype: packed_as(given, dtype) for dtype in ("int4", "int8")}
     taken: list[int] = []
     losses = measure(given, calls, packed, lambda: taken.append(1))
     assert len(taken) == steps(calls)
@@ -60,7 +66,7 @@ def test_the_estimate_is_what_quantising_one_linear_does(name: str) -> None:
 def test_errors_are_those_of_the_op() -> None:
     given = tiny("bert")
     calls = calibration_examples([{"input_ids": ids(0)}], given)
-    packed = packed_linears(given, "int4")
+    packed = packed_as(given, "int4")
     seen = {}
     path = "encoder.layer.0.output.dense"
     handle = given.get_submodule(path).register_forward_hook(

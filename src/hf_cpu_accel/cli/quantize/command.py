@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # For a dtype, those that a mix may have besides.
 _FINER = {"int4": ("int8", "bfloat16"), "int8": ("bfloat16",)}
-_WINDOW, _BATCH = 128, 4  # tokens of an example to measure on, and how many go side by side
+_WINDOW = 128  # tokens of an example to measure on
 _PICTURE = "quantisation.png"
 
 
@@ -78,7 +78,8 @@ def quantize(
     try:
         settings = _settings(dtype, int4_group, folder, model, size, accuracy)
         text = _text(calibration)
-        picture = _picture(picture, folder) if report or size is not None or accuracy is not None else None
+        wanted = report or any(value is not None for value in (size, accuracy, picture, json))
+        picture = _picture(picture, folder) if wanted else None
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     if folder is None and picture is None:
@@ -94,6 +95,8 @@ def quantize(
             found = _measured(loaded, tokenizer, text, settings, calibration is not None, tokens, console)
             found = _with_proposal(found, model, size, accuracy)
             _print(found, wide_console(), picture, json)
+            if found.asked and found.chosen is None:
+                raise ValueError(f"no mix has {found.asked}, and nothing is written")
         if folder is not None:
             rounding = _rounding(text, tokenizer, settings, calibration is not None)
             mixed = {} if found is None or found.chosen is None else {"dtypes": found.exceptions()}
@@ -196,10 +199,11 @@ def _measured(
     rounding = _rounding(text, tokenizer, settings, calibrated)
     model.float()
     answers = Answers(model, calls)
-    packed = {dtype: packed_linears(model, dtype, **fields, **rounding)}
-    packed |= {finer: packed_linears(model, finer, **fields) for finer in _FINER[dtype]}
     with accelerated(model, dtype=dtype, **fields, **rounding):
-        whole = answers.loss(model)
+        packed, whole = {dtype: packed_linears(model)}, answers.loss(model)
+    for finer in _FINER[dtype]:
+        with accelerated(model, dtype=finer, **fields):
+            packed[finer] = packed_linears(model)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("measuring each linear", total=steps(calls))
         losses = measure(model, calls, packed, lambda: progress.advance(bar))
@@ -233,8 +237,6 @@ def _print(report: Report, console: Console, picture: Path, json: Path | None) -
     ):
         console.print()
         console.print(table)
-    if report.asked and report.chosen is None:
-        console.print(f"no mix has {report.asked}", style="red")
     picture.parent.mkdir(parents=True, exist_ok=True)
     reports.write_picture(picture, report)
     console.print(f"\n[bold]{picture}[/bold]")

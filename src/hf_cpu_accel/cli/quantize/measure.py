@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_cpu_accel.api import accelerated
 from hf_cpu_accel.measure.agreement import float_tensors
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import PackedWeight
@@ -82,12 +81,9 @@ class Answers:
         return total / max(count, 1)
 
 
-def packed_linears(model: nn.Module, dtype: str, **settings: Any) -> dict[str, PackedWeight]:
-    """{path: what `accelerate_for_cpu(model, dtype=dtype, **settings)` packs it as}; the model is as before afterwards."""
-    with accelerated(model, dtype=dtype, **settings):
-        return {
-            path: module.packed for path, module in model.named_modules() if isinstance(module, PackedLinear)
-        }
+def packed_linears(model: nn.Module) -> dict[str, PackedWeight]:
+    """{path: packed weight} of the linears of an accelerated model."""
+    return {path: module.packed for path, module in model.named_modules() if isinstance(module, PackedLinear)}
 
 
 def measure(
