@@ -72,6 +72,13 @@ def ask(encoder: Any) -> torch.Tensor:
 KINDS = pytest.mark.parametrize("kind", [SentenceTransformer, CrossEncoder, SparseEncoder])
 
 
+def test_a_strategy_of_placement_is_the_cpu_where_there_is_nothing_else(folders: dict[type, str]) -> None:
+    kwargs = {"device_map": "auto"}
+    encoder = SentenceTransformer(folders[SentenceTransformer], cpu_optimize="float32", model_kwargs=kwargs)
+    assert explain(encoder).replaced
+    assert kwargs == {"device_map": "auto"}
+
+
 @KINDS
 def test_the_keyword_accelerates_once(kind: Any, folders: Any, calls: list[Any]) -> None:
     for options in ({"cpu_optimize": "int8"}, {"model_kwargs": {"cpu_optimize": "int8"}}):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel import api
 from hf_cpu_accel.config import CPUAccelConfig
-from hf_cpu_accel.frontends.keyword import check_placement, cpu_config, examples_in
+from hf_cpu_accel.frontends.keyword import cpu_config, examples_in
 from hf_cpu_accel.frontends.optimum_arguments import in_our_words
+from hf_cpu_accel.frontends.placement import check_placement, without_strategy
 from hf_cpu_accel.frontends.tasks import DIFFUSION
 
 try:
@@ -64,6 +65,7 @@ class CPUDiffusionPipeline:
         kwargs, cpu_optimize = in_our_words(kwargs, cpu_optimize)
         config = cpu_config(True if cpu_optimize is None else cpu_optimize)
         if config is not None:
+            kwargs = without_strategy(kwargs)
             check_placement(device_map=kwargs.get("device_map"))
         pipe = cls.auto_pipeline_class.from_pretrained(model_id, **kwargs)
         return (

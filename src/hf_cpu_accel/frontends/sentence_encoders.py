@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.frontends import packed_saving
 from hf_cpu_accel.frontends.keyword import with_keyword
-from hf_cpu_accel.frontends.placement import KEYWORD, check_placement
+from hf_cpu_accel.frontends.placement import KEYWORD, check_placement, without_strategy
 from hf_cpu_accel.hosts.find import find
 from hf_cpu_accel.hosts.models import is_model
 from hf_cpu_accel.patching.acceleration import acceleration_of
@@ -65,6 +65,8 @@ def _make(
     backend = kwargs.get("backend", "torch")
     if backend != "torch":
         raise ValueError(f"backend={backend!r} together with {KEYWORD}: only backend='torch' is accelerated")
+    if kwargs.get("model_kwargs"):
+        kwargs = {**kwargs, "model_kwargs": without_strategy(kwargs["model_kwargs"])}
     device_map = (kwargs.get("model_kwargs") or {}).get("device_map")
     check_placement(kwargs.get("device"), device_map)
     if kwargs.get("device") is None and device_map is None:
