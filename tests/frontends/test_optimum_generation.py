@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from hf_cpu_accel import CPUModelForCausalLM, CPUModelForSeq2SeqLM, CPUModelForSpeechSeq2Seq
 from hf_cpu_accel.generate import hook
-from tests.frontends import packed_cases
+from tests.frontends.packed import packed_cases
 
 CASES = {"llama": CPUModelForCausalLM, "t5": CPUModelForSeq2SeqLM, "whisper": CPUModelForSpeechSeq2Seq}
 GREEDY = {"max_new_tokens": 9, "do_sample": False}

@@ -7,7 +7,7 @@ import transformers
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.rewrite.core import progress
+from hf_cpu_accel.rewrite import progress
 
 
 def _accelerate():

@@ -54,7 +54,7 @@ def choose(
         ]
     for choice in choices:
         if not choice.holds:
-            warnings.warn(f"hf_cpu_accel: {choice}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"hf_cpu_accel: {choice}", RuntimeWarning, stacklevel=4)
     return choices
 
 

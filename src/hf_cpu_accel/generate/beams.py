@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import parse
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
@@ -15,6 +17,9 @@ from hf_cpu_accel.generate.decode import NotCovered, Recorded
 from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
 from hf_cpu_accel.generate.topk import largest
+
+# Whether transformers takes up what it has drawn in the order of the scores; before 5.24 it was in that of the draws.
+_BEST_FIRST = parse(transformers.__version__) >= parse("5.24.0.dev0")
 
 
 def beam_search(
@@ -88,4 +93,8 @@ def _continuations(scores: Tensor, beams: Beams, *, sample: bool) -> tuple[Tenso
     if not sample:
         return largest(accumulated, beams.candidates)
     places = torch.multinomial(nn.functional.softmax(accumulated, dim=-1), num_samples=beams.candidates)
-    return accumulated.gather(1, places), places
+    drawn = accumulated.gather(1, places)
+    if _BEST_FIRST:
+        drawn, order = drawn.sort(dim=-1, descending=True)
+        places = places.gather(1, order)
+    return drawn, places
