@@ -17,7 +17,8 @@ from hf_cpu_accel.config import CPUAccelConfig, resolve
 from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
 from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
-from hf_cpu_accel.patching.acceleration import Acceleration, accelerated_parts, acceleration_of
+from hf_cpu_accel.measure.dtype_choice import Choice
+from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
@@ -116,7 +117,9 @@ def accelerated(
         if earlier is None:
             restore(target)
         else:
-            _accelerate_again(target, before)
+            # Dtypes that were chosen for an accuracy are not searched anew.
+            choices = [None if state is None else next(iter(state.plan.choices), None) for state in before]
+            _accelerate(target, find(target), earlier.config, earlier.calibration, choices=choices)
 
 
 def explain(target: object) -> Plan:
@@ -143,26 +146,15 @@ def explain(target: object) -> Plan:
     return with_gain(plans.join(found), roots[0].module)
 
 
-def _accelerate_again(target: object, before: Sequence[Acceleration | None]) -> None:
-    """As it was; dtypes that were chosen for an accuracy are not searched anew."""
-    earlier, roots = before[0], find(target)
-    assert earlier is not None
-    choices = [next(iter(state.plan.choices), None) if state is not None else None for state in before]
-    if not any(choices):
-        _accelerate(target, roots, earlier.config, earlier.calibration)
-        return
-    with lock, torch.inference_mode(False):
-        accelerate_roots(roots, earlier.config, choices=choices, calibration=earlier.calibration)
-        follow_pipeline(target)
-
-
 def _accelerate(
     target: object,
     roots: Sequence[Root],
     settings: CPUAccelConfig,
     calibration: tuple[Example, ...],
     examples: Iterable[Any] | None = None,
+    choices: Sequence[Choice | None] | None = None,
 ) -> None:
+    """`choices`: those that were made before for `settings.accuracy`, for each root."""
     # Where nothing counts versions, and packed weights could be used nowhere else, layers would not be recognised.
     with lock, torch.inference_mode(False):
         others = [
@@ -176,11 +168,13 @@ def _accelerate(
             models = [(root.name, root.module) for root in roots]
             check_patterns(models, settings.skip_modules, argument="skip_modules")
             check_patterns(models, dict(settings.dtypes), argument="dtypes")
-            choices = None
             if settings.accuracy is not None:
-                others = list(roots)  # what they are called with comes from one another
-                choices = choose(target, others, settings, examples)
-            accelerate_roots(others, settings, choices=choices, calibration=calibration)
+                others = list(roots)  # what one is called with comes from the others
+                if choices is None or not any(choices):
+                    choices = choose(target, others, settings, examples, calibration)
+                accelerate_roots(others, settings, choices=choices, calibration=calibration)
+            else:
+                accelerate_roots(others, settings, calibration=calibration)
         follow_pipeline(target)
 
 

@@ -10,11 +10,11 @@ from hf_cpu_accel.ops.quantize import quantize_int4
 from hf_cpu_accel.packing.linear import (
     PackedWeight,
     int4,
-    pack_rotated_reference,
     shapes_of,
     unpack_linear,
     unpack_values,
 )
+from hf_cpu_accel.packing.rotated import pack_rotated_reference
 
 LEVELS = torch.tensor(int4.LEVELS, dtype=torch.float32)
 

@@ -27,6 +27,7 @@ from hf_cpu_accel.hosts.find import Root
 from hf_cpu_accel.lifecycle import accelerate_roots, restore_roots
 from hf_cpu_accel.measure.dtype_choice import NOTHING, Choice
 from hf_cpu_accel.patching.acceleration import acceleration_of
+from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable
 from hf_cpu_accel.rewrite.core.verify import DISAGREES
 from hf_cpu_accel.rewrite.saved import saved_weights
@@ -36,9 +37,16 @@ _SECONDS_UNSEEN = 3.0
 
 
 def choose(
-    target: Any, roots: Sequence[Root], settings: CPUAccelConfig, examples: Iterable[Any] | None
+    target: Any,
+    roots: Sequence[Root],
+    settings: CPUAccelConfig,
+    examples: Iterable[Any] | None,
+    calibration: Sequence[Example] = (),
 ) -> list[Choice]:
     """What is to be packed how for `settings.accuracy`: one choice for each model. None of them is accelerated afterwards.
+
+    Args:
+        calibration: what four-bit weights are rounded for.
 
     Raises:
         TypeError, ValueError: examples that the target does not take.
@@ -49,7 +57,7 @@ def choose(
     made = make_examples(target, roots, examples)
     with tqdm(desc="accuracy", unit=" tries", delay=_SECONDS_UNSEEN, leave=False) as bar:
         choices = [
-            _choose_for(root, settings, calls, made, bar.update)
+            _choose_for(root, settings, calls, made, calibration, bar.update)
             for root, calls in zip(roots, made.calls, strict=True)
         ]
     for choice in choices:
@@ -59,7 +67,12 @@ def choose(
 
 
 def _choose_for(
-    root: Root, settings: CPUAccelConfig, calls: list[Call], examples: Examples, on_try: Callable[[], Any]
+    root: Root,
+    settings: CPUAccelConfig,
+    calls: list[Call],
+    examples: Examples,
+    calibration: Sequence[Example],
+    on_try: Callable[[], Any],
 ) -> Choice:
     assert settings.accuracy is not None
     if root.trains or not calls:
@@ -68,7 +81,7 @@ def _choose_for(
         )
         return Choice(examples.others, (), settings.accuracy, 1.0, NOTHING, why, {}, 0, 0.0)
     start = time.perf_counter()
-    search = _Search(root, settings, calls, examples.whole or root.module, on_try)
+    search = _Search(root, settings, calls, examples.whole or root.module, calibration, on_try)
     chosen = search.run()
     return replace(
         chosen.choice,
@@ -114,10 +127,11 @@ class _Search:
         settings: CPUAccelConfig,
         calls: list[Call],
         called: nn.Module,
+        calibration: Sequence[Example],
         on_try: Callable[[], Any],
     ) -> None:
         self.tries = 0
-        self._called = called
+        self._called, self._calibration = called, calibration
         self._root, self._settings, self._calls, self._on_try = root, settings, calls, on_try
         self._budget = budget_of(called, calls)
         self._levels = candidates(root.module)
@@ -199,7 +213,7 @@ class _Search:
         )
         self.tries += 1
         try:
-            accelerate_roots([root], trial, choices=[choice])
+            accelerate_roots([root], trial, choices=[choice], calibration=self._calibration)
             found = tuple(unit for unit in units_of(root.module) if not self._is_given(unit))
             layers = Counter(weight.packed.dtype for weight in saved_weights(root.module))
             refused = self._refused()

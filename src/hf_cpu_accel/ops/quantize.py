@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.packing import int4
-from hf_cpu_accel.packing.linear import pack_rotated_reference
+from hf_cpu_accel.packing.rotated import pack_rotated_reference
 
 
 def quantize_int4(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,16 +22,15 @@ from torch import Tensor
 from hf_cpu_accel.packing import winograd
 from hf_cpu_accel.packing.affine import BITS
 from hf_cpu_accel.packing.linear import (
-    CHUNK_VALUES,
     PANEL_FEATURES,
     PackedWeight,
     allocate,
     pack_linear,
     panels_of,
-    quantize_per_feature,
     shapes_of,
     unpack_linear,
 )
+from hf_cpu_accel.packing.rotated import CHUNK_VALUES, quantize_per_feature
 
 # Of images that are quantised as a whole, or cut into tiles: those of a pixel fill whole lines of packed input.
 IMAGE_CHANNELS, TILE_CHANNELS = 64, 32

@@ -20,23 +20,21 @@ another. Padding is zero.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.packing import affine, int4
 from hf_cpu_accel.packing.affine import BITS, AffineGroups
 from hf_cpu_accel.packing.panels import PANEL_FEATURES, allocate, panels_of
-from hf_cpu_accel.packing.rotation import rotate, rotate_back
+from hf_cpu_accel.packing.rotated import shape_of
+from hf_cpu_accel.packing.rotation import rotate
 
 DTYPES = ("float32", "bfloat16", "int8", "int8-weight", "int4")  # that one may ask for
 FORMS = (*DTYPES, "affine8", "affine4")  # that a packed weight may have
 QUANTISED = ("int8", "int8-weight", "int4")  # values of the rotated weight, with a scale per output feature
-CHUNK_VALUES = 1 << 18  # 1 MB of float32 at a time
 
 
 @dataclass(frozen=True)
@@ -136,9 +134,9 @@ def shapes_of(
     data: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "float32": ((panels, in_features, PANEL_FEATURES, 1), torch.float32),
         "bfloat16": ((panels, -(-in_features // 2), PANEL_FEATURES, 2), torch.bfloat16),
-        "int8": ((panels, -(-in_features // 4), PANEL_FEATURES, 4), torch.int8),
+        "int8": (shape_of(out_features, in_features, 0), torch.int8),
         "int8-weight": ((panels, -(-in_features // 4), PANEL_FEATURES * 4), torch.int8),
-        "int4": ((panels, -(-in_features // int4_group), PANEL_FEATURES + 16 * int4_group), torch.uint8),
+        "int4": (shape_of(out_features, in_features, int4_group), torch.uint8),
     }
     return [data[dtype], ((2, out_features), torch.float32)] if dtype in QUANTISED else [data[dtype]]
 
@@ -227,54 +225,6 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
     values = weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()
     torch.ops.hf_cpu_accel.pack_rotated(values.contiguous(), group if dtype == "int4" else 0, data, scale)
     return data, scale
-
-
-def pack_rotated_reference(weight: Tensor, group: int, data: Tensor, scale: Tensor) -> None:
-    """Fill `data` and `scale` of an integer weight. Some panels at a time: the rotation makes several float32 copies, and packing
-    must not take much more memory than one layer.
-
-    Args:
-        weight: [N, K] float32 or bfloat16.
-        group: input features that share a multiplier of int4, or 0 for int8.
-        data, scale: contiguous, of as many elements as `shapes_of` says, in any shape.
-
-    Raises:
-        ValueError: another group, or other sizes.
-    """
-    out_features, in_features = weight.shape
-    int4.check_group(group or int4.GROUPS[0])
-    shapes = shapes_of(out_features, in_features, "int4" if group else "int8", int4_group=group or 32)
-    if [data.numel(), scale.numel()] != [math.prod(shape) for shape, _ in shapes]:
-        raise ValueError(
-            f"pack_rotated: data and scale must have the shapes {[shape for shape, _ in shapes]}"
-        )
-    data, scale = (tensor.view(shape) for tensor, (shape, _) in zip((data, scale), shapes, strict=True))
-    step = max(1, CHUNK_VALUES // max(1, in_features) // PANEL_FEATURES)
-    for panel in range(0, len(data), step):
-        rows = slice(panel * PANEL_FEATURES, min((panel + step) * PANEL_FEATURES, out_features))
-        rotated = rotate_back(weight[rows].float())
-        if group:
-            data[panel : panel + step], scale[:, rows] = _int4_panels(rotated, group)
-        else:
-            values, scale[:, rows] = quantize_per_feature(rotated)
-            panels_of(values, 4, data[panel : panel + step])
-
-
-def _int4_panels(rotated: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """The bytes of whole panels, and scales and sums [2, N], of the rotated weight [N, K]."""
-    rows, columns = rotated.shape
-    if rows % PANEL_FEATURES or columns % group:
-        rotated = F.pad(rotated, (0, -columns % group, 0, -rows % PANEL_FEATURES))
-    index, multiplier, scale = torch.ops.hf_cpu_accel.quantize_int4(rotated, group)
-    return int4.pack(index, multiplier, group), scale[:, :rows]
-
-
-def quantize_per_feature(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric int8 per output feature of float32 [N, K]: values int8 [N, K] and float32 [2, N] (scales; sums of the values)."""
-    step = weight.abs().amax(dim=1) / 127 if weight.shape[1] else weight.new_zeros(weight.shape[0])
-    safe = torch.where(step > 0, step, torch.ones_like(step))
-    values = torch.round(weight / safe[:, None]).clamp_(-127, 127).to(torch.int8)
-    return values, torch.stack([step, values.sum(dim=1, dtype=torch.float32)])
 
 
 def unpack_linear(packed: PackedWeight) -> Tensor:

@@ -12,9 +12,9 @@ from hf_cpu_accel.packing.linear import (
     PackedWeight,
     int4,
     pack_linear,
-    pack_rotated_reference,
     shapes_of,
 )
+from hf_cpu_accel.packing.rotated import pack_rotated_reference
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.linear_cases import BOUND
