@@ -79,7 +79,7 @@ def _gather(value: Any, path: str, into: Outputs) -> None:
             into[path] = value.detach()
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if name not in ("past_key_values", "mems", "cache_params", "state", "attentions"):
+            if name not in ("cache", "past_key_values", "mems", "cache_params", "state", "attentions"):
                 _gather(inner, f"{path}.{name}", into)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
