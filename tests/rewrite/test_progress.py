@@ -10,6 +10,13 @@ from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.rewrite import progress
 
 
+@pytest.fixture(autouse=True)
+def _bars():
+    """Other tests of the process may have switched the hosts' bars off."""
+    for host in (transformers, diffusers):
+        host.utils.logging.enable_progress_bar()
+
+
 def _accelerate():
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).eval()
     accelerate_for_cpu(model, dtype="bfloat16")
