@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_cpu_accel.packing.linear import (
+    DTYPES,
     FORMS,
     concat,
     dtype_of,
@@ -118,3 +119,17 @@ def test_bad_arguments_are_named() -> None:
         concat([whole, pack_linear(torch.randn(64, 9), "float32")])
     with pytest.raises(ValueError, match="group"):
         concat([pack_linear(torch.randn(32, 128), "int4", int4_group=group) for group in (32, 64)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_default_dtype_of_the_process_does_not_matter(dtype: str) -> None:
+    weight = torch.randn(40, 64)
+    expected = pack_linear(weight, dtype)
+    torch.set_default_dtype(torch.bfloat16)  # as many scripts have it while they make a model
+    try:
+        packed = pack_linear(weight, dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(packed.data, expected.data)
+    assert (packed.scale is None) == (expected.scale is None)
+    assert expected.scale is None or torch.equal(packed.scale, expected.scale)

@@ -181,7 +181,7 @@ def _stacked(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
             )
         if whole is None:
             data = allocate((count * panels, *packed.data.shape[1:]), packed.data.dtype)
-            scale = None if packed.scale is None else torch.empty(2, count * rows)
+            scale = None if packed.scale is None else torch.empty(2, count * rows, dtype=torch.float32)
             whole = replace(packed, data=data, scale=scale, out_features=count * rows)
         whole.data[number * panels : (number + 1) * panels] = packed.data
         if whole.scale is not None and packed.scale is not None:
@@ -220,8 +220,10 @@ def _pack_rotated(weight: Tensor, dtype: str, group: int) -> tuple[Tensor, Tenso
     """Data and scale of integer weights."""
     if dtype == "int4":
         int4.check_group(group)
-    (shape, kind), (scale_shape, _) = shapes_of(weight.shape[0], weight.shape[1], dtype, int4_group=group)
-    data, scale = allocate(shape, kind), torch.empty(scale_shape)
+    (shape, kind), (scale_shape, scale_kind) = shapes_of(
+        weight.shape[0], weight.shape[1], dtype, int4_group=group
+    )
+    data, scale = allocate(shape, kind), torch.empty(scale_shape, dtype=scale_kind)
     values = weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()
     torch.ops.hf_cpu_accel.pack_rotated(values.contiguous(), group if dtype == "int4" else 0, data, scale)
     return data, scale
