@@ -26,6 +26,7 @@ from hf_cpu_accel.checkpoints.layout import (
     Tensors,
     UnreadableCheckpoint,
     check_tensor,
+    checked_group,
     unpack_words,
 )
 
@@ -81,9 +82,7 @@ class AwqCheckpoint:
             raise UnreadableCheckpoint(f"AWQ in bits={bits!r}: read is 4")
         if form not in ("gemm", "gemv"):
             raise UnreadableCheckpoint(f"AWQ in the format {form!r}: read are 'gemm' and 'gemv'")
-        if not isinstance(group, int) or (group != -1 and group <= 0):
-            raise UnreadableCheckpoint(f"AWQ with group_size={group!r}: read are -1 and numbers from 1")
-        return cls(group, form == "gemv")
+        return cls(checked_group("AWQ", group), form == "gemv")
 
     def layout(
         self, path: str, out_features: int, in_features: int, tensors: Tensors

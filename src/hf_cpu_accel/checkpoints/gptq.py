@@ -24,6 +24,7 @@ from hf_cpu_accel.checkpoints.layout import (
     Tensors,
     UnreadableCheckpoint,
     check_tensor,
+    checked_group,
     unpack_words,
     words_for,
 )
@@ -87,8 +88,7 @@ class GptqCheckpoint:
             raise UnreadableCheckpoint(f"GPTQ in bits={bits!r}: read are {', '.join(map(str, BITS))}")
         if form not in ("gptq", "gptq_v2"):
             raise UnreadableCheckpoint(f"GPTQ in the format {form!r}: read are 'gptq' and 'gptq_v2'")
-        if not isinstance(group, int) or (group != -1 and group <= 0):
-            raise UnreadableCheckpoint(f"GPTQ with group_size={group!r}: read are -1 and numbers from 1")
+        group = checked_group("GPTQ", group)
         return cls(bits, group, form == "gptq", bool(config.get("desc_act")), bool(config.get("dynamic")))
 
     def layout(

@@ -196,6 +196,17 @@ def words_for(fields: int, bits: int) -> int:
     return -(-fields * bits // 32)
 
 
+def checked_group(method: str, group: object) -> int:
+    """The size of groups that a config says; -1 is a whole row.
+
+    Raises:
+        UnreadableCheckpoint: it is something else.
+    """
+    if not isinstance(group, int) or (group != -1 and group <= 0):
+        raise UnreadableCheckpoint(f"{method} with group_size={group!r}: read are -1 and numbers from 1")
+    return group
+
+
 def check_tensor(
     path: str, name: str, tensors: Tensors, shape: tuple[int, ...], *dtypes: torch.dtype
 ) -> None:
