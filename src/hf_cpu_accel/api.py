@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import plan as plans
-from hf_cpu_accel.accuracy.choose import choose
 from hf_cpu_accel.accuracy.examples import check_examples
 from hf_cpu_accel.accuracy.gain import with_gain
 from hf_cpu_accel.config import CPUAccelConfig, resolve
@@ -171,6 +170,8 @@ def _accelerate(
             if settings.accuracy is not None:
                 others = list(roots)  # what one is called with comes from the others
                 if choices is None or not any(choices):
+                    from hf_cpu_accel.accuracy.choose import choose
+
                     choices = choose(target, others, settings, examples, calibration)
                 accelerate_roots(others, settings, choices=choices, calibration=calibration)
             else:
