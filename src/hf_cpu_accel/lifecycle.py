@@ -23,9 +23,9 @@ from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.measure.dtype_choice import Choice
 from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of, undo
 from hf_cpu_accel.patching.interruption import Uninterrupted
-from hf_cpu_accel.patching.journal import Journal, ThreadCount, add_attribute
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.patching.restore import Journal, ThreadCount, add_attribute
 from hf_cpu_accel.rewrite.apply import apply
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.packed_source import PackedSource

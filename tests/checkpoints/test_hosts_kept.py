@@ -12,7 +12,7 @@ from hf_cpu_accel import accelerate_for_cpu, restore
 from hf_cpu_accel.checkpoints.stored import in_floats
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.acceleration import acceleration_of
-from hf_cpu_accel.patching.journal import FreedWeight
+from hf_cpu_accel.patching.restore import FreedWeight
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.saved import original_state
 from tests.checkpoints.host_linears import COLUMNS, EXACT, Projections, be_hosts, outputs

@@ -14,7 +14,7 @@ from benchmarks.soak.served import SERVED
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.patching.acceleration import acceleration_of
 from hf_cpu_accel.patching.interruption import Uninterrupted
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from tests.concurrency.faults import Fault, Lines, is_stopped_at, lines_of, places
 
 

@@ -26,8 +26,8 @@ from hf_cpu_accel.generate.coverage import (
 from hf_cpu_accel.generate.decode import NotCovered, decode
 from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
-from hf_cpu_accel.patching.journal import Journal, add_attribute
 from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.patching.restore import Journal, add_attribute
 from hf_cpu_accel.plan import PlanItem
 
 _CACHE = "keys and values"

@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.patching.hooks import forget_children
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
 
 # A plain attribute of the model, so that its deep copies and pickles have it too.

@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS, own_forward
-from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.patching.restore import Journal
 
 
 class InnerForward(Override):

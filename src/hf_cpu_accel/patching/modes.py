@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 
 
 def asks_for_mode(module: nn.Module) -> bool:

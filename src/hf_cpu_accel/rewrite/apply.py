@@ -10,8 +10,8 @@ from torch import nn
 from hf_cpu_accel.checkpoints.stored import is_stored
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
-from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
 from hf_cpu_accel.rewrite.core.calibration import Example

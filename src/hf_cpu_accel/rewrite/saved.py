@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.checkpoints.stored import in_floats, stored_weight
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
-from hf_cpu_accel.patching.journal import FreedWeight, Journal, SharedValues, SwappedModule
+from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside

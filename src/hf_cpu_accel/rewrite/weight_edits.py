@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite import apply as rewrite
 from hf_cpu_accel.rewrite.registry import RULES, STAGES, Stage
 from tests.rewrite.core.undo_models import ALL, Injected

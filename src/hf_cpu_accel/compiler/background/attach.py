@@ -13,7 +13,7 @@ from hf_cpu_accel.compiler.background.bound import Library
 from hf_cpu_accel.compiler.background.find import find
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.compiler.background.region import Form, Region
-from hf_cpu_accel.patching.journal import add_attribute
+from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.plan import CompiledRegion, Plan
 
 if TYPE_CHECKING:

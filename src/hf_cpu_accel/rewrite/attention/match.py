@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION, STOCK_ATTENTION
-from hf_cpu_accel.patching.journal import Journal, SwappedAttribute
+from hf_cpu_accel.patching.restore import Journal, SwappedAttribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome

@@ -13,7 +13,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.packing.linear import QUANTISED, pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue

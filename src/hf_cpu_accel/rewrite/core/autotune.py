@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.providers import choice as choices
 from hf_cpu_accel.providers.choice import Contest

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.patching.float16 import Float16Model
-from hf_cpu_accel.patching.journal import add_attribute
 from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, changed_dtype
 

@@ -17,8 +17,8 @@ from hf_cpu_accel.hosts.peft import kept_for_adapters
 from hf_cpu_accel.packing.linear import FORMS, QUANTISED
 from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import Journal
 from hf_cpu_accel.patching.originals import OriginalsStore
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.core.calibrated import CalibratedWeights

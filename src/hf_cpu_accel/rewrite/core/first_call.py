@@ -22,7 +22,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.patching.hooks import is_collecting_inside, own_forward
-from hf_cpu_accel.patching.journal import Journal
+from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan, PlanItem
 from hf_cpu_accel.rewrite.core.dtype_table import coarsest
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping

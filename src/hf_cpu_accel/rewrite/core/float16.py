@@ -21,8 +21,8 @@ from hf_cpu_accel.patching.float16 import (
     float16_class,
 )
 from hf_cpu_accel.patching.inner_forward import has_place, put_inside
-from hf_cpu_accel.patching.journal import Journal, add_attribute, replace_attribute, strided_as
 from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
+from hf_cpu_accel.patching.restore import Journal, add_attribute, replace_attribute, strided_as
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, weight_owners
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, empty
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign

@@ -11,7 +11,7 @@ from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import free_weight, swap_module
+from hf_cpu_accel.patching.restore import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hf_cpu_accel.patching.journal import add_attribute
+from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 

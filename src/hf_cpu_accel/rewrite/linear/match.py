@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
-from hf_cpu_accel.patching.journal import Packed, free_weight, swap_module
+from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.calibrated import calibrated
 from hf_cpu_accel.rewrite.core.context import Context, refusal

@@ -18,7 +18,7 @@ from hf_cpu_accel.checkpoints.stored import (
 )
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, PackedWeight
-from hf_cpu_accel.patching.journal import free_weight, share_values, swap_module
+from hf_cpu_accel.patching.restore import free_weight, share_values, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign

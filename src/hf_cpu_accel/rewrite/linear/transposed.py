@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.journal import swap_module
+from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
