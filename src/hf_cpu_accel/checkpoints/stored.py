@@ -41,8 +41,15 @@ def stored_weight(module: nn.Module) -> StoredWeight | None:
 
 def is_stored(module: nn.Module, name: str) -> bool:
     """Whether the parameter `name` of `module` holds a quantised weight, alone or together with others."""
-    weight, parameter = stored_weight(module), module._parameters.get(name)
-    return weight is not None and any(parameter is held for held in weight.tensors)
+    parameter = module._parameters.get(name)
+    if parameter is None:
+        return False
+    if isinstance(module, StoredLinear):  # without the order of its inputs, which has to be sorted
+        held = tuple(module.tensors.values())
+    else:
+        weight = stored_weight(module)
+        held = () if weight is None else weight.tensors
+    return any(parameter is one for one in held)
 
 
 def pack_stored(weights: Sequence[StoredWeight]) -> PackedWeight:
