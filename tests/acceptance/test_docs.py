@@ -44,6 +44,8 @@ model = AutoModel.from_pretrained({MINILM!r})
 folder = os.getcwd()
 """,
 }
+# Pages about packages that the suite lacks; `make test-adapters` runs them.
+ELSEWHERE = {"ecosystem.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
@@ -51,7 +53,11 @@ FOREIGN = ("git clone", "pip install", "optimum-cli")
 
 
 def with_python() -> list[Path]:
-    return [document for document in DOCUMENTS if any(b.language == "python" for b in blocks(document))]
+    return [
+        document
+        for document in DOCUMENTS
+        if document.name not in ELSEWHERE and any(b.language == "python" for b in blocks(document))
+    ]
 
 
 def shell_lines(document: Path) -> list[str]:
