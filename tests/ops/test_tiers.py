@@ -19,6 +19,7 @@ CHECKS = {
     "tests.ops.convolution.test_convolution": "check_convolution",
     "tests.ops.convolution.test_chain": "check_convolutions",
     "tests.ops.convolution.test_tiles": "check_tile_convolution",
+    "tests.ops.convolution.test_images_in_bytes": "check_images_in_bytes",
     "tests.ops.test_attention": "check_attention",
     "tests.ops.test_norm": "check_norm",
     "tests.ops.test_group_norm": "check_group_norm",

@@ -2,7 +2,7 @@
 
 A residual block (He et al. 2015, arXiv:1512.03385) is three or four of them on images that are small where they have many
 channels: calling each from Python takes as long as half of the arithmetic, and what passes between them need not be wider than what
-they read.
+they read. Images whose range is known beforehand pass in 8 bits, which int8 weights multiply as they are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.nn import functional
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
 from hf_cpu_accel.ops.linear import ACTIVATIONS, check_activation
 from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.packing.convolution import is_of_windows, unpack_conv2d
 from hf_cpu_accel.packing.linear import PackedWeight
 
 # The numbers of one step in `layout`, in this order (csrc/ops/convolution.cpp reads it): places in `parts`, -1 for none; which
 # image it reads and which is added, -1 for none; and for each side of the window, [height, width], what `conv2d` calls by these
 # names. A step without a weight is a max pooling.
 LAYOUT = (
-    *("weight", "scale", "bias", "source", "residual", "out_channels", "activation"),
+    *("weight", "scale", "bias", "range", "source", "residual", "out_channels", "activation"),
     *(f"{name}_{side}" for name in ("size", "stride", "padding", "dilation") for side in ("rows", "columns")),
 )
 
@@ -36,6 +37,8 @@ class ConvolutionStep:
 
     Attributes:
         source, residual: numbers of images: 0 is the input of the op, i + 1 the output of step i. residual may be None.
+        range: (low, high) that the output is clamped to, with 0 between them: it is an image in bytes then, which
+            may be pooled, added to others, and read by int8 weights of windows and tiles. None: a floating point image.
     """
 
     weight: PackedWeight
@@ -47,11 +50,14 @@ class ConvolutionStep:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     activation: str
+    range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class PoolingStep:
     """The largest pixel of each window of image[source], by channel; arguments as those of `torch.nn.functional.max_pool2d`.
+
+    Of an image in bytes it makes one of the same range.
 
     Attributes:
         source: see `ConvolutionStep`.
@@ -103,11 +109,12 @@ def bind(steps: Sequence[ConvolutionStep | PoolingStep], *, narrow: bool) -> Bou
                     f"steps[{number}]: {name}={image}: must be one of the images 0 to {number}, made before it"
                 )
         if isinstance(step, PoolingStep):
-            layout += [-1, -1, -1, step.source, -1, step.channels, list(ACTIVATIONS).index("none")]
+            layout += [-1, -1, -1, -1, step.source, -1, step.channels, list(ACTIVATIONS).index("none")]
             windows = (step.kernel_size, step.stride, step.padding, (1, 1))
         else:
             check_activation(step.activation)
             layout += [place(step.weight.data), place(step.weight.scale), place(step.bias)]
+            layout += [place(None if step.range is None else torch.tensor(step.range, dtype=torch.float32))]
             layout += [step.source, -1 if step.residual is None else step.residual, step.weight.out_features]
             layout += [list(ACTIVATIONS).index(step.activation)]
             windows = (step.kernel_size, step.stride, step.padding, step.dilation)
@@ -143,12 +150,13 @@ def _windows(step: dict[str, Any]) -> list[list[int]]:
 
 def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
     """One `conv2d` or pooling after another."""
-    images = [input.float()]
+    images, in_bytes = [input.float()], {0: False}
     between = torch.bfloat16 if narrow else input.dtype
     for step in _steps(layout):
-        weight, scale, bias = (
-            None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
+        weight, scale, bias, range = (
+            None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias", "range")
         )
+        in_bytes[len(images)] = range is not None or (weight is None and in_bytes[step["source"]])
         source, windows = images[step["source"]], _windows(step)
         if weight is None:
             size, stride, padding, _ = windows
@@ -168,9 +176,45 @@ def _reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bo
                 padding,
                 dilation,
             )
-            output = conv2d_reference(source, *convolution, activation)
-        images.append(output.to(between).float())
+            reads_bytes = in_bytes[step["source"]] and is_of_windows(weight)
+            reference = _of_bytes if reads_bytes else conv2d_reference
+            output = reference(source, *convolution, activation)
+        if range is not None:
+            output = _rounded(output, *range.tolist())
+        images.append(output if in_bytes[len(images)] else output.to(between).float())
     return output.to(input.dtype)
+
+
+def _rounded(image: Tensor, low: float, high: float) -> Tensor:
+    """The values of an image in bytes: what is clamped to a range and rounded to 255 steps of it."""
+    step = (high - low) / 255
+    if step == 0:
+        return torch.zeros_like(image)
+    zero = round(-low / step)
+    return ((torch.round(image / step) + zero).clamp(0, 255) - zero) * step
+
+
+def _of_bytes(
+    image: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_channels: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    activation: str,
+) -> Tensor:
+    """A convolution of an image that needs no more rounding."""
+    packed = PackedWeight(weight, scale, size[0] * size[1] * image.shape[-1], out_channels, "int8")
+    values, offset = unpack_conv2d(packed, size), None if bias is None else bias.float()
+    output = functional.conv2d(
+        image.movedim(-1, 1), values, offset, tuple(stride), tuple(padding), tuple(dilation)
+    )
+    output = output.movedim(1, -1) if residual is None else output.movedim(1, -1) + residual
+    return ACTIVATIONS[activation](output)
 
 
 def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:

@@ -56,7 +56,7 @@ class ConvolutionChain {
   // The number under which the images can be read. Those of number 0 are there, the others are made by a step.
   size_t add(const Images& images, Wanted wanted) {
     Known known{images, wanted, nullptr, nullptr};
-    if (wanted.steps && !known_.empty() && images.count == 1) {
+    if (wanted.steps && !images.pixels.bytes && !known_.empty() && images.count == 1) {
       ranges_.push_back(std::make_unique<Workspace>(Workspace::size_of<float>(threads_ * range_numbers)));
       known.range = ranges_.back()->take<float>(threads_ * range_numbers);
       std::memset(known.range, 0, static_cast<size_t>(threads_ * range_numbers) * sizeof(float));
@@ -71,7 +71,7 @@ class ConvolutionChain {
     g.input = from.images.pixels, g.range = known_[output].range;
     Step step;
     step.g = g, step.source = from.images, step.patches = placed(patches, from.images), step.by_winograd = by_winograd;
-    if (g.kind == WeightKind::int8_image) {
+    if (g.kind == WeightKind::int8_image && !from.images.pixels.bytes) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
         bytes_.push_back(std::make_unique<QuantizedImages>(g.input, from.images.count, pixels, from.images.channels, threads_,
@@ -94,12 +94,13 @@ class ConvolutionChain {
   }
 
   void run() {
-    Workspace zeros(Workspace::size_of<char>(most_channel_bytes_));
-    char* const zero = zeros.take<char>(most_channel_bytes_);
-    std::memset(zero, 0, static_cast<size_t>(most_channel_bytes_));
+    // In floating point, and for images in bytes what stands for zero in each.
+    std::vector<std::vector<char>> zeros{std::vector<char>(static_cast<size_t>(most_channel_bytes_))};
     size_t most = 0;
     for (Step& step : steps_) {
-      step.patches.zeros = zero;
+      const ByteSteps* const bytes = step.source.pixels.bytes;
+      if (bytes) zeros.emplace_back(static_cast<size_t>(step.source.channels), static_cast<char>(static_cast<uint8_t>(bytes->zero)));
+      step.patches.zeros = bytes ? zeros.back().data() : zeros.front().data();
       most = std::max(most, step.prepare(threads_));
     }
     Workspace workspace(most);

@@ -72,6 +72,15 @@ inline void largest_pixels(const void* const* from, bool from_bf16, int64_t coun
   if (seen) Simd::store(seen, range.low), Simd::store(seen + hfca::range_numbers / 2, range.high);
 }
 
-constexpr hfca::GatherKernels gather_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels}; }
+inline void largest_bytes(const void* const* from, int64_t count, int64_t channels, void* to) {
+  auto* const out = static_cast<uint8_t*>(to);
+  std::memcpy(out, from[0], static_cast<size_t>(channels));
+  for (int64_t i = 1; i < count; ++i) {
+    const auto* const x = static_cast<const uint8_t*>(from[i]);
+    for (int64_t c = 0; c < channels; ++c) out[c] = x[c] > out[c] ? x[c] : out[c];
+  }
+}
+
+constexpr hfca::GatherKernels gather_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels, &largest_bytes}; }
 
 }  // namespace HFCA_TIER

@@ -19,7 +19,7 @@ struct Images {
     return {pixels, count, height, width, channels, {height * width * pixels.stride, width * pixels.stride, pixels.stride, 1}};
   }
 
-  int64_t element_bytes() const { return pixels.bf16 ? 2 : 4; }
+  int64_t element_bytes() const { return pixels.element_bytes(); }
   size_t bytes() const { return static_cast<size_t>(count * height * width * channels * element_bytes()); }
 };
 

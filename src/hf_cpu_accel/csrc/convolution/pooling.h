@@ -10,7 +10,7 @@ namespace hfca {
 
 class MaxPooling {
  public:
-  // patches: of the input's pixels. range: as Gemm::range, may be null.
+  // patches: of the input's pixels, which are bytes if the output's are. range: as Gemm::range, may be null.
   MaxPooling(const Images& output, const Patches& patches, bool input_bf16, float* range)
       : output_(output), patches_(patches), input_bf16_(input_bf16), range_(range) {}
 
@@ -24,9 +24,12 @@ class MaxPooling {
     team.each(output_.count * output_.height * output_.width, [&](int64_t begin, int64_t end) {
       Patches::Place place = patches_.place_of(begin);
       char* to = static_cast<char*>(output_.pixels.data) + begin * pixel_bytes;
-      for (int64_t i = begin; i < end; ++i, patches_.advance(place), to += pixel_bytes)
-        dispatch().kernels.pixels.largest(starts, input_bf16_, patches_.within(place, starts), output_.channels, to, output_.pixels.bf16,
-                                          range);
+      const GatherKernels& pixels = dispatch().kernels.pixels;
+      for (int64_t i = begin; i < end; ++i, patches_.advance(place), to += pixel_bytes) {
+        const int64_t count = patches_.within(place, starts);
+        if (output_.pixels.bytes) pixels.largest_bytes(starts, count, output_.channels, to);
+        else pixels.largest(starts, input_bf16_, count, output_.channels, to, output_.pixels.bf16, range);
+      }
     });
   }
 

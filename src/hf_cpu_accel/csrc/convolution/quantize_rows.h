@@ -40,7 +40,8 @@ inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t
 }
 
 constexpr hfca::QuantizeImageKernels quantize_image_kernels() {
-  return {&image_range, [](float low, float high) { return byte_steps(low, high, DotInt8::steps); }, &quantise_image};
+  return {&image_range, [](float low, float high) { return byte_steps(low, high, DotInt8::steps); },
+          [](float low, float high) { return known_byte_steps(low, high, DotInt8::steps + 2); }, &quantise_image};
 }
 
 }  // namespace HFCA_TIER

@@ -11,14 +11,13 @@ HFCA_INLINE inline void tile_differences(const Simd::Float (&x)[4], Simd::Float 
 }
 
 // store(position, channel, B^T tile B from that channel on) for all k channels of a tile, pixels[position] the first of each pixel.
-template <class T, class Store>
-HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, const Store& store) {
+template <class Load, class Store>
+HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, const Load& load, const Store& store) {
   for (int64_t c = 0; c < k; c += Simd::width) {
     Simd::Float halfway[hfca::tile_side][hfca::tile_side];  // [column][row]
     unroll<0, hfca::tile_side>([&](auto column) HFCA_INLINE {
       Simd::Float x[hfca::tile_side];
-      unroll<0, hfca::tile_side>(
-          [&](auto y) HFCA_INLINE { x[y] = load_as_float(static_cast<const T*>(pixels[y * hfca::tile_side + column]) + c); });
+      unroll<0, hfca::tile_side>([&](auto y) HFCA_INLINE { x[y] = load(pixels[y * hfca::tile_side + column], c); });
       tile_differences(x, halfway[column]);
     });
     unroll<0, hfca::tile_side>([&](auto y) HFCA_INLINE {
@@ -30,30 +29,36 @@ HFCA_INLINE inline void transform_tile(const void* const* pixels, int64_t k, con
   }
 }
 
-// Tiles of bfloat16 or float32 pixels as packed rows of each position, those of the first from g.words on.
+// Tiles of pixels, which are bytes only where the weights are integers, as packed rows of each position, those of the first from g.words on.
 template <class Words, bool quantised>
 inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_t row, int rows) {
   uint32_t* const out = g.words + row * g.input_words;
-  const auto pack = [&](auto of_type) HFCA_INLINE {
-    using T = decltype(of_type);
+  const auto pack = [&](const auto& load) HFCA_INLINE {
     for (int i = 0; i < rows; ++i) {
       const void* const* const pixels = tiles.pixels + i * hfca::tile_positions;
       if constexpr (quantised) {
-        transform_tile<T>(pixels, g.k,
-                          [&](int position, int64_t c, Simd::Float x) HFCA_INLINE { Simd::store(tiles.scratch + position * g.k + c, x); });
+        transform_tile(pixels, g.k, load,
+                       [&](int position, int64_t c, Simd::Float x) HFCA_INLINE { Simd::store(tiles.scratch + position * g.k + c, x); });
         for (int position = 0; position < hfca::tile_positions; ++position) {
           const hfca::ByteSteps steps = Words::pack_row(tiles.scratch + position * g.k, g.k, out + position * tiles.words_apart, rows, i);
           const int64_t at = position * tiles.rows_apart + row + i;
           g.input_scale[at] = steps.scale, g.input_zero[at] = steps.zero;
         }
       } else {
-        transform_tile<T>(pixels, g.k, [&](int position, int64_t c, Simd::Float x) HFCA_INLINE {
+        transform_tile(pixels, g.k, load, [&](int position, int64_t c, Simd::Float x) HFCA_INLINE {
           Words::store_channels(out + position * tiles.words_apart, rows, i, c, x);
         });
       }
     }
   };
-  g.input.bf16 ? pack(uint16_t{}) : pack(float{});
+  if constexpr (quantised)
+    if (g.input.bytes) {
+      const Simd::Float scale = Simd::set1(g.input.bytes->scale), zero = Simd::set1(g.input.bytes->zero);
+      return pack([=](const void* pixel, int64_t c)
+                      HFCA_INLINE { return Simd::mul(Simd::sub(Simd::load_uint8(static_cast<const uint8_t*>(pixel) + c), zero), scale); });
+    }
+  if (g.input.bf16) pack([](const void* pixel, int64_t c) HFCA_INLINE { return Simd::load_bf16(static_cast<const uint16_t*>(pixel) + c); });
+  else pack([](const void* pixel, int64_t c) HFCA_INLINE { return Simd::load(static_cast<const float*>(pixel) + c); });
 }
 
 // A^T of four vectors.

@@ -1,48 +1,8 @@
 // What happens to a tile of sums on its way out: dequantisation, bias, activation, residual, rounding to the output type.
 #pragma once
-#include "../simd/math.h"
-#include "pack.h"
+#include "requantise.h"
 
 namespace HFCA_TIER {
-
-// coarse: for results that are rounded to bfloat16.
-template <hfca::Activation act, bool coarse>
-inline Simd::Float activate(Simd::Float x) {
-  using hfca::Activation;
-  if constexpr (act == Activation::gelu) {
-    return gelu<coarse>(x);
-  } else if constexpr (act == Activation::gelu_tanh) {  // x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)
-    const Simd::Float u = Simd::mul(x, Simd::fma(Simd::mul(x, x), Simd::set1(0.0713548162726f), Simd::set1(1.5957691216057f)));
-    return Simd::mul(x, sigmoid(u));
-  } else if constexpr (act == Activation::relu) {
-    return Simd::max(Simd::zero(), x);
-  } else if constexpr (act == Activation::silu) {
-    return Simd::mul(x, sigmoid(x));
-  } else if constexpr (act == Activation::quick_gelu) {
-    return Simd::mul(x, sigmoid(Simd::mul(x, Simd::set1(1.702f))));
-  } else if constexpr (act == Activation::tanh) {
-    return tanh(x);
-  } else {
-    return x;
-  }
-}
-
-// n lanes of a matrix, `at` elements from its start; all of them if full.
-template <bool full>
-inline Simd::Float load_lanes(const hfca::Matrix& x, int64_t at, int n) {
-  const auto* halves = static_cast<const uint16_t*>(x.data) + at;
-  const auto* floats = static_cast<const float*>(x.data) + at;
-  if constexpr (full) return x.bf16 ? Simd::load_bf16(halves) : Simd::load(floats);
-  else return x.bf16 ? Simd::load_bf16_n(halves, n) : Simd::load_n(floats, n);
-}
-
-template <bool full>
-inline void store_lanes(const hfca::Matrix& x, int64_t at, Simd::Float value, int n) {
-  auto* halves = static_cast<uint16_t*>(x.data) + at;
-  auto* floats = static_cast<float*>(x.data) + at;
-  if constexpr (full) x.bf16 ? Simd::store_bf16(halves, value) : Simd::store(floats, value);
-  else x.bf16 ? Simd::store_bf16_n(halves, value, n) : Simd::store_n(floats, value, n);
-}
 
 // What joins a tile besides bias and activation. Integer sums, which take longest to finish and shortest to multiply, have loops of their
 // own for the usual cases.
@@ -122,6 +82,7 @@ inline void finish_tile(const Gemm& g, float* sums, int64_t row, int rows, int64
 template <bool quantised, bool full>
 inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int64_t column, int columns) {
   using hfca::Activation;
+  if (g.outputs[0].bytes || g.residual.bytes) return finish_bytes<quantised, full>(g, sums, {row, column, rows, columns});
   switch (g.gated && (column >= g.output_begin[1]) != g.gate_last ? Activation::none : g.activation) {
 #define HFCA_ACTIVATION(A) \
   case Activation::A: return finish_tile<Activation::A, quantised, full, false>(g, sums, row, rows, column, columns);

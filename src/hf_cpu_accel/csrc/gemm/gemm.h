@@ -33,15 +33,23 @@ struct Array {
   bool bf16 = false;
 };
 
-// Rows of a float32 or bfloat16 matrix whose last dimension is dense. `stride` counts elements. With an index, row i is the row
-// index[i] of the memory: the tokens of a padded batch without the padding between them.
+// How numbers become bytes: byte = round(x * inverse) + zero, at most `most`; x is about scale * (byte - zero).
+struct ByteSteps {
+  float scale, inverse, zero, most = 255.0f;
+};
+
+// Rows of a float32 or bfloat16 matrix whose last dimension is dense, or of one whose numbers are bytes, made with `bytes`: images of
+// convolutions only. `stride` counts elements. With an index, row i is the row index[i] of the memory: the tokens of a padded batch without
+// the padding between them.
 struct Matrix {
   void* data = nullptr;
   int64_t stride = 0;
   bool bf16 = false;
   const int32_t* index = nullptr;
+  const ByteSteps* bytes = nullptr;
 
   int64_t offset(int64_t row) const { return (index ? index[row] : row) * stride; }
+  int64_t element_bytes() const { return bytes ? 1 : bf16 ? 2 : 4; }
 };
 
 // Rows of the tile that is packed next which lie in memory in pieces: row i of the tile is `length` elements from each of
@@ -60,11 +68,6 @@ constexpr int64_t range_numbers = 32;
 struct TileStore {
   void (*call)(void* context, const float* tile, int64_t row, int64_t rows, int64_t column, int64_t columns) = nullptr;
   void* context = nullptr;
-};
-
-// How numbers become bytes: byte = round(x * inverse) + zero; x is about scale * (byte - zero).
-struct ByteSteps {
-  float scale, inverse, zero;
 };
 
 struct Gemm {

@@ -158,6 +158,13 @@ inline hfca::ByteSteps byte_steps(float low, float high, int steps) {
   return {!finite ? not_a_number : inverse > 0.0f ? scale : 0.0f, inverse, zero};  // NaN: all that is computed from them
 }
 
+// The same for numbers that are clamped to [low, high], which needs no room for rounding:
+//   zero = round(-low / scale), byte in [0, most]
+inline hfca::ByteSteps known_byte_steps(float low, float high, int most) {
+  const float scale = high / most - low / most, inverse = scale > 1e-33f ? 1.0f / scale : 0.0f;
+  return {scale, inverse, first_of(Simd::round(Simd::set1(-low * inverse))), static_cast<float>(most)};
+}
+
 // values[0, 4 * width) in bytes.
 HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[4], const hfca::ByteSteps& with) {
   Simd::Float bytes[4];
@@ -246,6 +253,12 @@ struct ByteWords {
 inline void pack_lines(const Gemm& g, int64_t row, int rows) {
   uint32_t* to = g.words + row * g.input_words;
   constexpr int64_t line = packed_words * sizeof(uint32_t);
+  if (!g.runs.starts) {
+    for (int64_t at = 0; at < g.k; at += line)
+      for (int i = 0; i < rows; ++i, to += packed_words)
+        std::memcpy(to, static_cast<const char*>(g.input.data) + g.input.offset(row + i) + at, line);
+    return;
+  }
   for (int64_t j = 0; j < g.runs.count; ++j)
     for (int64_t at = 0; at < g.runs.length; at += line)
       for (int i = 0; i < rows; ++i, to += packed_words)
@@ -254,6 +267,8 @@ inline void pack_lines(const Gemm& g, int64_t row, int rows) {
 
 // Rows of images in whole lines of bytes, or, with steps, of numbers that become these.
 inline void pack_image_rows(const Gemm& g, int64_t row, int rows) {
+  if (g.input.bytes)
+    for (int i = 0; i < rows; ++i) g.input_scale[row + i] = g.input.bytes->scale, g.input_zero[row + i] = g.input.bytes->zero;
   if (!g.image_steps) return pack_lines(g, row, rows);
   uint32_t* const out = g.words + row * g.input_words;
   each_row(g, row, rows, [&](int i, const auto* x) {

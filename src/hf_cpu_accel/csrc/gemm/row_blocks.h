@@ -13,7 +13,7 @@ inline Gemm rows_of(const Gemm& problem, int64_t row, int64_t rows) {
   const auto from = [row](const Matrix& x) {
     Matrix part = x;
     if (x.index) part.index = x.index + row;
-    else if (x.data) part.data = static_cast<char*>(x.data) + row * x.stride * (x.bf16 ? 2 : 4);
+    else if (x.data) part.data = static_cast<char*>(x.data) + row * x.stride * x.element_bytes();
     return part;
   };
   Gemm g = problem;

@@ -50,13 +50,15 @@ Tensor empty_images(const Images& images, ScalarType dtype) {
 }
 
 // What g makes of `input`, without the memory.
-Images output_of(const char* op, const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype) {
+Images output_of(const char* op, const Images& input, const Patches& patches, const Gemm& g, ScalarType dtype,
+                 const ByteSteps* bytes = nullptr) {
   int64_t count = input.count;
   bool overflow = g.n < 0;
   for (const int64_t size : {patches.out_height, patches.out_width, g.n, int64_t{4}})
     overflow |= __builtin_mul_overflow(count, size, &count);
   STD_TORCH_CHECK(!overflow, "hf_cpu_accel::", op, ": an output of so many elements does not exist");
-  return Images::dense({nullptr, g.n, dtype == ScalarType::BFloat16}, input.count, patches.out_height, patches.out_width, g.n);
+  const Matrix pixels{nullptr, g.n, dtype == ScalarType::BFloat16, nullptr, bytes};
+  return Images::dense(pixels, input.count, patches.out_height, patches.out_width, g.n);
 }
 
 // g with its rows, what is added and where they go.
@@ -102,19 +104,22 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& s
   return made;
 }
 
-// One row of the layout of `convolutions`, as ops/convolution_chain.py writes it. Without a weight it is a max pooling.
+// One row of the layout of `convolutions`, as ops/convolution_chain.py writes it. Without a weight it is a max pooling. With a range its
+// output is an image in bytes.
 struct Step {
-  int64_t weight, scale, bias, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2];
+  int64_t weight, scale, bias, range, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2];
 };
 constexpr size_t step_numbers = sizeof(Step) / sizeof(int64_t);
+constexpr float largest_end = 1e37f;  // of a range: its length is finite
 
 void check_pooling(const char* op, const Step& step, const Images& source, const Window& window) {
   // Each window then has a pixel of the image.
   STD_TORCH_CHECK(source.height > 0 && source.width > 0, "hf_cpu_accel::", op, ": a pooling needs an image with rows and columns");
   const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1; };
-  const bool alone = step.out_channels == source.channels && step.residual < 0 && step.activation == 0;
-  STD_TORCH_CHECK(alone && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
-                  ": a pooling has the channels of its input, no residual, activation or dilation, and at most half a window of padding");
+  const bool alone = step.out_channels == source.channels && step.residual < 0 && step.activation == 0 && step.range < 0;
+  STD_TORCH_CHECK(
+      alone && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
+      ": a pooling has the channels of its input, no residual, range, activation or dilation, and at most half a window of padding");
 }
 
 // Who reads the images of a chain, and how: 0 is the input, i + 1 the output of step i.
@@ -150,6 +155,15 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
   return readers;
 }
 
+// What numbers of that range, [low, high], become bytes with.
+ByteSteps known_steps(const char* op, const Tensor& range) {
+  const bool two = range.scalar_type() == ScalarType::Float && range.is_contiguous() && sizes_of(range) == std::vector<int64_t>{2};
+  const float* const ends = two ? static_cast<const float*>(range.const_data_ptr()) : nullptr;
+  const bool fits = ends && ends[0] <= 0.0f && ends[1] >= 0.0f && ends[0] >= -largest_end && ends[1] <= largest_end;
+  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": a range must be two finite float32 numbers, with 0 between them");
+  return dispatch().kernels.images.steps_of_known(ends[0], ends[1]);
+}
+
 Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const std::vector<int64_t>& layout, bool narrow) {
   constexpr const char* op = "convolutions";
   STD_TORCH_CHECK(!layout.empty() && layout.size() % step_numbers == 0, "hf_cpu_accel::", op, ": layout must have ", step_numbers,
@@ -169,6 +183,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
   chain.add(images[0], readers.wanted[0]);
   ImageMemory memory;
   OptionalTensor last;
+  std::vector<ByteSteps> known(count + 1);  // of the images that are bytes, where pointers to them stay valid
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
     const Images& source = images[static_cast<size_t>(step.source)];
@@ -184,8 +199,14 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
       g = gemm_of_convolution(op, step.out_channels, source.channels, window, *weight, part(step.scale), part(step.bias),
                               static_cast<Activation>(step.activation));
     else check_pooling(op, step, source, window);
+    const bool reads_bytes = source.pixels.bytes != nullptr;
+    STD_TORCH_CHECK(!reads_bytes || pools || g.kind == WeightKind::int8_image || (by_winograd && g.weight_scale), "hf_cpu_accel::", op,
+                    ": step ", i, " reads an image in bytes, which weights of images and tiles in int8 alone do");
+    const ByteSteps* bytes = pools ? source.pixels.bytes : nullptr;
+    if (const auto range = part(step.range)) known[i + 1] = known_steps(op, *range), bytes = &known[i + 1];
+    STD_TORCH_CHECK(!bytes || i + 1 < count, "hf_cpu_accel::", op, ": the output of the last step is no image in bytes");
     const ScalarType dtype = i + 1 < count ? between : input.scalar_type();
-    Images output = output_of(op, source, patches, g, dtype);
+    Images output = output_of(op, source, patches, g, dtype, bytes);
     if (i + 1 == count) last = empty_images(output, dtype);
     output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];

@@ -115,6 +115,22 @@ struct Simd {
     std::memcpy(lanes, p, static_cast<size_t>(n));
     return load_int8(lanes);
   }
+  static Float load_uint8(const uint8_t* p) { return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+  static Float load_uint8_n(const uint8_t* p, int n) {
+    uint8_t lanes[8] = {};
+    std::memcpy(lanes, p, static_cast<size_t>(n));
+    return load_uint8(lanes);
+  }
+  static void store_uint8(uint8_t* p, Float x) {
+    const Int whole = _mm256_cvtps_epi32(x);
+    const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
+  }
+  static void store_uint8_n(uint8_t* p, Float x, int n) {
+    uint8_t lanes[8];
+    store_uint8(lanes, x);
+    std::memcpy(p, lanes, static_cast<size_t>(n));
+  }
   static Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {

@@ -92,6 +92,12 @@ struct Simd {
 
   static Float load_int8(const int8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
   static Float load_int8_n(const int8_t* p, int n) { return to_float(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask(n), p))); }
+  static Float load_uint8(const uint8_t* p) { return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+  static Float load_uint8_n(const uint8_t* p, int n) { return to_float(_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask(n), p))); }
+  static void store_uint8(uint8_t* p, Float x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+  static void store_uint8_n(uint8_t* p, Float x, int n) { _mm_mask_storeu_epi8(p, mask(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x))); }
   static Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
   static Int load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void store_bytes(uint8_t* p, const Float (&x)[4]) {

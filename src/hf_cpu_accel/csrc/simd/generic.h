@@ -102,6 +102,17 @@ struct Simd {
     for (int i = 0; i < n; ++i) r[i] = static_cast<float>(p[i]);
     return r;
   }
+  static Float load_uint8(const uint8_t* p) { return load_uint8_n(p, width); }
+  static Float load_uint8_n(const uint8_t* p, int n) {
+    Float r = zero();
+    for (int i = 0; i < n; ++i) r[i] = static_cast<float>(p[i]);
+    return r;
+  }
+  static void store_uint8(uint8_t* p, Float x) { store_uint8_n(p, x, width); }
+  static void store_uint8_n(uint8_t* p, Float x, int n) {
+    const Int whole = __builtin_convertvector(round(x == x ? x : zero()), Int);
+    for (int i = 0; i < n; ++i) p[i] = static_cast<uint8_t>(whole[i]);
+  }
   static Float to_float(Int x) { return __builtin_convertvector(x, Float); }
   static Int load_int(const int32_t* p) {
     Int r;

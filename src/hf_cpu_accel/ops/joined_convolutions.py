@@ -1,0 +1,49 @@
+"""Chains of convolutions as one: what the first makes, the second reads, in 8 bits where both can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep
+from hf_cpu_accel.packing.convolution import is_of_tiles, is_of_windows
+
+Steps = list[ConvolutionStep | PoolingStep]
+
+
+def join(chains: Sequence[Sequence[ConvolutionStep | PoolingStep]]) -> Steps:
+    """The steps of all, each chain reading the last image of the one before.
+
+    Ranges stay where the image can be in bytes: it is not the last, and all that multiply it are int8 weights of windows or tiles.
+    """
+    joined: Steps = []
+    for chain in chains:
+        before, steps = len(joined), list(chain)
+        for step in steps:
+            moved = replace(step, source=step.source + before)
+            if isinstance(moved, ConvolutionStep) and moved.residual is not None:
+                moved = replace(moved, residual=moved.residual + before)
+            joined.append(moved)
+    in_bytes = _can_be_in_bytes(joined)
+    return [
+        replace(step, range=None) if isinstance(step, ConvolutionStep) and not can else step
+        for step, can in zip(joined, in_bytes, strict=True)
+    ]
+
+
+def _can_be_in_bytes(steps: Steps) -> list[bool]:
+    """Of the image that each step makes, whether all that read it take bytes. A pooling does if what it makes may be in bytes."""
+    can = [True] * len(steps)
+    can[-1] = False
+    for number in reversed(range(len(steps))):
+        step = steps[number]
+        takes = can[number] if isinstance(step, PoolingStep) else multiplies_bytes(step)
+        if step.source > 0 and not takes:
+            can[step.source - 1] = False
+    return can
+
+
+def multiplies_bytes(step: ConvolutionStep) -> bool:
+    """Whether its weight multiplies images in bytes as they are, or tiles of them."""
+    weight = step.weight
+    return weight.scale is not None and (is_of_windows(weight.data) or is_of_tiles(weight.data))
