@@ -118,7 +118,7 @@ def test_explain_names_modules_settings_and_kernels(model):
     ("options", "error", "message"),
     [
         ({"dtype": "fp32"}, ValueError, "dtype='fp32' is unknown, accepted"),
-        ({"dtype": "int8-static"}, ValueError, "not available yet"),
+        ({"dtype": "int8-static"}, ValueError, "needs calibration="),
         (
             {"compile": "later"},
             ValueError,

@@ -33,7 +33,8 @@ def test_is_frozen_and_hashable():
             ValueError,
             r"dtype='float16' is unknown, accepted: 'auto', 'float32', 'bfloat16', 'int8', 'int8-weight', 'int4'",
         ),
-        ({"dtype": "int8-static"}, ValueError, r"dtype='int8-static' is not available yet, accepted: 'auto'"),
+        ({"dtypes": {"a": "int8-static"}}, ValueError, r"dtypes\['a'\]='int8-static' is unknown"),
+        ({"static_range": "mean"}, ValueError, r"static_range='mean' is unknown, accepted: 'min-max'"),
         ({"int4_group": 48}, ValueError, r"int4_group=48: accepted are 32, 64, 128"),
         ({"dtype": 8}, TypeError, r"dtype=8: expected a string"),
         (

@@ -55,7 +55,8 @@ def accelerate_for_cpu(
             makes inputs of them; dicts of inputs, tensors, or tuples of tensors; a list, or an iterable such as a DataLoader,
             of which 64 are taken. None for built-in ones: texts where there is a tokenizer, else random token ids, smooth images
             or tones. Where examples are given, dtypes are chosen anew.
-        calibration: for `dtype="int4"`, examples that weights are rounded for: a list of texts, a list of dictionaries of
+        calibration: for `dtype="int4"`, examples that weights are rounded for, and for `"int8-static"`, examples that show the
+            ranges of images: a list of texts, a list of dictionaries of
             inputs, or a data loader of such or of tensors. Target is one model then, or a pipeline with one.
         tokenizer: for texts, where the target has none.
 
@@ -201,10 +202,18 @@ def _calibration(
     Raises:
         TypeError, ValueError: see `rewrite.core.calibration`; or there is nothing to be rounded for them.
     """
+    static = settings.dtype == "int8-static"
     if calibration is None:
+        if static:
+            raise ValueError(
+                "dtype='int8-static' needs calibration=: examples that show the ranges of images; 'int8' takes them from each image"
+            )
         return ()
-    if settings.accuracy is None and "int4" not in (settings.dtype, *dict(settings.dtypes).values()):
-        raise ValueError(f"calibration rounds four-bit weights, and dtype={settings.dtype!r}: ask for 'int4'")
+    rounded = static or "int4" in (settings.dtype, *dict(settings.dtypes).values())
+    if settings.accuracy is None and not rounded:
+        raise ValueError(
+            f"calibration rounds four-bit weights or shows ranges, and dtype={settings.dtype!r}: ask for 'int4' or 'int8-static'"
+        )
     if len(roots) != 1:
         raise ValueError(
             f"calibration is for one model, and a {type(target).__name__} has {len(roots)}: accelerate them one by one"

@@ -205,7 +205,7 @@ def make(
     """The plan without items: `config` resolved for `module` on this machine, by `choice` if its dtypes were chosen."""
     from hf_cpu_accel.providers.describe import describe
 
-    dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype
+    dtype = _auto_dtype(module) if config.dtype == "auto" else config.dtype.removesuffix("-static")
     if choice is not None and choice.dtype != "auto":
         dtype = choice.dtype
     choices = () if choice is None else (choice,)

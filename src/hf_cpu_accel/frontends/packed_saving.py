@@ -169,7 +169,7 @@ def save_packed(model: Any, folder: str | Path) -> int:
         The bytes of the file.
 
     Raises:
-        ValueError: the model is not accelerated as a whole, or has adapters.
+        ValueError: the model is not accelerated as a whole, is calibrated for static ranges, or has adapters.
         OSError: the folder cannot be written.
     """
     acceleration = acceleration_of(model)
@@ -177,6 +177,11 @@ def save_packed(model: Any, folder: str | Path) -> int:
         raise ValueError(
             f"packed=True: this {type(model).__name__} is not accelerated, or only as a part of another model: call "
             "hf_cpu_accel.accelerate_for_cpu on it first"
+        )
+    if acceleration.config.dtype == "int8-static":
+        raise ValueError(
+            "packed=True: packed files have no ranges of images, which dtype='int8-static' was calibrated for: save the model in "
+            "'int8', or calibrate it in each process"
         )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError("packed=True: the model has adapters of peft: merge them into its weights first")

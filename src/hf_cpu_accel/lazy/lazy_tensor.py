@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from threading import RLock
 from typing import Any
 
@@ -102,7 +102,7 @@ class LazyTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        ordinary = LazyTensor._exposed if func.is_view or func._schema.is_mutable else _ORDINARY
+        ordinary = _EXPOSED if func.is_view or func._schema.is_mutable else _ORDINARY
         if kwargs or any(isinstance(arg, list | tuple) for arg in args):
             args, kwargs = tree_map_only(LazyTensor, ordinary, (args, kwargs or {}))
             return func(*args, **kwargs)
@@ -145,4 +145,4 @@ def settled(value: Any) -> Any:
     return value.tensor if isinstance(value, LazyTensor) and value.is_written else value
 
 
-_ORDINARY = attrgetter("tensor")
+_ORDINARY, _EXPOSED = attrgetter("tensor"), methodcaller("_exposed")

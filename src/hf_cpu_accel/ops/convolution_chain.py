@@ -217,13 +217,18 @@ def _of_bytes(
     return ACTIVATIONS[activation](output)
 
 
-def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
-    shapes = [tuple(input.shape)]
+def output_shape(shape: Sequence[int], layout: list[int]) -> tuple[int, ...]:
+    """[B, H', W', N] of the last step for an input [B, H, W, C] of that shape."""
+    shapes = [tuple(shape)]
     for step in _steps(layout):
         batch, height, width, _ = shapes[step["source"]]
         sides = zip((height, width), *_windows(step), strict=True)
         shapes.append((batch, *(out_size(*side) for side in sides), step["out_channels"]))
-    return input.new_empty(shapes[-1])
+    return shapes[-1]
+
+
+def _fake(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
+    return input.new_empty(output_shape(input.shape, layout))
 
 
 declare(

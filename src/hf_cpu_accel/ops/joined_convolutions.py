@@ -24,17 +24,18 @@ def join(chains: Sequence[Sequence[ConvolutionStep | PoolingStep]]) -> Steps:
             if isinstance(moved, ConvolutionStep) and moved.residual is not None:
                 moved = replace(moved, residual=moved.residual + before)
             joined.append(moved)
-    in_bytes = _can_be_in_bytes(joined)
+    in_bytes = can_be_in_bytes(joined, last=False)
     return [
         replace(step, range=None) if isinstance(step, ConvolutionStep) and not can else step
         for step, can in zip(joined, in_bytes, strict=True)
     ]
 
 
-def _can_be_in_bytes(steps: Steps) -> list[bool]:
-    """Of the image that each step makes, whether all that read it take bytes. A pooling does if what it makes may be in bytes."""
+def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
+    """Of the image that each step makes, whether all that read it take bytes: a pooling does if what it makes may be in bytes.
+    last: whether the last one may."""
     can = [True] * len(steps)
-    can[-1] = False
+    can[-1] = last
     for number in reversed(range(len(steps))):
         step = steps[number]
         takes = can[number] if isinstance(step, PoolingStep) else multiplies_bytes(step)

@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
+from hf_cpu_accel.rewrite.convolution.static_images import make_static
 from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
@@ -155,6 +156,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("rules", _apply_rules),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
+    Stage("static images", make_static),
     Stage("nested ffns", fuse_nested_ffns),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),

@@ -195,7 +195,7 @@ def test_chains_joined_are_chains_one_after_another() -> None:
     joined = join([first, second])
     assert [part.source for part in joined] == [0, 1, 2, 3]
     torch.testing.assert_close(convolutions(image, bind(joined, narrow=False)), expected)
-    kept = join([ranged(first + [second[0]], image)[:2], second])
+    kept = join([ranged([*first, second[0]], image)[:2], second])
     assert isinstance(kept[0], ConvolutionStep)
     assert kept[0].range is not None
     error = (convolutions(image, bind(kept, narrow=False)) - expected).norm() / expected.norm()

@@ -15,10 +15,9 @@ from hf_cpu_accel.ops.linear import linear as packed_linear
 from hf_cpu_accel.packing.four_bits import nearest_form
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.second_order import DAMPING, InputMoments, pack_rounded
-from hf_cpu_accel.patching.float16_values import widened
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.calibration.walk import Compute, walk
-from hf_cpu_accel.rewrite.core.calibration import Example
+from hf_cpu_accel.rewrite.core.calibration import Example, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.tolerance import PACKED
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
@@ -36,15 +35,15 @@ def calibrate(context: Context) -> Iterable[PlanItem]:
     Raises:
         ValueError: an example that the model does not take, or no linear that it reaches.
     """
-    examples = [_fitting(example, context) for example in context.calibration]
-    if not examples:
+    if not context.calibration or context.static:
         return ()
+    examples = [fitting(example, context.float16 is not None) for example in context.calibration]
     linears = {
         module: linear for path, module in context.modules if (linear := _target(path, module, context))
     }
     with tqdm(total=len(linears), desc="Calibrating", unit="linear", disable=None) as progress:
         rounding = _Rounding(context, examples, linears, progress)
-        walk([partial(_call, *pair, context.root) for pair in enumerate(examples)], list(linears), rounding)
+        walk([partial(call, *pair, context.root) for pair in enumerate(examples)], list(linears), rounding)
     context.notes += (rounding.note(),)
     return ()
 
@@ -136,19 +135,3 @@ def _siblings(linears: dict[nn.Module, nn.Linear], context: Context) -> dict[int
                 beside.append(weight)
                 found[weight.data_ptr()] = beside
     return found
-
-
-def _fitting(example: Example, context: Context) -> Example:
-    """`example` for a model whose float16 weights are float32 by now."""
-    if context.float16 is None:
-        return example
-    return Example(widened(example.args), widened(example.kwargs), example.mask)
-
-
-def _call(number: int, example: Example, model: nn.Module) -> None:
-    try:
-        example.call(model)
-    except Exception as error:
-        raise ValueError(
-            f"calibration: the model does not take batch {number}: {type(error).__name__}: {error}"
-        ) from error

@@ -7,19 +7,30 @@ The chain is then verified on others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
+from hf_cpu_accel.ops.convolution_chain import (
+    BoundConvolutions,
+    ConvolutionStep,
+    bind,
+    convolutions,
+    output_shape,
+)
+from hf_cpu_accel.ops.joined_convolutions import Steps
+from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
+from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.trace import (
     DTYPES,
@@ -51,40 +62,90 @@ class FusedResidualBlock(FusedModuleMixin):
 
     Attributes:
         _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.
+        _ranges: of what each link makes, where that may be in 8 bits; None for none (static_images.py).
+        _observer: called with the number of each link, and what it made, while examples are watched.
     """
 
     _chain: Chain
     _channels: int
     _bf16_intermediates: bool
     _bound: BoundConvolutions | None
+    _ranges: tuple[Range | None, ...] | None = None
+    _observer: Callable[[int, Tensor], None] | None = None
+    _joined: tuple[tuple[Steps, ...], BoundConvolutions] | None = None
+    _steps: Steps | None = None
+    _shape: tuple[torch.Size, tuple[int, ...]] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(image, Tensor) or not self._takes(image) or self.has_user_hooks:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
+        if self._ranges is not None and (shape := self._output_shape(image)) is not None:
+            return DeferredImages.after(image, self, shape)
         image = image.tensor if isinstance(image, LazyTensor) else image
+        if self._observer is not None:
+            return self._observed(image, self._observer)
         return convolutions(image, self._bound or self._bind())
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        return Reference(args, kwargs)
+        # To read what is between two blocks, in more than its 8 bits, would change what the call gives.
+        return Reference(args, kwargs) if self._ranges is None else None
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
         return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
     def _bind(self) -> BoundConvolutions:
-        narrow = self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
-        self._bound = bind([link.step(self) for link in self._chain], narrow=narrow)
+        self._bound = bind([link.step(self) for link in self._chain], narrow=self._is_narrow)
         return self._bound
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
+
+    def steps(self) -> Steps:
+        """See `deferred_images.Block`."""
+        if self._steps is None:
+            ranges = self._ranges or (None,) * len(self._chain)
+            steps = zip((link.step(self) for link in self._chain), ranges, strict=True)
+            self._steps = [
+                replace(step, range=range) if isinstance(step, ConvolutionStep) else step
+                for step, range in steps
+            ]
+        return self._steps
+
+    def joined(self, blocks: Sequence[Block]) -> BoundConvolutions:
+        """See `deferred_images.Block`."""
+        parts, known = tuple(block.steps() for block in blocks), self._joined
+        if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
+            known = self._joined = parts, bind_joined(blocks, narrow=self._is_narrow)
+        return known[1]
+
+    def _output_shape(self, image: Tensor) -> tuple[int, ...] | None:
+        """None where there would be nothing."""
+        known = self._shape
+        if known is None or known[0] != image.shape:
+            rows = tuple(image.shape[number] for number in (0, 2, 3, 1))
+            batch, *sides, channels = output_shape(rows, (self._bound or self._bind()).layout)
+            known = self._shape = image.shape, (batch, channels, *sides)
+        return known[1] if min(known[1]) > 0 else None
+
+    def _observed(self, image: Tensor, observer: Callable[[int, Tensor], None]) -> Tensor:
+        """Link by link, in the dtype of the image."""
+        images = [image]
+        for number, link in enumerate(self._chain):
+            images.append(link.compute(self, images))
+            observer(number, images[-1])
+        return images[-1]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedResidualBlock:
         super()._apply(fn, recurse)
-        self._bound = None  # holds the biases
+        self._bound = self._steps = self._joined = None  # hold the biases
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": None}
+        return {**self.__dict__, "_bound": None, "_steps": None, "_joined": None}
 
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:

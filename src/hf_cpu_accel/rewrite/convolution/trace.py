@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,12 @@ class Link:
             activation=self.activation,
         )
 
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        convolution: Any = root.get_submodule(self.path)
+        residual = None if self.residual is None else images[self.residual]
+        return convolution.compute(images[self.source], Epilogue(self.normalised, residual, self.activation))
+
 
 @dataclass(frozen=True)
 class PoolingLink:
@@ -72,6 +79,10 @@ class PoolingLink:
         pooling: Any = root.get_submodule(self.path)
         windows = (_pair(pooling.kernel_size), _pair(pooling.stride), _pair(pooling.padding))
         return PoolingStep(self.source, self.channels, *windows)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        return root.get_submodule(self.path)(images[self.source])
 
 
 Chain = tuple[Link | PoolingLink, ...]

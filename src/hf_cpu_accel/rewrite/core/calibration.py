@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_cpu_accel.patching.float16_values import widened
+
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
@@ -81,6 +83,26 @@ def calibration_examples(
     if all(isinstance(item, str) for item in items):
         return _of_texts(items, model, tokenizer, window, batches)
     return tuple(_of_inputs(item, model) for item in items)
+
+
+def fitting(example: Example, is_float16: bool) -> Example:
+    """`example` for a model whose float16 weights are float32 by now, if it is one."""
+    if not is_float16:
+        return example
+    return Example(widened(example.args), widened(example.kwargs), example.mask)
+
+
+def call(number: int, example: Example, model: nn.Module) -> None:
+    """
+    Raises:
+        ValueError: the model does not take it.
+    """
+    try:
+        example.call(model)
+    except Exception as error:
+        raise ValueError(
+            f"calibration: the model does not take batch {number}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _of_inputs(item: object, model: nn.Module) -> Example:

@@ -62,7 +62,8 @@ class Context:
         float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none.
         asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
         chosen: those that were chosen by accuracy, by their paths in `root`.
-        calibration: the calls of `root` that four-bit weights are rounded for; `calibrated` has those that were.
+        calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
+            the weights that were rounded.
     """
 
     root: nn.Module
@@ -130,6 +131,11 @@ class Context:
             asked=DtypeTable(dict(config.dtypes).items()),
             chosen=DtypeTable(chosen),
         )
+
+    @property
+    def static(self) -> bool:
+        """Whether images are to pass in 8 bits between convolutions."""
+        return self.config.dtype == "int8-static"
 
     @property
     def verifies(self) -> bool:

@@ -1,0 +1,95 @@
+"""Images between fused blocks of convolutions that are computed when they are read: by all blocks since the last that were, in one
+call, so that what passes between two blocks is in 8 bits, too."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
+from hf_cpu_accel.ops.joined_convolutions import Steps, join
+
+
+class Block(Protocol):
+    """A fused block whose images have ranges."""
+
+    def steps(self) -> Steps:
+        """What it computes; the same list until its weights change."""
+
+    def joined(self, blocks: Sequence[Block]) -> BoundConvolutions:
+        """Those of `blocks`, the last of which it is, as one."""
+
+
+class DeferredImages(LazyTensor):
+    """[N, C, H, W], channels last, after some blocks, which have not run yet.
+
+    Whoever reads what a block has made has it computed from the input, or from what was read before. The next block then goes on
+    from there, with what was read instead of its 8 bits.
+    """
+
+    _input: Tensor
+    _blocks: tuple[Block, ...]
+    _before: tuple[weakref.ref[DeferredImages], ...]  # after each of the blocks but the last
+    _next: weakref.ref[DeferredImages] | None
+
+    @classmethod
+    def after(cls, image: Tensor, block: Block, shape: Sequence[int]) -> DeferredImages:
+        """What `block` makes of `image`, of that shape."""
+        if not isinstance(image, DeferredImages):
+            image = image.tensor if isinstance(image, LazyTensor) else image
+            # A copy: it may be a buffer that its owner writes to before what comes of it is read.
+            return cls._of(image.clone(), (block,), (), shape)
+        with image._lock:
+            if image._tensor is not None:
+                made = cls._of(image._tensor, (block,), (), shape)
+            else:
+                before = (*image._before, weakref.ref(image))
+                made = cls._of(image._input, (*image._blocks, block), before, shape)
+            made._lock = image._lock  # one for all that make one another's values
+            image._next = weakref.ref(made)
+            return made
+
+    @classmethod
+    def _of(
+        cls,
+        input: Tensor,
+        blocks: tuple[Block, ...],
+        before: tuple[weakref.ref[DeferredImages], ...],
+        shape: Sequence[int],
+    ) -> DeferredImages:
+        _, channels, height, width = shape
+        strides = (channels * height * width, 1, width * channels, channels)
+        deferred: DeferredImages = cls.like(shape, input.dtype, strides)
+        deferred._input, deferred._blocks, deferred._before, deferred._next = input, blocks, before, None
+        return deferred
+
+    def _make(self) -> Tensor:
+        image, done = self._input, 0
+        for number, reference in enumerate(self._before, start=1):
+            read = reference()
+            if read is not None and read._tensor is not None:
+                image, done = read._tensor, number
+        return _run(image, self._blocks[done:])
+
+    def _forget(self) -> None:
+        del self._input, self._blocks, self._before
+
+    def _exposed(self) -> Tensor:
+        """Before it may be written to, the next block computes what it was called for."""
+        values = super()._exposed()
+        following = None if self._next is None else self._next()
+        if following is not None:
+            following.tensor  # noqa: B018
+        return values
+
+
+def _run(image: Tensor, blocks: Sequence[Any]) -> Tensor:
+    return convolutions(image, blocks[-1].joined(blocks))
+
+
+def bind_joined(blocks: Sequence[Block], *, narrow: bool) -> BoundConvolutions:
+    return bind(join([block.steps() for block in blocks]), narrow=narrow)

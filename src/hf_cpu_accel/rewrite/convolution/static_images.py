@@ -1,0 +1,123 @@
+"""The stage that gives images between convolutions the ranges which examples show, so that they pass in 8 bits (int8-static)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes
+from hf_cpu_accel.packing.activation_range import ObservedValues, Range
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
+from hf_cpu_accel.rewrite.convolution.trace import Link
+from hf_cpu_accel.rewrite.core.calibration import call, fitting
+from hf_cpu_accel.rewrite.core.context import Context
+
+STRUCTURE = "images in 8 bits"
+# An image is left to be quantised at run time where one range for all examples is this much worse than one of each image's own,
+# unless either is so near that no answer shows it.
+_WORSE, _NEAR = 1.5, 0.01
+
+Values = dict[int, ObservedValues]
+
+
+def make_static(context: Context) -> Iterable[PlanItem]:
+    """Watch the images of fused blocks in two rounds of `context.calibration`, and set their ranges.
+
+    Raises:
+        ValueError: an example that the model does not take.
+    """
+    if not context.static:
+        return ()
+    blocks = {
+        path: part for path, part in context.root.named_modules() if isinstance(part, FusedResidualBlock)
+    }
+    if not blocks:
+        context.notes += (
+            "int8-static: there are no chains of convolutions that are fused, so all inputs are quantised at run time, as in int8",
+        )
+        return ()
+    seen: dict[str, Values] = {path: defaultdict(ObservedValues) for path in blocks}
+    with tqdm(total=2 * len(context.calibration), desc="Calibrating", unit="batch", disable=None) as progress:
+        for see in (ObservedValues.see_ends, ObservedValues.count):
+            with _watching(blocks, seen, see):
+                _run_examples(context, progress.update)
+    items = [item for path, block in blocks.items() for item in _set_ranges(path, block, seen[path], context)]
+    still = sum(item.reason is None for item in items)
+    context.notes += (
+        f"int8-static: images after {still} of {len(items)} convolutions pass in 8 bits, in ranges of {len(context.calibration)} "
+        f"batches ({context.config.static_range}); the inputs of all else are quantised at run time, as in int8",
+    )
+    return items
+
+
+@contextmanager
+def _watching(
+    blocks: dict[str, FusedResidualBlock],
+    seen: dict[str, Values],
+    see: Callable[[ObservedValues, Tensor], None],
+) -> Iterator[None]:
+    def observer(values: Values) -> Callable[[int, Tensor], None]:
+        return lambda number, image: see(values[number], image.float())
+
+    try:
+        for path, block in blocks.items():
+            block._observer = observer(seen[path])
+        yield
+    finally:
+        for block in blocks.values():
+            del block._observer
+
+
+def _run_examples(context: Context, done: Callable[[], object]) -> None:
+    with torch.no_grad():
+        for number, example in enumerate(context.calibration):
+            partial(call, number, fitting(example, context.float16 is not None), context.root)()
+            done()
+
+
+def _set_ranges(path: str, block: FusedResidualBlock, seen: Values, context: Context) -> Iterator[PlanItem]:
+    """Of the images that its convolutions make; those of poolings are those that they read."""
+    ranges: list[Range | None] = []
+    fits = can_be_in_bytes(block.steps(), last=True)
+    for number, link in enumerate(block._chain):
+        range: Range | None = None
+        if isinstance(link, Link):
+            name = f"{path}.{link.path}"
+            range, reason = _range_of(seen.get(number), context.config.static_range)
+            if not fits[number]:
+                range, reason = None, "what reads it has no int8 weights of 64, 128, ... channels"
+            yield (
+                PlanItem(name, STRUCTURE, "convolutions", "int8-static", 0, None)
+                if reason is None
+                else (PlanItem.left(name, STRUCTURE, reason))
+            )
+        ranges.append(range)
+    if any(range is not None for range in ranges):
+        block._ranges, block._steps = tuple(ranges), None
+
+
+def _range_of(values: ObservedValues | None, method: str) -> tuple[Range | None, str | None]:
+    """The range, or why there is none."""
+    if values is None:
+        return None, "no example reached it: it is quantised at run time"
+    range = values.range(method)
+    if not all(map(_is_finite, range)):
+        return None, "its values for the examples are not finite: it is quantised at run time"
+    error, own = values.relative(values.error(range)), values.relative(values.own_error)
+    if error > max(_WORSE * own, _NEAR):
+        return (
+            None,
+            f"one range rounds it by {error:.1%}, and its own by {own:.1%}: it is quantised at run time",
+        )
+    return range, None
+
+
+def _is_finite(number: float) -> bool:
+    return -1e37 < number < 1e37
