@@ -136,7 +136,7 @@ def test_bytes_are_those_of_the_reference() -> None:
     assert output.max() <= 1.0 + width
     assert (output / width - torch.round(output / width)).abs().max() < 1e-2
     inside = truth(image, [replace(steps[0], range=None)]).clamp(-0.5, 1.0)
-    assert (output - inside).abs().max() <= (0.05 if seven_bits else 0.03)
+    assert (output - inside).abs().max() <= (0.15 if seven_bits else 0.03)
 
 
 def test_an_image_of_zeros() -> None:
