@@ -21,7 +21,7 @@ from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_o
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
-from hf_cpu_accel.rewrite.core.calibration import Example, calibration_examples
+from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, Example, calibration_examples
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
@@ -205,9 +205,7 @@ def _calibration(
     static = settings.dtype == "int8-static"
     if calibration is None:
         if static:
-            raise ValueError(
-                "dtype='int8-static' needs calibration=: examples that show the ranges of images; 'int8' takes them from each image"
-            )
+            raise ValueError(NO_EXAMPLES)
         return ()
     rounded = static or "int4" in (settings.dtype, *dict(settings.dtypes).values())
     if settings.accuracy is None and not rounded:

@@ -184,6 +184,19 @@ def test_what_has_no_chains_says_so() -> None:
     assert any("no chains of convolutions" in note for note in explain(model).notes)
 
 
+def test_what_is_to_stay_float32_stays() -> None:
+    model, pixels = resnet(), photos(7)
+    static(model, dtypes={"encoder.stages.0": "float32"})
+    assert blocks(model)[1]._ranges is None
+    left = {item.name for item in explain(model).left if item.structure == STRUCTURE}
+    assert left
+    assert any(name.startswith("encoder.stages.0.") for name in left)
+    assert not any(name.startswith("encoder.stages.1.") for name in left)
+    other = accelerate_for_cpu(resnet(), dtype="int8", dtypes={"encoder.stages.0": "float32"})
+    stage, image = model.encoder.stages[0], other.embedder(pixels)
+    assert torch.equal(stage(image), other.encoder.stages[0](image))
+
+
 def test_refusals(tmp_path: Path) -> None:
     model, pixels = resnet(), photos(7)
     expected = model(pixels).last_hidden_state.detach()

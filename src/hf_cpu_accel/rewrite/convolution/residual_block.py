@@ -97,11 +97,12 @@ class FusedResidualBlock(FusedModuleMixin):
         return fits and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
     def _bind(self) -> BoundConvolutions:
-        self._bound = bind([link.step(self) for link in self._chain], narrow=self._is_narrow)
+        self._bound = bind([link.step(self) for link in self._chain], narrow=self.is_narrow)
         return self._bound
 
     @property
-    def _is_narrow(self) -> bool:
+    def is_narrow(self) -> bool:
+        """Whether what passes between its convolutions may be less than float32."""
         return self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
 
     def steps(self) -> Steps:
@@ -119,7 +120,7 @@ class FusedResidualBlock(FusedModuleMixin):
         """See `deferred_images.Block`."""
         parts, known = tuple(block.steps() for block in blocks), self._joined
         if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
-            known = self._joined = parts, bind_joined(blocks, narrow=self._is_narrow)
+            known = self._joined = parts, bind_joined(blocks, narrow=self.is_narrow)
         return known[1]
 
     def _output_shape(self, image: Tensor) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from hf_cpu_accel.packing.activation_range import ObservedValues, Range
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
 from hf_cpu_accel.rewrite.convolution.trace import Link
-from hf_cpu_accel.rewrite.core.calibration import call, fitting
+from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context
 
 STRUCTURE = "images in 8 bits"
@@ -31,10 +31,12 @@ def make_static(context: Context) -> Iterable[PlanItem]:
     """Watch the images of fused blocks in two rounds of `context.calibration`, and set their ranges.
 
     Raises:
-        ValueError: an example that the model does not take.
+        ValueError: no examples, or one that the model does not take.
     """
     if not context.static:
         return ()
+    if not context.calibration:
+        raise ValueError(NO_EXAMPLES)
     blocks = {
         path: part for path, part in context.root.named_modules() if isinstance(part, FusedResidualBlock)
     }
@@ -93,6 +95,8 @@ def _set_ranges(path: str, block: FusedResidualBlock, seen: Values, context: Con
             range, reason = _range_of(seen.get(number), context.config.static_range)
             if not fits[number]:
                 range, reason = None, "what reads it has no int8 weights of 64, 128, ... channels"
+            if not block.is_narrow:
+                range, reason = None, "its block is one of float32"
             yield (
                 PlanItem(name, STRUCTURE, "convolutions", "int8-static", 0, None)
                 if reason is None

@@ -17,6 +17,7 @@ from hf_cpu_accel.patching.float16_values import widened
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
 _WINDOW, _BATCHES = 512, 8
 _MOST_BATCHES = 64  # of inputs
+NO_EXAMPLES = "dtype='int8-static' needs calibration=: examples that show the ranges of images; 'int8' takes them from each image"
 ACCEPTED = "a list of texts, a list of dictionaries of inputs, or a data loader of such or of tensors"
 
 
