@@ -62,16 +62,11 @@ class Generation:
             BaseException: what this request failed with.
         """
         position = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._done or len(self._tokens) > position)
-                fresh, error = self._tokens[position:], self._error
-            if not fresh:
-                if error is not None:
-                    raise error
-                return
+        while fresh := self._after(position):
             yield from fresh
             position += len(fresh)
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> None:
         """Ask for no more tokens. The engine drops the request at its next step; what came before stays readable."""
@@ -103,6 +98,12 @@ class Generation:
             if self._error is not None:
                 raise self._error
             return list(self._tokens)
+
+    def _after(self, position: int) -> list[int]:
+        """The tokens from `position` on, as soon as there is one; none if there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or len(self._tokens) > position)
+            return self._tokens[position:]
 
     def put(self, token: int) -> None:
         """The engine's: one more token."""
