@@ -18,7 +18,7 @@ _ACCEPTED = (
 )
 # By which logits may differ, relative to the length of the row. Other sums move quantised inputs by single steps, which is a few
 # hundredths; a mask or a position that is not heeded moves logits by more than this.
-_WORST = 0.15
+_WORST = 0.05
 
 
 def check_model(model: Any) -> None:
