@@ -111,6 +111,23 @@ def test_after_a_step_that_failed_the_engine_goes_on(monkeypatch):
         assert engine.submit(ids, max_new_tokens=5, eos_token_id=END).result() == alone(model, ids, 5)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_ended(monkeypatch):
+    held = Held()
+    engine = Engine(accelerated("llama"), rows=1)
+    running = engine.submit(text(3), max_new_tokens=5, logits_processor=[held])
+    assert held.reached.wait(60)
+    waiting = engine.submit(text(3), max_new_tokens=5)
+    monkeypatch.setattr(engine._scheduler, "_decode", lambda: 1 / 0)
+    held.go.set()
+    for generation in (running, waiting):
+        with pytest.raises(ZeroDivisionError):
+            generation.result(timeout=60)
+    with pytest.raises(Busy, match="closed"):
+        engine.submit(text(3), max_new_tokens=5)
+    engine.close()
+
+
 def test_close_lets_all_finish_and_takes_no_more():
     model, ids = accelerated("llama"), text(9)
     engine = Engine(model, rows=1)
@@ -149,6 +166,7 @@ def test_a_result_can_be_waited_for_in_vain():
         ([1.5], {}, "input_ids has 1.5"),
         ([3], {"max_new_tokens": 0}, "max_new_tokens=0: accepted are whole numbers from 1"),
         ([3], {"max_new_tokens": "7"}, "max_new_tokens='7'"),
+        ([3], {"seed": -1}, "seed=-1: accepted are whole numbers from 0"),
         ([3] * 300, {"max_new_tokens": 213}, "300 tokens and max_new_tokens=213: together at most 512"),
     ],
 )

@@ -34,6 +34,13 @@ def test_a_model_that_is_not_accelerated():
             assert answer.result() == alone(model, ids, tokens)
 
 
+def test_more_rows_than_the_smallest_products_have():
+    model, asked = accelerated("qwen3"), texts(14, 30)
+    with Engine(model, rows=12) as engine:
+        answers = [engine.submit(ids, max_new_tokens=10, eos_token_id=END) for ids in asked]
+        assert [answer.result() for answer in answers] == [alone(model, ids, 10) for ids in asked]
+
+
 @pytest.mark.parametrize(("dtype", "kv_cache"), [("bfloat16", "auto"), ("float32", "int8"), ("int8", "auto")])
 def test_other_dtypes_get_the_tokens_of_the_engine_alone(dtype, kv_cache):
     """Few rows and many are rounded alike in these sizes, so neighbours change nothing."""

@@ -20,12 +20,15 @@ from hf_cpu_accel.serve.engine.storage import Part, Storage
 class Batch:
     """Rows of a cache, each a sequence of its own length.
 
+    Args:
+        most: rows that there may be.
+
     Attributes:
         lengths: tokens of each row.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self, forward: Forward, most: int) -> None:
+        self._forward, self._most = forward, most
         self._cache = forward.new_cache()
         self._storage = Storage(forward.layout, 1, 0)
         self._end = 0  # position behind the last token of all rows
@@ -82,7 +85,7 @@ class Batch:
         before, end = self._storage, self._end
         rows = before.rows
         while rows < len(self):
-            rows *= 2
+            rows = min(2 * rows, self._most)
         self._end = max(self.lengths)
         self._storage = Storage(self._forward.layout, rows, bucket(self._end))
         for row, length in enumerate(self.lengths[:filled]):

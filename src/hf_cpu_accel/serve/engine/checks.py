@@ -46,7 +46,7 @@ def check_batches(forward: Forward) -> None:
         ValueError: the model does not heed masks or positions, so that sequences would change one another's tokens.
     """
     vocabulary = forward.model.get_input_embeddings().num_embeddings
-    batch, alone = Batch(forward), []
+    batch, alone = Batch(forward, 2), []
     texts = [[(7 * i + start) % vocabulary for i in range(length)] for start, length in ((3, 3), (1, 6))]
     for text in texts:
         storage, cache = forward.new_row(len(text))

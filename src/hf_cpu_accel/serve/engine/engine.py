@@ -102,7 +102,8 @@ class Engine:
 
         Raises:
             Busy: so many requests wait already, or `close` was called.
-            ValueError: no tokens, tokens that the model does not have, or more than `max_length` of them.
+            ValueError: no tokens, tokens that the model does not have, more than `max_length` of them, or another number that
+                cannot be; it is named, with what is accepted.
         """
         request = GenerationRequest(
             tuple(input_ids), max_new_tokens, _ends(eos_token_id), logits_processor, do_sample, seed
@@ -121,10 +122,12 @@ class Engine:
             self._thread.join()
 
     def _check(self, request: GenerationRequest) -> None:
-        ids, new = request.input_ids, request.max_new_tokens
+        ids, new, seed = request.input_ids, request.max_new_tokens, request.seed
         if not ids:
             raise ValueError("input_ids is empty: at least one token is needed")
         _check_number("max_new_tokens", new, least=1)
+        if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 63):
+            raise ValueError(f"seed={seed!r}: accepted are whole numbers from 0 to 2^63 - 1, or None")
         if len(ids) + new > self.max_length:
             raise ValueError(
                 f"input_ids has {len(ids)} tokens and max_new_tokens={new}: together at most {self.max_length} are accepted"

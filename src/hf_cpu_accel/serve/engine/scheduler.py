@@ -52,7 +52,7 @@ class Scheduler:
         self._prefixes = PrefixCache(forward.layout, prefix_cache_bytes)
         self._prompts: collections.deque[_Sequence] = collections.deque()
         self._running: list[_Sequence] = []  # in the order of the rows of the batch
-        self._batch = Batch(forward)
+        self._batch = Batch(forward, rows)
 
     @property
     def is_busy(self) -> bool:
@@ -148,7 +148,7 @@ class Scheduler:
         except Exception as error:  # nobody knows whose fault it is, or what was written
             for sequence in self._running:
                 self._end(sequence.generation, None, error)
-            self._running, self._batch = [], Batch(self._forward)
+            self._running, self._batch = [], Batch(self._forward, self._rows)
             return
         plain = any(sequence.choice.is_plain for sequence in self._running)
         chosen = largest(logits) if plain else []
