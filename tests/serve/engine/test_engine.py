@@ -1,5 +1,6 @@
 """What clients may do to an engine: leave, ask for too much, fail, come all at once."""
 
+import atexit
 import threading
 import time
 
@@ -145,6 +146,17 @@ def test_close_waits_no_longer_than_it_is_told():
     engine.close(timeout=0.05)
     assert all(answer.done for answer in answers)
     assert answers[-1].finish_reason == "cancelled"
+
+
+def test_the_end_of_the_program_does_not_wait_for_answers(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", lambda call, **given: at_exit.append((call, given)))
+    engine = Engine(accelerated("llama"), max_length=500)
+    answer = engine.submit(text(9), max_new_tokens=490)
+    ((close, given),) = at_exit
+    close(**given)
+    assert answer.finish_reason == "cancelled"
+    assert not engine._thread.is_alive()
 
 
 def test_a_result_can_be_waited_for_in_vain():

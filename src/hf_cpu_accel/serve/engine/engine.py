@@ -8,6 +8,7 @@ memory: here each row has room for as many tokens as the longest one, and half a
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -66,6 +67,9 @@ class Engine:
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._work, name="hf_cpu_accel.serve.engine", daemon=True)
         self._thread.start()
+        atexit.register(
+            self.close, timeout=0
+        )  # a thread that Python ends for us may be in the middle of a kernel
 
     def __enter__(self) -> Engine:
         return self
@@ -115,6 +119,7 @@ class Engine:
 
     def close(self, timeout: float | None = None) -> None:
         """Refuse new requests, and let those that were accepted finish. After `timeout` seconds, what is left is cancelled."""
+        atexit.unregister(self.close)
         self._queue.close()
         self._thread.join(timeout)
         if self._thread.is_alive():
