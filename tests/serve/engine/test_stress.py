@@ -56,7 +56,7 @@ def test_no_answer_is_mixed_up_or_lost():
             thread.start()
         for thread in clients:
             thread.join()
-        metrics = engine.metrics
+    metrics = engine.metrics
     assert not wrong
     assert len(ended) == CLIENTS * REQUESTS == metrics.completed + metrics.cancelled
     assert {"length", "cancelled"} == set(ended)

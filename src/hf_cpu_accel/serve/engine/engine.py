@@ -9,6 +9,7 @@ memory: here each row has room for as many tokens as the longest one, and half a
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -82,8 +83,14 @@ class Engine:
     @property
     def metrics(self) -> Metrics:
         """Of this moment; any thread may ask."""
-        counted = self._scheduler.metrics
-        return Metrics(**{**vars(counted), "waiting": len(self._queue), "requests": self._queue.accepted})
+        scheduler, queue = self._scheduler, self._queue
+        return dataclasses.replace(
+            scheduler.metrics,
+            running=scheduler.active,
+            waiting=len(queue),
+            requests=queue.accepted,
+            prefix_cache_bytes=scheduler.prefix_cache_bytes,
+        )
 
     def submit(
         self,
@@ -149,7 +156,7 @@ class Engine:
         error: BaseException | None = None
         try:
             with torch.no_grad():
-                while queue.wait(busy=scheduler.is_busy):
+                while queue.wait(busy=scheduler.active > 0):
                     for left in queue.take_cancelled(everything=scheduler.stopping):
                         scheduler.drop(left)
                     while scheduler.has_room and (generation := queue.take()) is not None:

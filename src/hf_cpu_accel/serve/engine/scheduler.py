@@ -41,7 +41,7 @@ class Scheduler:
     """Belongs to one thread; see `Engine` for the arguments.
 
     Attributes:
-        metrics: without what waits.
+        metrics: what has been counted so far.
         stopping: set from outside: all are cancelled at the next step.
     """
 
@@ -55,12 +55,17 @@ class Scheduler:
         self._batch = Batch(forward, rows)
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self._prompts or self._running)
+    def active(self) -> int:
+        """How many requests have a row."""
+        return len(self._prompts) + len(self._running)
 
     @property
     def has_room(self) -> bool:
-        return len(self._prompts) + len(self._running) < self._rows
+        return self.active < self._rows
+
+    @property
+    def prefix_cache_bytes(self) -> int:
+        return self._prefixes.bytes
 
     def admit(self, generation: Generation) -> None:
         """Begin with a request."""
@@ -76,8 +81,6 @@ class Scheduler:
         self._prefill()
         if self._running:
             self._decode()
-        self.metrics.running = len(self._prompts) + len(self._running)
-        self.metrics.prefix_cache_bytes = self._prefixes.bytes
 
     def drop(self, generation: Generation) -> None:
         """A request whose client has left, wherever it was."""
