@@ -101,6 +101,16 @@ def test_masks_of_the_last_keys_are_read_with_what_was_before(q_len: int) -> Non
     assert read.start.tolist() == [3, 0]
 
 
+@pytest.mark.parametrize("start", [0, 3, 8])
+def test_keys_out_of_all_windows_are_taken_for_what_comes_after_them(start: int) -> None:
+    padding = torch.arange(12).expand(2, 12) >= torch.tensor([[0], [start]])
+    made = CausalMask.of(2, 2, 12, 0, 4, padding)
+    read = read_mask(made.tensor.clone(), 4)
+    assert read is not None
+    assert torch.equal(read.tensor, made.tensor)
+    assert (read.padding is None) == (start <= 7)  # the first key in a window
+
+
 def test_a_row_of_padding_alone_starts_nowhere() -> None:
     padding = LEFT.clone()
     padding[0] = False

@@ -1,0 +1,91 @@
+"""Which models an engine takes, and how long their sequences may be."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from hf_cpu_accel.serve.engine import Engine
+from tests.generate.decoders import accelerated, build
+from tests.rewrite.decoder.decoder_families import DECODERS, SCALED
+
+
+def mamba():
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1)
+    return transformers.MambaForCausalLM(config).eval()
+
+
+def heed_no_mask(module, args, inputs):
+    return args, {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
+
+
+def stand_where_the_longest_stands(module, args, inputs):
+    positions = inputs["position_ids"]
+    return args, {**inputs, "position_ids": positions.amax(0, keepdim=True).expand_as(positions)}
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: build("t5"), "T5ForConditionalGeneration: it has an encoder"),
+        (mamba, "MambaForCausalLM: layers with more state than keys and values"),
+        (lambda: nn.Linear(3, 3), "Linear: it does not generate"),
+        (lambda: build("llama").model, "LlamaModel: it does not generate"),
+    ],
+)
+def test_models_that_are_not_accepted(make, reason):
+    with pytest.raises(ValueError, match=f"model={reason}.*accepted are decoders of transformers"):
+        Engine(make())
+
+
+@pytest.mark.parametrize("change", [heed_no_mask, stand_where_the_longest_stands])
+def test_models_whose_sequences_would_change_one_another(change):
+    model = build("gpt2")
+    Engine(model).close()
+    model.register_forward_pre_hook(change, with_kwargs=True)
+    with pytest.raises(
+        ValueError, match="model=GPT2LMHeadModel: sequences of different lengths in one batch"
+    ):
+        Engine(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": 0}, "rows=0: accepted are whole numbers from 1"),
+        ({"waiting": 2.0}, "waiting=2.0"),
+        ({"prefill_chunk": True}, "prefill_chunk=True"),
+        ({"prefix_cache_bytes": -1}, "prefix_cache_bytes=-1: accepted are whole numbers from 0"),
+        ({"max_length": 513}, "max_length=513: accepted are whole numbers from 2 to 512"),
+        ({"max_length": 1}, "max_length=1"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(accelerated("llama"), **settings)
+
+
+def test_a_model_without_a_limit_needs_one():
+    with pytest.raises(ValueError, match="max_length=None: BloomForCausalLM says nothing"):
+        Engine(accelerated("bloom"))
+    with Engine(accelerated("bloom"), max_length=20) as engine:
+        assert engine.max_length == 20
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_frequencies_that_depend_on_the_longest_sequence_set_the_limit(kind):
+    model = SCALED[kind].build()
+    with Engine(model) as engine:
+        assert engine.max_length == 32
+    with pytest.raises(ValueError, match="from 2 to 32"):
+        Engine(model, max_length=33)
+
+
+def test_other_scaled_positions_do_not():
+    with Engine(SCALED["yarn"].build()) as engine:
+        assert engine.max_length == 512
+
+
+def test_what_is_kept_of_a_token():
+    with Engine(DECODERS["gemma3"].build()) as engine:  # windows keep all tokens here
+        assert engine._scheduler._forward.layout.token_bytes == 3 * 2 * 2 * 32 * 4
