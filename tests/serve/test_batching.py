@@ -205,7 +205,11 @@ def test_it_tells_about_batches_and_prepares_its_thread() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"max_tokens": 0}, "max_tokens=0"), ({"max_waiting": 0}, "max_waiting=0"), ({"max_wait": -1}, "max_wait=-1")],
+    [
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"max_waiting": 0}, "max_waiting=0"),
+        ({"max_wait": -1}, "max_wait=-1"),
+    ],
 )
 def test_wrong_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -213,7 +217,9 @@ def test_wrong_options(options: dict[str, float], message: str) -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.data())
-def test_neighbours_are_within_the_limit_and_leave_no_room(sizes: list[int], limit: int, data: st.DataObject) -> None:
+def test_neighbours_are_within_the_limit_and_leave_no_room(
+    sizes: list[int], limit: int, data: st.DataObject
+) -> None:
     sizes.sort()
     middle = data.draw(st.integers(0, len(sizes) - 1))
     first, last = neighbours(sizes, middle, limit)

@@ -38,7 +38,12 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
 
 def test_the_key_opens(service: Callable[..., Service]) -> None:
     client = TestClient(service(api_key="sesame").app)
-    for header in ({}, {"authorization": "Bearer sesam"}, {"authorization": "sesame"}, {"authorization": "Basic sesame"}):
+    for header in (
+        {},
+        {"authorization": "Bearer sesam"},
+        {"authorization": "sesame"},
+        {"authorization": "Basic sesame"},
+    ):
         response = client.post("/embed", json={"inputs": "time"}, headers=header)
         assert response.status_code == 401
         assert "Authorization: Bearer KEY" in response.json()["error"]
@@ -62,11 +67,17 @@ def test_large_bodies_are_not_read_to_their_end(service: Callable[..., Service],
 @pytest.mark.parametrize("length", ["9" * 5000, "-5", "many"])
 def test_lengths_that_mean_no_good(service: Callable[..., Service], length: str) -> None:
     client = TestClient(service(max_body=1000).app)
-    response = client.post("/embed", content=b'{"inputs": "time"}', headers={"content-length": length, "content-type": "application/json"})
+    response = client.post(
+        "/embed",
+        content=b'{"inputs": "time"}',
+        headers={"content-length": length, "content-type": "application/json"},
+    )
     assert response.status_code in (200, 413)
 
 
-def test_a_full_queue_is_said_so(service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]) -> None:
+def test_a_full_queue_is_said_so(
+    service: Callable[..., Service], busy: tuple[threading.Event, threading.Event]
+) -> None:
     made = service()
     client = TestClient(made.app)
     free, begun = busy
@@ -85,7 +96,10 @@ def test_a_full_queue_is_said_so(service: Callable[..., Service], busy: tuple[th
         pass
     refused = client.post("/embed", json={"inputs": "time"})
     assert refused.status_code == 429
-    assert refused.json() == {"error": "3 inputs are waiting, of 3 that can: try again later", "error_type": "Overloaded"}
+    assert refused.json() == {
+        "error": "3 inputs are waiting, of 3 that can: try again later",
+        "error_type": "Overloaded",
+    }
     assert refused.headers["retry-after"] == "1"
     refused = client.post("/v1/embeddings", json={"input": "time"})
     assert refused.json()["error"]["type"] == "rate_limit_error"
@@ -96,7 +110,9 @@ def test_a_full_queue_is_said_so(service: Callable[..., Service], busy: tuple[th
     assert answers == [200, 200]
 
 
-def test_errors_of_the_model_are_told(service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_model_are_told(
+    service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(loaded: Any, batch: Any) -> Any:
         raise RuntimeError("out of luck")
 

@@ -25,7 +25,9 @@ def plain(folder: Path, *texts: Any, classifies: bool = False) -> np.ndarray:
     rows = []
     with torch.no_grad():
         for text in texts:
-            inputs = tokenizer(*([text] if isinstance(text, str) else text), return_tensors="pt", truncation=True)
+            inputs = tokenizer(
+                *([text] if isinstance(text, str) else text), return_tensors="pt", truncation=True
+            )
             output = model(**inputs)
             rows.append(output.logits[0] if classifies else output.last_hidden_state[0].mean(0))
     return torch.stack(rows).numpy()
@@ -64,7 +66,9 @@ def test_embed_cuts_where_it_is_asked_to(client: TestClient, direction: str) -> 
 
 
 def test_rerank_orders_texts_by_score(client: TestClient, loaded: dict[str, Any]) -> None:
-    logits = plain(loaded["folder"] / "ranker", *[("woman man", text) for text in TEXTS], classifies=True)[:, 0]
+    logits = plain(loaded["folder"] / "ranker", *[("woman man", text) for text in TEXTS], classifies=True)[
+        :, 0
+    ]
     ranks = post(client, "/rerank", query="woman man", texts=TEXTS, return_text=True)
     order = np.argsort(-logits).tolist()
     assert [rank["index"] for rank in ranks] == order
@@ -102,11 +106,21 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("/embed", {}, 422, "inputs: Field required"),
     ("/embed", [], 422, "the body: Input should be a valid dictionary"),
     ("/embed", {"inputs": "a", "truncate": "yes"}, 422, "truncate: Input should be a valid boolean"),
-    ("/embed", {"inputs": "a", "dimensions": -4}, 422, "dimensions: Input should be greater than or equal to 1"),
+    (
+        "/embed",
+        {"inputs": "a", "dimensions": -4},
+        422,
+        "dimensions: Input should be greater than or equal to 1",
+    ),
     ("/embed", {"inputs": "a", "dimensions": 33}, 422, "dimensions=33: the model has 32"),
     ("/embed", {"inputs": "a", "temperature": 1}, 422, "temperature: Extra inputs are not permitted"),
     ("/embed", {"inputs": "a", "prompt_name": "query"}, 422, "the model has no prompt 'query'"),
-    ("/embed", {"inputs": "a", "model": "other"}, 404, "there is no model 'other'; this server has embedder, "),
+    (
+        "/embed",
+        {"inputs": "a", "model": "other"},
+        404,
+        "there is no model 'other'; this server has embedder, ",
+    ),
     ("/embed", {"inputs": "a", "model": "ranker"}, 422, "the model 'ranker' is not for embed; embedder is"),
     ("/embed", {"inputs": TOO_LONG}, 413, "inputs must have at most 24 tokens, given: 34"),
     ("/rerank", {"query": "a", "texts": []}, 422, "texts: List should have at least 1 item"),

@@ -18,7 +18,9 @@ def texts() -> TextTokenizer:
     return TextTokenizer(tokenizer(), LONGEST)
 
 
-@pytest.mark.parametrize("text", ["time", "time year people way day man", ("time year", "life"), "nonsense time"])
+@pytest.mark.parametrize(
+    "text", ["time", "time year people way day man", ("time year", "life"), "nonsense time"]
+)
 def test_ids_are_those_of_transformers(texts: TextTokenizer, text: Text) -> None:
     [encoded] = texts.encode([text])
     expected = tokenizer()(*text) if isinstance(text, tuple) else tokenizer()(text)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from fastapi import FastAPI
 
-from fastapi import APIRouter, FastAPI
-
-from hf_cpu_accel.serve.http import errors, openai_embeddings, status, tei
+from hf_cpu_accel.serve.http import chat, completions, errors, openai_embeddings, status, tei, transcription
 from hf_cpu_accel.serve.http.gate import Gate
 from hf_cpu_accel.serve.http.metrics import Metrics, MetricsMiddleware
 from hf_cpu_accel.serve.models import ENDPOINTS, Models
-
-_ROUTERS: tuple[Callable[[Models], APIRouter], ...] = (tei.router, openai_embeddings.router)
 
 
 class Service:
@@ -36,9 +32,10 @@ class Service:
         self.metrics = metrics or Metrics()
         api = FastAPI(title="hf_cpu_accel", docs_url="/docs", redoc_url=None)
         errors.install(api)
-        for router in _ROUTERS:
-            api.include_router(router(models))
-        api.include_router(status.router(models, self.metrics))
+        for plain in (tei, openai_embeddings, transcription):
+            api.include_router(plain.router(models))
+        for counting in (chat, completions, status):
+            api.include_router(counting.router(models, self.metrics))
         self.gate = Gate(api, api_key=api_key, max_body=max_body, max_upload=max_upload)
         endpoints = {path for paths in ENDPOINTS.values() for path in paths}
         known = frozenset({*endpoints, "/health", "/metrics", "/v1/models"})
