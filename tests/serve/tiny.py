@@ -85,7 +85,7 @@ CHAT = (
 PLAIN_CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
 
 
-def writer(positions: int = 96) -> LlamaForCausalLM:
+def writer(positions: int = 96, end: int | None = 0) -> LlamaForCausalLM:
     """A Llama that goes on with printable bytes; what it says is noise, the same each time. `!` ends an answer."""
     config = LlamaConfig(
         vocab_size=94,
@@ -96,7 +96,7 @@ def writer(positions: int = 96) -> LlamaForCausalLM:
         num_key_value_heads=1,
         max_position_embeddings=positions,
         bos_token_id=None,
-        eos_token_id=0,
+        eos_token_id=end,
         pad_token_id=0,
     )
     torch.manual_seed(3)

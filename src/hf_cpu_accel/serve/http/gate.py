@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hf_cpu_accel.serve.http.errors import Refused, answer
 
 OPEN = frozenset({"/health"})  # who watches a server need not have its key
+# Of a body that is too large: many clients read no answer before they have sent all of it.
+_DISCARDED = 64 << 20
 _BODY_SECONDS = 60.0  # for a client that sends a request and not its end
 
 
@@ -74,7 +76,7 @@ class Gate:
         uploads = headers.get("content-type", "").startswith("multipart/form-data")
         most = self.max_upload if uploads else self.max_body
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > most:
+        if length.isdecimal() and int(length[:20]) > most + _DISCARDED:
             raise _too_large(most)
         try:
             return await asyncio.wait_for(_read(receive, most), _BODY_SECONDS)
@@ -83,16 +85,21 @@ class Gate:
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
-    body = bytearray()
+    body, size = bytearray(), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
-        if len(body) > most:
+        size += len(message.get("body", b""))
+        if size <= most:
+            body += message.get("body", b"")
+        elif size > most + _DISCARDED:
             raise _too_large(most)
         if not message.get("more_body", False):
-            return bytes(body)
+            break
+    if size > most:
+        raise _too_large(most)
+    return bytes(body)
 
 
 def _too_large(most: int) -> Refused:
