@@ -32,7 +32,7 @@ def load_sentence_transformer(name: str, source: str, **options: Any) -> LoadedE
     includes_prompt = all(getattr(module, "include_prompt", True) for module in model)
     prompts = {key: prompt for key, prompt in model.prompts.items() if prompt} if includes_prompt else {}
     return LoadedEncoder(
-        name, TextTokenizer(model.tokenizer, limit), _sentence_embedding(model), model, prompts=prompts
+        name, TextTokenizer(model.tokenizer, limit), sentence_embedding(model), model, prompts=prompts
     )
 
 
@@ -76,7 +76,8 @@ def _positions(tokenizer: Any, model: Any) -> int:
     return min((limit for limit in known if limit and limit < 10**9), default=8192)
 
 
-def _sentence_embedding(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
+def sentence_embedding(model: Any) -> Callable[[dict[str, Tensor]], Tensor]:
+    """The forward pass of a model of sentence-transformers, without the normalisation at its end."""
     from sentence_transformers.sentence_transformer.modules import Normalize
 
     modules = list(model)
