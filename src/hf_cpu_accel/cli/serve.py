@@ -62,6 +62,11 @@ def serve(
     waiting: Annotated[
         int, typer.Option(min=1, help="Texts that may wait; more are answered with 429.")
     ] = 4096,
+    rows: Annotated[int, typer.Option(min=1, help="Chats that are answered at a time.")] = 8,
+    chat_waiting: Annotated[int, typer.Option(min=1, help="Chats that may wait.")] = 64,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a prompt with its answer [default: the model's].")
+    ] = None,
     max_body: Annotated[
         float, typer.Option(min=0.001, help="Largest request in MB; audio may have 25.")
     ] = 2.0,
@@ -69,7 +74,8 @@ def serve(
 ) -> None:
     """Serve accelerated models over HTTP.
 
-    Embedding models: /embed, /v1/embeddings; classifiers: /predict, /rerank; all: /v1/models, /health, /metrics. Examples:
+    Embedding models, classifiers, language models and speech recognisers, by the endpoints of text-embeddings-inference and OpenAI.
+    Examples:
 
     hf-cpu-accel serve sentence-transformers/all-MiniLM-L6-v2 --dtype int8
 
@@ -88,7 +94,7 @@ def serve(
     from hf_cpu_accel.config import CPUAccelConfig
     from hf_cpu_accel.serve.http.app import Service
     from hf_cpu_accel.serve.http.metrics import Metrics
-    from hf_cpu_accel.serve.loading import Settings
+    from hf_cpu_accel.serve.loading import Settings, called
     from hf_cpu_accel.serve.models import Models
     from hf_cpu_accel.serve.server import Server
     from hf_cpu_accel.serve.server import serve as run
@@ -99,8 +105,11 @@ def serve(
     except ValueError as error:  # a misspelt dtype is told before a model is loaded
         raise typer.BadParameter(str(error)) from error
     batching = {"max_tokens": batch_tokens, "max_wait": batch_wait / 1e3, "max_waiting": waiting}
+    engine = {"rows": rows, "waiting": chat_waiting, "max_length": max_length}
+    if len(set(map(called, models))) < len(models):
+        raise typer.BadParameter(f"MODEL: names have to differ: {', '.join(map(called, models))}")
     metrics = Metrics()
-    served = Models(_load_all(console, models, metrics, Settings(accelerate, batching)))
+    served = Models(_load_all(console, models, metrics, Settings(accelerate, batching, engine)))
     service = Service(served, metrics, api_key=api_key, max_body=round(max_body * 1e6))
     run(
         Server(

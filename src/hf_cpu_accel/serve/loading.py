@@ -43,9 +43,13 @@ def load(argument: str, metrics: Metrics, settings: Settings) -> Served:
         OSError: there is no such model.
         ValueError: it is of a kind that the server has no endpoint for, or one that needs a package which is not here.
     """
-    name, separator, source = argument.partition("=")
-    source = source if separator else argument
-    return _KINDS[kind(source)](name if separator else source, source, metrics, settings)
+    source = argument.partition("=")[2] or argument
+    return _KINDS[kind(source)](called(argument), source, metrics, settings)
+
+
+def called(argument: str) -> str:
+    """The name by which clients ask for a model of the command line."""
+    return argument.partition("=")[0]
 
 
 def kind(source: str) -> str:

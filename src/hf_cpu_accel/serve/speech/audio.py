@@ -65,8 +65,10 @@ def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     """The same sound with `wanted` samples per second: its spectrum, cut or continued with zeros."""
     if rate == wanted:
         return samples
-    count = max(1, math.ceil(len(samples) * wanted / rate))
-    spectrum = np.fft.rfft(samples)
-    return np.asarray(
-        np.fft.irfft(spectrum[: count // 2 + 1], count) * (count / len(samples)), dtype=np.float32
-    )
+    count = math.ceil(len(samples) * wanted / rate)
+    # With silence at the end so that both lengths are whole numbers of samples of the same time.
+    step, step_wanted = rate // math.gcd(rate, wanted), wanted // math.gcd(rate, wanted)
+    steps = math.ceil(len(samples) / step)
+    spectrum = np.fft.rfft(samples, steps * step)
+    sound = np.fft.irfft(spectrum[: steps * step_wanted // 2 + 1], steps * step_wanted) * (step_wanted / step)
+    return np.asarray(sound[:count], dtype=np.float32)

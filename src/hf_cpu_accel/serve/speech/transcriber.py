@@ -52,7 +52,8 @@ class Transcriber:
     @property
     def languages(self) -> frozenset[str]:
         """The codes of those that a request can name; none where the model knows one only."""
-        tokens = getattr(self.model.generation_config, "lang_to_id", None) or {}
+        config = getattr(self.model.model, "generation_config", None)
+        tokens = getattr(config, "lang_to_id", None) or {}
         return frozenset(token.strip("<|>") for token in tokens)
 
     async def transcribe(self, recording: bytes, **options: Any) -> tuple[str, float]:
