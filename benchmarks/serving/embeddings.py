@@ -3,9 +3,9 @@
     python -m benchmarks.serving.embeddings [--dtype int8] [--clients 16] [--rounds 5] [--seconds 6]
     python -m benchmarks.serving.embeddings --peer openvino --peer-python PATH
 
-The loads take turns; each is its own median over the rounds. The exit code is 1 if a bar is missed: at least 2.5 times the requests per
-second of one at a time, and a 99th percentile of at most 3 times the median. `--peer openvino` puts sentence-transformers' OpenVINO
-int8 model behind the same server code, in a Python that has openvino, optimum-intel and nncf besides what the server needs.
+The loads take turns; numbers are medians over the rounds. The exit code is 1 if a bar is missed: at least 2.5 times the requests
+per second of one at a time, and a 99th percentile of at most 3 times the median. `--peer openvino` puts sentence-transformers'
+OpenVINO int8 model behind the same server code, in a Python that has openvino, optimum-intel and nncf, too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -226,4 +225,5 @@ def test_tokens_are_counted(client: TestClient, models: dict[str, LanguageModel]
     text = client.get("/metrics").text
     assert 'hf_cpu_accel_tokens_total{kind="generated",model="writer"} 7.0' in text
     assert 'hf_cpu_accel_tokens_total{kind="prompt",model="writer"} 5.0' in text
-    assert threading.active_count() < 100
+    assert 'hf_cpu_accel_rows_running{model="writer"}' in text
+    assert 'hf_cpu_accel_prefix_cache_bytes{model="writer"}' in text

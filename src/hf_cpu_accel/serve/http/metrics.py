@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hf_cpu_accel.serve.batching import BatchFacts
+from hf_cpu_accel.serve.language.model import LanguageModel
+from hf_cpu_accel.serve.models import Models
 
 PREFIX = "hf_cpu_accel"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -40,6 +42,8 @@ class Metrics:
         )
         self.tokens = counter("tokens", "Tokens read or written", "model", "kind")
         self.waiting = gauge("queue_length", "Requests or texts that wait for the model", "model")
+        self.rows = gauge("rows_running", "Chats that the engine computes at this moment", "model")
+        self.prefix_cache = gauge("prefix_cache_bytes", "Keys and values of earlier chats", "model")
         self.batch_rows = histogram("batch_rows", "Texts in a batch", "model", _ROWS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in a batch, without padding", "model", _TOKENS)
         self.batch_seconds = histogram(
@@ -61,8 +65,14 @@ class Metrics:
 
         return note
 
-    def text(self) -> bytes:
-        """In Prometheus' format."""
+    def text(self, models: Models) -> bytes:
+        """In Prometheus' format, with what `models` are doing at this moment."""
+        for served in models:
+            self.waiting.labels(served.name).set(served.waiting)
+            if isinstance(served, LanguageModel):
+                now = served.engine.metrics
+                self.rows.labels(served.name).set(now.running)
+                self.prefix_cache.labels(served.name).set(now.prefix_cache_bytes)
         return generate_latest(self.registry)
 
 

@@ -26,9 +26,7 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics_text() -> Response:
-        for served in models:
-            metrics.waiting.labels(served.name).set(served.waiting)
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.text(models), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/v1/models")
     async def list_models() -> dict[str, Any]:
