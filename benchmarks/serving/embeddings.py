@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
+import psutil
 import typer
 
 from benchmarks.quiet import exclusive
@@ -35,11 +36,16 @@ _SHORTEST, _LONGEST = 8, 128  # tokens
 
 @dataclass(frozen=True)
 class Load:
-    """What one load came to: requests per second, and seconds that half and 99 of 100 requests took at most."""
+    """What one load came to.
+
+    rate: requests per second. median, slow: seconds that half and 99 of 100 requests took at most. cpu: seconds of the server's cores
+        for each request, which other programs on the machine change little.
+    """
 
     rate: float
     median: float
     slow: float
+    cpu: float
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -60,27 +66,34 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[int]:
-    """The port of a server that this command starts, and which says its address on a line of its own."""
+def server(command: Sequence[str]) -> Iterator[tuple[int, psutil.Process]]:
+    """The port and the process of a server that this command starts, and which says its address on a line of its own."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         address = next((line.split(" ")[0] for line in child.stdout if line.startswith("http://")), None)
         try:
             if address is None:
                 raise RuntimeError(f"{' '.join(command)} ended before it served")
-            yield int(address.rsplit(":", 1)[1])
+            yield int(address.rsplit(":", 1)[1]), psutil.Process(child.pid)
         finally:
             child.terminate()
 
 
-def measure(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Load:
+def measure(
+    port: int, process: psutil.Process, requests: Sequence[bytes], clients: int, seconds: float
+) -> Load:
+    before = sum(process.cpu_times()[:2])
     taken = asyncio.run(load(port, requests, clients, seconds))
-    return Load(len(taken) / seconds, statistics.median(taken), statistics.quantiles(taken, n=100)[98])
+    cpu = (sum(process.cpu_times()[:2]) - before) / len(taken)
+    return Load(len(taken) / seconds, statistics.median(taken), statistics.quantiles(taken, n=100)[98], cpu)
 
 
 def medians(loads: Sequence[Load]) -> Load:
     return Load(
-        *(statistics.median(getattr(one, name) for one in loads) for name in ("rate", "median", "slow"))
+        *(
+            statistics.median(getattr(one, name) for one in loads)
+            for name in ("rate", "median", "slow", "cpu")
+        )
     )
 
 
@@ -147,17 +160,17 @@ def main(
     if peer_name is not None:
         systems[f"{peer_name} int8"] = peer(peer_name, peer_python, threads)
     table = results_table(
-        ["", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "times one at a time"]
+        ["", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "CPU ms", "times one at a time"]
     )
     missed = False
     with exclusive():
         for name, command in systems.items():
-            with server(command) as port:
-                measure(port, requests, clients, 2.0)
+            with server(command) as (port, process):
+                measure(port, process, requests, clients, 2.0)
                 found: dict[int, list[Load]] = {1: [], clients: []}
                 for _ in range(rounds):
                     for count, loads in found.items():
-                        loads.append(measure(port, requests, count, seconds))
+                        loads.append(measure(port, process, requests, count, seconds))
                 rows = batches(port)
             one, many = medians(found[1]), medians(found[clients])
             ratio = statistics.median(b.rate / a.rate for a, b in zip(found[1], found[clients], strict=True))
@@ -166,7 +179,7 @@ def main(
                 spread = got.slow / got.median
                 table.add_row(
                     name, str(count), f"{got.rate:.1f}", f"{got.median * 1e3:.1f}", f"{got.slow * 1e3:.1f}",
-                    f"{spread:.2f}", f"{times:.2f}",
+                    f"{spread:.2f}", f"{got.cpu * 1e3:.1f}", f"{times:.2f}",
                 )  # fmt: skip
             console.print(f"{name}: {rows} texts in a batch on average, over all loads")
     console.print(table)

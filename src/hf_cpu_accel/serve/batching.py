@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -80,6 +81,7 @@ class Batcher(Generic[Item, Answer]):
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self.close, 5.0)  # a thread that Python ends for us may be in the middle of a kernel
 
     def submit(self, items: Sequence[Item], sizes: Sequence[int]) -> list[Future[Answer]]:
         """Queue the items of one request, all or none; `sizes` are their tokens.
@@ -117,6 +119,7 @@ class Batcher(Generic[Item, Answer]):
 
     def close(self, timeout: float | None = None) -> bool:
         """Take nothing new, and wait until what was submitted is answered; False if that took longer than `timeout` seconds."""
+        atexit.unregister(self.close)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
