@@ -37,6 +37,18 @@ Path('folder').mkdir()
 write_form(Path('gptq-folder'), 'gptq')
 write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')
 """,
+    "server.md": f"""
+import functools
+import openai
+from starlette.testclient import TestClient
+from hf_cpu_accel.serve.http.app import Service
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.loading import Settings, load
+from hf_cpu_accel.serve.models import Models
+metrics = Metrics()
+client = TestClient(Service(Models([load({MINILM!r}, metrics, Settings())]), metrics).app)
+openai.OpenAI = functools.partial(openai.OpenAI, http_client=client)
+""",
     "compile.md": f"""
 import os
 from transformers import AutoModel
@@ -49,7 +61,7 @@ ELSEWHERE = {"ecosystem.md"}
 # Languages of blocks. What is typed into a shell is held against the command's own --help: most of it takes minutes, or downloads.
 LANGUAGES = {"python", "bash", "text"}
 # Commands that are not ours: what they do is not for these tests to say. (tests/cli/test_optimum_cli.py is about optimum's.)
-FOREIGN = ("git clone", "pip install", "optimum-cli")
+FOREIGN = ("git clone", "pip install", "optimum-cli", "curl")
 
 
 def with_python() -> list[Path]:

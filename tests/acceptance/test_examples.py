@@ -11,7 +11,6 @@ from tests.children import run_child
 @pytest.mark.parametrize(
     ("example", "arguments", "expected"),
     [
-        ("embedding_service.py", ["--self-test"], "similarity: tyre/bike"),
         ("text_classification.py", ["--random-config", "--dtype", "float32"], "ms per text"),
         ("question_answering.py", ["--random-config"], "How long is the Rhine?"),
     ],

@@ -14,6 +14,7 @@ from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
 from hf_cpu_accel.cli.pack import pack
 from hf_cpu_accel.cli.quantize.command import quantize
+from hf_cpu_accel.cli.serve import serve
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -29,6 +30,7 @@ app.command("compile")(compile_model)
 app.command()(export)
 app.command()(pack)
 app.command()(quantize)
+app.command()(serve)
 
 
 def _version(wanted: bool) -> None:

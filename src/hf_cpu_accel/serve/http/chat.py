@@ -1,0 +1,123 @@
+"""`/v1/chat/completions`, as OpenAI has it: the next message of a chat, with tools where the model's template has them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Response
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    ChatCompletionMessageFunctionToolCall,
+)
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+from transformers.cli.serving.utils import BaseHandler, Modality, ReasoningText, ToolCall
+
+from hf_cpu_accel.serve.http.completions import Answer, counted
+from hf_cpu_accel.serve.http.errors import Refused
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.http.openai_schemas import ChatRequest, Message
+from hf_cpu_accel.serve.http.sse import event_stream
+from hf_cpu_accel.serve.language.model import LanguageModel
+from hf_cpu_accel.serve.language.stream import finish_reason
+from hf_cpu_accel.serve.language.text import Piece
+from hf_cpu_accel.serve.models import Models
+
+
+def router(models: Models, metrics: Metrics) -> APIRouter:
+    """The endpoint around `models`."""
+    routes = APIRouter()
+
+    @routes.post("/v1/chat/completions")
+    async def chat_completions(request: ChatRequest) -> Response:
+        model: LanguageModel = models.find(request.model, "generate")
+        tools = None if request.tool_choice == "none" else request.tools
+        prompt = model.chat_prompt(_messages(request.messages), tools, **request.variables)
+        most = request.max_completion_tokens or request.max_tokens
+        generation = model.generate(prompt, most, request.sampling)
+        answer = generation, model.text(prompt, request.stop)
+        named: dict[str, Any] = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        if request.stream:
+            return event_stream(_chunks(model, request, answer, metrics, named))
+        message = _message([piece async for piece in model.pieces(*answer)])
+        choice = Choice.model_construct(
+            index=0, message=message, finish_reason=finish_reason(*answer), logprobs=None
+        )
+        completion = ChatCompletion.model_construct(
+            choices=[choice], object="chat.completion", usage=counted(metrics, model.name, [answer]), **named
+        )
+        return Response(completion.model_dump_json(), media_type="application/json")
+
+    return routes
+
+
+def _messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """As chat templates take them, by transformers' own conversion."""
+    given = [message.model_dump(exclude_none=True) for message in messages]
+    try:
+        converted: list[dict[str, Any]] = BaseHandler.get_processor_inputs_from_messages(given, Modality.LLM)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(
+            422, f"messages: tool_calls are not as OpenAI has them: {error}", parameter="messages"
+        ) from error
+    return converted
+
+
+def _message(pieces: list[Piece]) -> ChatCompletionMessage:
+    calls = [_call(piece) for piece in _of(pieces, ToolCall)]
+    thought = "".join(_of(pieces, ReasoningText))
+    said = "".join(
+        piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, ReasoningText)
+    )
+    body: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    if calls:
+        body["tool_calls"] = [ChatCompletionMessageFunctionToolCall.model_validate(call) for call in calls]
+    if thought:
+        body["reasoning_content"] = thought  # as vLLM and transformers call it; OpenAI does not show thoughts
+    return ChatCompletionMessage.model_validate(body)
+
+
+def _of(pieces: list[Piece], kind: type) -> list[Any]:
+    return [piece for piece in pieces if isinstance(piece, kind)]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+async def _chunks(
+    model: LanguageModel, request: ChatRequest, answer: Answer, metrics: Metrics, named: dict[str, Any]
+) -> AsyncIterator[ChatCompletionChunk]:
+    def chunk(reason: str | None = None, **delta: Any) -> ChatCompletionChunk:
+        choice = ChunkChoice.model_construct(
+            index=0, delta=ChoiceDelta.model_validate(delta), finish_reason=reason
+        )
+        return ChatCompletionChunk.model_construct(choices=[choice], object="chat.completion.chunk", **named)
+
+    yield chunk(role="assistant", content="")
+    calls = 0
+    async for piece in model.pieces(*answer):
+        if isinstance(piece, ToolCall):
+            yield chunk(tool_calls=[{"index": calls, **_call(piece)}])
+            calls += 1
+        elif isinstance(piece, ReasoningText):
+            yield chunk(reasoning_content=str(piece))
+        else:
+            yield chunk(content=piece)
+    yield chunk(finish_reason(*answer))
+    usage = counted(metrics, model.name, [answer])
+    if request.includes_usage:
+        yield ChatCompletionChunk.model_construct(
+            choices=[], object="chat.completion.chunk", usage=usage, **named
+        )

@@ -1,0 +1,109 @@
+"""What a client is told when a request is refused: a status, and words in the shape that its API has for errors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hf_cpu_accel.serve.limits import BadInput, Busy, Stopping, TooLong
+from hf_cpu_accel.serve.models import UnknownModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Refused(Exception):
+    """A request that is answered with `status`.
+
+    Attributes:
+        code: OpenAI's word for the kind of error, where it has one.
+        parameter: the field of the request that it is about.
+    """
+
+    status: int
+    message: str
+    code: str | None = None
+    parameter: str | None = None
+
+
+_EXPECTED = (Refused, UnknownModel, BadInput, TooLong, Busy, Stopping)
+# As text-embeddings-inference calls them.
+_TYPES = {
+    413: "Validation",
+    422: "Validation",
+    424: "Backend",
+    429: "Overloaded",
+    500: "Backend",
+    503: "Unhealthy",
+}
+# As OpenAI does.
+_OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def refused(error: Exception) -> Refused:
+    """The answer to an exception."""
+    match error:
+        case Refused():
+            return error
+        case Busy():
+            return Refused(429, str(error), "rate_limit_exceeded")
+        case Stopping():
+            return Refused(503, str(error), "server_stopping")
+        case TooLong():
+            return Refused(413, str(error), "context_length_exceeded")
+        case UnknownModel():
+            return Refused(404, str(error), "model_not_found", "model")
+        case RequestValidationError():
+            return _invalid(error)
+        case HTTPException():
+            return Refused(error.status_code, str(error.detail))
+        case BadInput():
+            return Refused(422, str(error))
+    logger.error("a request failed", exc_info=error)
+    return Refused(500, f"{type(error).__name__}: {error}")
+
+
+def _invalid(error: RequestValidationError) -> Refused:
+    found = error.errors()
+    if any(one["type"] == "json_invalid" for one in found):
+        return Refused(400, "the body is not JSON")
+    places = [".".join(map(str, one["loc"][1:])) for one in found]
+    words = [str(one["msg"]).removeprefix("Value error, ") for one in found]
+    message = "; ".join(
+        f"{place}: {word}" if place else f"the body: {word}"
+        for place, word in zip(places[:5], words[:5], strict=True)
+    )
+    return Refused(422, message, parameter=places[0] or None)
+
+
+def answer(path: str, error: Refused) -> JSONResponse:
+    """The JSON of an error, as the API that `path` belongs to has it."""
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if not path.startswith("/v1/"):
+        body: dict[str, object] = {
+            "error": error.message,
+            "error_type": _TYPES.get(error.status, "Validation"),
+        }
+        return JSONResponse(body, error.status, headers)
+    # OpenAI answers 400 to what is well-formed JSON and wrong in itself.
+    status = 400 if error.status == 422 else error.status
+    kind = "server_error" if status >= 500 else _OPENAI_TYPES.get(status, "invalid_request_error")
+    body = {"message": error.message, "type": kind, "param": error.parameter, "code": error.code}
+    return JSONResponse({"error": body}, status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answer exceptions of the endpoints of `app`."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return answer(request.url.path, refused(error))
+
+    for kind in (*_EXPECTED, RequestValidationError, HTTPException, RuntimeError, Exception):
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,163 @@
+"""OpenAI's requests for text, checked: what is not supported is refused in words, and not left out in silence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from hf_cpu_accel.serve.language.sampling import Sampling
+
+MOST_STOPS = 16
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last chunk tells the numbers of tokens."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value or []
+    if (
+        not isinstance(stops, list)
+        or not all(isinstance(stop, str) and stop for stop in stops)
+        or len(stops) > MOST_STOPS
+    ):
+        raise ValueError(f"expected a text, or a list of up to {MOST_STOPS} texts, none of them empty")
+    return stops
+
+
+class TextRequest(BaseModel):
+    """What chats and completions have in common. top_k is not OpenAI's, but vLLM's."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    # Fields that may only have the value that asks for nothing.
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "n": (1,),
+        "logprobs": (False,),
+        "presence_penalty": (0, 0.0),
+        "frequency_penalty": (0, 0.0),
+        "logit_bias": ({},),
+        "store": (False,),
+    }
+    # Fields for whoever reads the log of requests; they change no answer.
+    remarks: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+    )
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_supported(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, accepted in cls.neutral.items():
+            value = body.get(name)
+            if value is not None and value not in accepted:
+                raise ValueError(f"{name}={value!r} is not supported; accepted: {accepted[0]!r}")
+        return {
+            name: value for name, value in body.items() if name not in cls.neutral and name not in cls.remarks
+        }
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.seed)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def _prompts(value: Any) -> Any:
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(one, str) or _is_ids(one) for one in value):
+        return value
+    raise ValueError("expected a text, a list of texts, a list of token ids, or a list of such lists")
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+class CompletionRequest(TextRequest):
+    """The body of `POST /v1/completions`."""
+
+    neutral = TextRequest.neutral | {"best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": ()}
+
+    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = 16
+
+    @model_validator(mode="after")
+    def _one_stream(self) -> CompletionRequest:
+        if self.stream and len(self.prompt) > 1:
+            raise ValueError("stream=true is for one prompt")
+        return self
+
+
+class Message(BaseModel):
+    """One message of a chat. content: a text, or parts of which all are texts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _only_text(self) -> Message:
+        for part in self.content if isinstance(self.content, list) else ():
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(
+                    f"content parts of type {part.get('type')!r} are not supported; accepted: 'text'"
+                )
+        return self
+
+
+class ChatRequest(TextRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    neutral = TextRequest.neutral | {
+        "top_logprobs": (0,),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True,),
+        **dict.fromkeys(
+            ("audio", "prediction", "functions", "function_call", "web_search_options", "verbosity"), ()
+        ),
+    }
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template has to have a place for."""
+        found = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            found["reasoning_effort"] = self.reasoning_effort
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            found["response_format"] = self.response_format
+        return found

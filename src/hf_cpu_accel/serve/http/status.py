@@ -1,0 +1,42 @@
+"""`/health`, `/metrics` and `/v1/models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from transformers.cli.serving.utils import model_owner
+
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.models import Models, Served, UnknownModel
+
+
+def router(models: Models, metrics: Metrics) -> APIRouter:
+    """The endpoints around `models`."""
+    routes = APIRouter()
+
+    def described(served: Served) -> dict[str, Any]:
+        owner = model_owner(served.name)
+        return {"id": served.name, "object": "model", "created": models.created, "owned_by": owner}
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @routes.get("/metrics")
+    async def metrics_text() -> Response:
+        return Response(metrics.text(models), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [described(served) for served in models]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        for served in models:
+            if served.name == name:
+                return described(served)
+        raise UnknownModel(f"there is no model {name!r}")
+
+    return routes

@@ -1,0 +1,52 @@
+"""How the next token is chosen: the model's own generation settings, with what a request says instead."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a request says; None leaves it to the model. A temperature of 0 takes the most probable token, any other draws."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+    def config(self, model: GenerationConfig) -> GenerationConfig:
+        """The settings of the model with these."""
+        config = copy.copy(model)
+        if self.temperature is not None:
+            config.do_sample = self.temperature > 0
+            config.temperature = self.temperature
+        elif self.top_p is not None or self.top_k is not None:
+            config.do_sample = True
+        config.top_p = config.top_p if self.top_p is None else self.top_p
+        config.top_k = config.top_k if self.top_k is None else self.top_k
+        return config
+
+
+def processors(config: GenerationConfig) -> LogitsProcessorList | None:
+    """Those that `generate` makes of such settings, in its order; None if there are none."""
+    found = LogitsProcessorList()
+    if config.repetition_penalty not in (None, 1.0):
+        found.append(RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
+    if config.do_sample:
+        if config.temperature not in (None, 1.0):
+            found.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k not in (None, 0):
+            found.append(TopKLogitsWarper(config.top_k))
+        if config.top_p is not None and config.top_p < 1.0:
+            found.append(TopPLogitsWarper(config.top_p))
+    return found or None

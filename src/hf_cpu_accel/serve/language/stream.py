@@ -1,0 +1,79 @@
+"""The pieces of an answer in an event loop, while the engine generates them in its thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hf_cpu_accel.serve.engine import Generation
+from hf_cpu_accel.serve.language.text import Piece, TextStream
+
+_END = object()
+
+
+class Streams:
+    """Waits for the tokens of answers, each in a thread of its own, which sleeps most of the time.
+
+    Args:
+        most: how many answers can be under way, with those that wait for the engine.
+        on_first: is told the seconds to an answer's first token.
+    """
+
+    def __init__(self, most: int, on_first: Callable[[float], object] | None = None) -> None:
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="tokens")
+        self._on_first = on_first
+
+    async def pieces(self, generation: Generation, text: TextStream) -> AsyncIterator[Piece]:
+        """The pieces of `text` as they come. Whoever stops iterating, by leaving or by an error, cancels the generation.
+
+        Raises:
+            BaseException: what the generation failed with.
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        start = time.monotonic()
+
+        def put(item: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def read() -> None:
+            try:
+                for piece in text.begin():
+                    put(piece)
+                for token in generation:
+                    if text.tokens == 0 and self._on_first is not None:
+                        self._on_first(time.monotonic() - start)
+                    for piece in text.feed(token):
+                        put(piece)
+                    if text.is_stopped:
+                        generation.cancel()
+                        break
+                for piece in text.finish():
+                    put(piece)
+                put(_END)
+            except BaseException as error:
+                put(error)
+
+        self._threads.submit(read)
+        try:
+            while (item := await queue.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            generation.cancel()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)
+
+
+def finish_reason(generation: Generation, text: TextStream) -> str:
+    """OpenAI's word for why an answer ended."""
+    if text.has_tool_calls:
+        return "tool_calls"
+    return "length" if generation.finish_reason == "length" and not text.is_stopped else "stop"

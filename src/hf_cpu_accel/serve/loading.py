@@ -1,0 +1,133 @@
+"""From what the command line names to models in service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from hf_cpu_accel.api import accelerate_for_cpu
+from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends.gguf import split_path
+from hf_cpu_accel.runtime.threads import apply_threads
+from hf_cpu_accel.serve.encoders.encoder import Encoder, LoadedEncoder
+from hf_cpu_accel.serve.encoders.loading import load_classifier, load_embedder, load_sentence_transformer
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.language.model import LanguageModel
+from hf_cpu_accel.serve.models import Served
+from hf_cpu_accel.serve.speech.transcriber import Transcriber
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are loaded and batched.
+
+    Attributes:
+        accelerate: options of `accelerate_for_cpu`.
+        batching: options of `Batcher`, for encoders.
+        engine: options of `Engine`, for language models.
+    """
+
+    accelerate: Mapping[str, Any] = field(default_factory=dict)
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load(argument: str, metrics: Metrics, settings: Settings) -> Served:
+    """Load, accelerate and start one model: `MODEL`, or `NAME=MODEL` for clients to call it NAME.
+
+    Raises:
+        OSError: there is no such model.
+        ValueError: it is of a kind that the server has no endpoint for, or one that needs a package which is not here.
+    """
+    source = argument.partition("=")[2] or argument
+    return _KINDS[kind(source)](called(argument), source, metrics, settings)
+
+
+def called(argument: str) -> str:
+    """The name by which clients ask for a model of the command line."""
+    return argument.partition("=")[0]
+
+
+def kind(source: str) -> str:
+    """What the files of a model say that it is: one of `_KINDS`.
+
+    Raises:
+        OSError, ValueError: see `load`.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto as auto
+
+    if split_path(source) is not None:
+        return "language model"  # transformers reads no others from GGUF files
+    if has_file(source, "modules.json"):
+        return "sentence-transformer"
+    config = AutoConfig.from_pretrained(source)
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith("ForSequenceClassification"):
+        return "classifier"
+    if architecture in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return "language model"
+    speech = auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, auto.MODEL_FOR_CTC_MAPPING_NAMES
+    if any(architecture in names.values() for names in speech):
+        return "speech recogniser"
+    if architecture in auto.MODEL_MAPPING_NAMES.values() and not config.is_encoder_decoder:
+        return "embedder"
+    raise ValueError(
+        f"{source} is a {architecture or config.model_type}: the server takes models of sentence-transformers, encoders, "
+        "classifiers of texts, causal language models, and speech recognisers"
+    )
+
+
+def has_file(source: str, file: str) -> bool:
+    """Whether the folder or repository has it, as far as that can be told from here."""
+    from transformers.utils import cached_file
+
+    try:
+        return cached_file(source, file, _raise_exceptions_for_missing_entries=False) is not None
+    except OSError:
+        return False
+
+
+def _encoder(
+    load: Callable[..., LoadedEncoder], name: str, source: str, metrics: Metrics, settings: Settings
+) -> Encoder:
+    loaded = load(name, source, **settings.accelerate)
+    return Encoder(loaded, prepare=_threads(settings), on_batch=metrics.on_batch(name), **settings.batching)
+
+
+def _language_model(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = split_path(source)
+    folder, options = (source, {}) if file is None else (file[0], {"gguf_file": file[1]})
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    how = CPUAccelConfig(originals="drop", **settings.accelerate)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", cpu_optimize=how, **options).eval()
+    observe = metrics.first_token.labels(name).observe
+    return LanguageModel(name, model, tokenizer, on_first=observe, **settings.engine)
+
+
+def _speech_recogniser(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
+    from transformers import pipeline
+
+    recognise = pipeline("automatic-speech-recognition", model=source, device="cpu")
+    accelerate_for_cpu(recognise, originals="drop", **settings.accelerate)
+    return Transcriber(name, recognise, prepare=_threads(settings))
+
+
+def _threads(settings: Settings) -> Callable[[], object]:
+    """What a thread that computes does first: torch's count is of each thread."""
+    return partial(torch.set_num_threads, apply_threads(settings.accelerate.get("threads")).count)
+
+
+_KINDS: dict[str, Callable[[str, str, Metrics, Settings], Served]] = {
+    "sentence-transformer": partial(_encoder, load_sentence_transformer),
+    "classifier": partial(_encoder, load_classifier),
+    "embedder": partial(_encoder, load_embedder),
+    "language model": _language_model,
+    "speech recogniser": _speech_recogniser,
+}

@@ -1,0 +1,1 @@
+"""Speech to text: recordings decoded, and computed one after another."""

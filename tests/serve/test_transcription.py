@@ -1,0 +1,167 @@
+"""`/v1/audio/transcriptions`: WAV files of every width, other rates, and a tiny recogniser against transformers' own pipeline."""
+
+from __future__ import annotations
+
+import io
+import json
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+from starlette.testclient import TestClient
+from transformers import (
+    Wav2Vec2Config,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForCTC,
+    pipeline,
+)
+
+from hf_cpu_accel.serve.http.app import Service
+from hf_cpu_accel.serve.limits import BadInput
+from hf_cpu_accel.serve.models import Models
+from hf_cpu_accel.serve.speech.audio import resampled, samples, wav_samples
+from hf_cpu_accel.serve.speech.transcriber import Transcriber
+
+RATE = 16_000
+
+
+def tone(seconds: float = 0.25, rate: int = RATE, hertz: float = 440.0) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+
+
+def wav(sound: np.ndarray, rate: int = RATE, width: int = 2, channels: int = 1) -> bytes:
+    """A WAV file with PCM samples of `width` bytes, the same in each channel."""
+    out = io.BytesIO()
+    scaled = np.repeat(np.round(sound * (2 ** (8 * width - 1) - 1)).astype(np.int64), channels)
+    if width == 1:
+        data = (scaled + 128).astype(np.uint8).tobytes()
+    else:
+        data = scaled.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_pcm_of_every_width(width: int, channels: int) -> None:
+    found, rate = wav_samples(wav(tone(), width=width, channels=channels))
+    assert (rate, found.dtype) == (RATE, np.float32)
+    np.testing.assert_allclose(found, tone(), atol=2.0 ** (2 - 8 * width) + 1e-6)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 44_100, 48_000])
+def test_other_rates_are_the_same_sound(rate: int) -> None:
+    found = resampled(tone(0.5, rate).astype(np.float32), rate, RATE)
+    assert len(found) == RATE // 2
+    middle = slice(RATE // 8, -RATE // 8)
+    np.testing.assert_allclose(found[middle], tone(0.5)[middle], atol=5e-3)
+
+
+def test_what_a_rate_can_not_hold_is_cut_off() -> None:
+    found = resampled(tone(0.5, 48_000, hertz=12_000.0).astype(np.float32), 48_000, RATE)
+    assert np.abs(found).max() < 1e-3
+
+
+@pytest.mark.parametrize("recording", [b"", b"RIFF", b"ID3 something else", wav(np.zeros(0))])
+def test_what_is_no_recording(recording: bytes) -> None:
+    with pytest.raises(BadInput, match="file: "):
+        samples(recording, RATE)
+
+
+@pytest.fixture(scope="module")
+def recogniser(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("speech")
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+    (folder / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        vocab_size=len(letters), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        conv_dim=(16, 16), conv_stride=(20, 16), conv_kernel=(20, 16), num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, pad_token_id=0,
+    )  # fmt: skip
+    model = Wav2Vec2ForCTC(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_(std=2.0)
+    tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    extractor = Wav2Vec2FeatureExtractor(sampling_rate=RATE)
+    return pipeline(
+        "automatic-speech-recognition",
+        model=model,
+        tokenizer=tokenizer,
+        feature_extractor=extractor,
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def client(recogniser: Any) -> Iterator[TestClient]:
+    transcriber = Transcriber("ears", recogniser)
+    with TestClient(
+        Service(Models([transcriber]), max_upload=100_000).app, raise_server_exceptions=False
+    ) as client:
+        yield client
+    assert transcriber.close(30)
+
+
+def test_a_recording_is_written_down(client: TestClient, recogniser: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sound = rng.uniform(-0.5, 0.5, RATE // 2)
+    expected = recogniser({"raw": wav_samples(wav(sound))[0], "sampling_rate": RATE})["text"]
+    assert expected
+    (tmp_path / "sound.wav").write_bytes(wav(sound))
+    ai = openai.OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)  # type: ignore[arg-type]
+    with (tmp_path / "sound.wav").open("rb") as file:
+        assert ai.audio.transcriptions.create(model="ears", file=file).text == expected
+    form = {"file": ("sound.wav", wav(sound))}
+    assert (
+        client.post("/v1/audio/transcriptions", files=form, data={"response_format": "text"}).text == expected
+    )
+    told = client.post(
+        "/v1/audio/transcriptions", files=form, data={"response_format": "verbose_json"}
+    ).json()
+    assert (told["text"], told["duration"]) == (expected, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"model": "other"}, 404, "there is no model 'other'"),
+        ({"language": "de"}, 400, "language='de' is unknown; known: none"),
+        ({"prompt": "Words."}, 400, "prompt is not supported"),
+        ({"temperature": "0.5"}, 400, "temperature is not supported"),
+        ({"temperature": "-1"}, 400, "temperature: Input should be greater than or equal to 0"),
+        (
+            {"response_format": "srt"},
+            400,
+            "response_format: Input should be 'json', 'text' or 'verbose_json'",
+        ),
+    ],
+)
+def test_what_is_refused(client: TestClient, fields: dict[str, str], status: int, message: str) -> None:
+    response = client.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav(tone()))}, data=fields)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
+
+
+def test_forms_that_mean_no_good(client: TestClient) -> None:
+    assert (
+        client.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"a" * 200_000)}).status_code == 413
+    )
+    assert client.post("/v1/audio/transcriptions", files={"file": ("a.mp3", b"ID3")}).status_code == 400
+    assert client.post("/v1/audio/transcriptions", data={"file": "text"}).status_code == 400
+    assert client.post("/v1/audio/transcriptions", json={"file": "text"}).status_code == 400
+    broken = client.post(
+        "/v1/audio/transcriptions", content=b"--x", headers={"content-type": "multipart/form-data"}
+    )
+    assert broken.status_code == 400
+    assert broken.json()["error"]["message"]
