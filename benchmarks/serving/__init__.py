@@ -1,0 +1,1 @@
+"""What services and their parts do under load."""
