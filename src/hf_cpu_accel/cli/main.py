@@ -15,6 +15,7 @@ from hf_cpu_accel.cli.export import export
 from hf_cpu_accel.cli.launch import CONTEXT, launch
 from hf_cpu_accel.cli.pack import pack
 from hf_cpu_accel.cli.quantize.command import quantize
+from hf_cpu_accel.cli.report.command import report
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -31,6 +32,7 @@ app.command()(export)
 app.command(context_settings=CONTEXT)(launch)
 app.command()(pack)
 app.command()(quantize)
+app.command()(report)
 
 
 def _version(wanted: bool) -> None:
