@@ -74,6 +74,9 @@ def _items(node: _Node, depth: int) -> str:
 def _entry(names: list[str], node: _Node, depth: int) -> str:
     count = f" <b>x{len(names)}</b>" if len(names) > 1 else ""
     label = f"<code>{escape(names[0] if len(names) == 1 else f'{names[0]}-{names[-1]}')}</code>{count}"
+    if len(node.rows) > 1 and not node.children:
+        each = "".join(f"<li>{_described(row)}</li>" for row in node.rows)
+        return f"<li>{label}{_size(node, len(names))}<ul>{each}</ul></li>"
     said = " ".join(_described(row) for row in node.rows)
     if not node.children:
         return f"<li>{label} {said}{_size(node, len(names))}</li>"

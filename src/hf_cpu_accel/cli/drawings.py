@@ -93,7 +93,7 @@ def roofline(
     figure: Any, peaks: Mapping[str, tuple[float, str]], read: float, points: Sequence[Point]
 ) -> None:
     """Points under the limits of the machine; those of one label are drawn in one colour, with one label."""
-    axes = figure.add_axes((0.13, 0.13, 0.83, 0.84))
+    axes = figure.add_axes((0.13, 0.13, 0.83, 0.72))
     left = min(0.5, *(point.intensity / 2 for point in points))
     right = max(1000.0, *(point.intensity * 2 for point in points))
     limits(axes, peaks, read, left, right, names="right")
@@ -110,7 +110,7 @@ def roofline(
             alpha=0.8,
             label=label,
         )
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.01), ncols=2, fontsize=8, frameon=False)
     axes.set_xlim(left, right)
     rates = [point.rate for point in points]
     axes.set_ylim(min(left * read, min(rates) / 2), 2.5 * max(*rates, *(peak for peak, _ in peaks.values())))

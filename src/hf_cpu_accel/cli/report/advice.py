@@ -32,15 +32,14 @@ def advice(report: Report) -> list[Advice]:
                 f"InstancePool(model, instances={report.plan.threads}).map(items)",
             )
         )
-    found += _left(report)
-    found.append(
-        Advice(
-            "other numbers of threads",
-            f"{report.plan.thread_reason}. Calls this small may be as fast on fewer.",
-            f"accelerate_for_cpu(model, dtype={report.dtype!r}, threads={max(1, report.plan.threads // 2)})",
+        found.append(
+            Advice(
+                "fewer threads",
+                f"{report.plan.thread_reason}. Small calls may be as fast on fewer.",
+                f"accelerate_for_cpu(model, dtype={report.dtype!r}, threads={report.plan.threads // 2})",
+            )
         )
-    )
-    return found
+    return found + _left(report)
 
 
 def _dtype(report: Report) -> Advice:
