@@ -59,6 +59,9 @@ def test_a_quota_bounds_what_computes_at_a_time(plant, quota, asked, instances, 
     assert {each.threads for each in found.places} == {threads}
     assert found.active == active
     assert ("at a time" in found.reason) == (active < instances)
+    # Every container of a machine would choose the same cores.
+    assert all((each.cpus == ALL) == (quota is not None and quota < 8) for each in found.places)
+    assert ("on any core" in found.reason) == (quota is not None)
 
 
 def test_more_instances_than_cores_share_them(plant):

@@ -73,11 +73,20 @@ def place(
     instances = instances or max(1, usable // threads)
     active = max(1, min(instances, usable // threads))
     nodes = _cores_by_node(cores, root)
-    places = tuple(_deal(nodes, instances, threads))
+    shared = usable < len(
+        cores
+    )  # by a quota, which says how much but not which: other containers would choose the same cores
+    if shared:
+        node = next(iter(nodes)) if len(nodes) == 1 else None
+        places = (Place(granted.cpus, threads, node),) * instances
+    else:
+        places = tuple(_deal(nodes, instances, threads))
     reason = f"{instances} x {threads} thread{'s' if threads > 1 else ''}: {why}"
     if active < instances:
         reason += f"; {active} of {instances} instances compute at a time"
-    if len(nodes) > 1 and any(each.node is None for each in places):
+    if shared:
+        reason += "; on any core, since a quota does not say which are free"
+    elif len(nodes) > 1 and any(each.node is None for each in places):
         reason += "; an instance has cores of several memory nodes"
     return Placement(places, active, reason)
 
