@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.results import headline
 from benchmarks.results.store import FOLDER, Machine, machines
+from hf_cpu_accel.cli.drawings import limits
 
 FIGURES = FOLDER.parents[1] / "docs" / "figures"
 # Text and lines, then float32, bfloat16, int8, int4.
@@ -56,17 +57,15 @@ def speedups(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> N
 def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> None:
     """GPT-2 under the limits of the machine: operations a second over operations per byte of weights (Williams et al. 2009)."""
     table = next(m for m in known if m.key == "intel-xeon").table("gpt2, 128 + 64 tokens")
-    limits = re.match(
+    probe = re.match(
         r"Probe before and after: (\d+) GFLOP/s float32, (\d+) bfloat16, (\d+) GOP/s int8, (\d+) GB/s",
         table.note,
     )
-    assert limits is not None
-    float32, _, int8, read = (float(number) for number in limits.groups())
+    assert probe is not None
+    float32, _, int8, read = (float(number) for number in probe.groups())
     figure.set_size_inches(_WIDTH, 4.2)
     axes = figure.add_axes((0.13, 0.12, 0.83, 0.85))
-    for peak, colour, label in ((float32, colours[0], "float32"), (int8, colours[2], "int8")):
-        axes.plot([0.5, peak / read, 1000], [0.5 * read, peak, peak], color=colour, linewidth=1.5)
-        axes.text(0.55, peak * 1.12, f"{peak:.0f} Gop/s, {label}", va="bottom")
+    limits(axes, {"float32": (float32, colours[0]), "int8": (int8, colours[2])}, read)
     axes.text(0.62, read * 1.15, f"{read:.0f} GB/s", rotation=42, rotation_mode="anchor")
     tokens = 128  # of the prompt: each byte of a weight serves all of them
     for system, bits, peak in (("ours-bf16", 16, float32), ("ours-int8", 8, int8), ("ours-int4", 4.25, int8)):
@@ -81,12 +80,8 @@ def roofline(figure: Any, known: Sequence[Machine], colours: Sequence[str]) -> N
         ):
             axes.plot(x, y, "o", color=colour)
             axes.annotate(f"{dtype}, {name}", (x, y), xytext=offset, textcoords="offset points", ha=side)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.set_xlim(0.5, 1000)
     axes.set_ylim(10, 3000)
-    axes.set_xlabel("operations per byte of weights")
-    axes.set_ylabel("Gop/s")
 
 
 def _save(draw: Callable[..., None], known: Sequence[Machine], theme: str, path: Path) -> None:

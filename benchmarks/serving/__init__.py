@@ -1,1 +1,1 @@
-"""The server under load: what many clients get, and how long each waits."""
+"""What services and their parts do under load."""

@@ -180,6 +180,11 @@ class Plan:
         Console(file=text, width=_TABLE_WIDTH, highlight=False, markup=False).print(self)
         return text.getvalue().rstrip()
 
+    def _repr_html_(self) -> str:
+        from hf_cpu_accel.plan_tree import tree
+
+        return tree(self.items, self._header())
+
     def _header(self) -> str:
         copied = (
             f" and {self.copied_bytes / 1e6:.1f} MB copied for other providers" if self.copied_bytes else ""

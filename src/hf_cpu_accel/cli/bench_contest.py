@@ -56,8 +56,8 @@ def contest(
     """
     if task == bench_workload.TEXT_GENERATION:
         _refuse({"--seq": seq}, f"says nothing to --task {task}; use --prompt and --new")
-        names = _names("--dtypes", dtypes, generation_measure.DEFAULT_DTYPES)
-        against = _names("--eager", eager, generation_measure.EAGER, generation_measure.EAGER)
+        names = names_of("--dtypes", dtypes, generation_measure.DEFAULT_DTYPES)
+        against = names_of("--eager", eager, generation_measure.EAGER, generation_measure.EAGER)
         generation = generation_workload.workload(model, random_config, batch, prompt or 128, new or 64)
         return Contest(
             generation.title,
@@ -69,7 +69,7 @@ def contest(
             generation_report.write_chart,
         )
     _refuse({"--prompt": prompt, "--new": new, "--eager": eager}, "is for --task text-generation")
-    names = _names("--dtypes", dtypes, _FORWARD_DTYPES)
+    names = names_of("--dtypes", dtypes, _FORWARD_DTYPES)
     forward = bench_workload.workload(model, random_config, task, batch, seq or 128)
     return Contest(
         forward.title,
@@ -82,9 +82,14 @@ def contest(
     )
 
 
-def _names(
+def names_of(
     option: str, given: str | None, default: Sequence[str], accepted: Sequence[str] = DTYPES
 ) -> list[str]:
+    """What an option lists, separated by commas.
+
+    Raises:
+        ValueError: nothing, or a name that is not accepted.
+    """
     names = list(default) if given is None else [name.strip() for name in given.split(",") if name.strip()]
     if not names:
         raise ValueError(f"{option} {given!r} names none; accepted are {', '.join(accepted)}")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from hf_cpu_accel.cli.bench_measure import EAGER, Result
+from hf_cpu_accel.cli.drawings import latency_bars, open_figure
 from hf_cpu_accel.cli.tables import coloured_ratio, interval, milliseconds, results_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _HEADINGS = (
     "system",
@@ -27,7 +24,6 @@ _HEADINGS = (
     "ready\ns",
 )
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
-EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
 
 
 def table(results: Sequence[Result], title: str, caption: str) -> Table:
@@ -57,54 +53,5 @@ def write_json(path: Path, results: Sequence[Any], context: dict[str, object]) -
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
     """Median latency as horizontal bars with their intervals; the suffix is one of CHART_SUFFIXES."""
     figure = open_figure(len(results), width=8, title=title, caption=caption)
-    axes = figure.subplots()
-    medians = [result.seconds.value * 1e3 for result in results]
-    errors = [
-        [(result.seconds.value - result.seconds.low) * 1e3 for result in results],
-        [(result.seconds.high - result.seconds.value) * 1e3 for result in results],
-    ]
-    colours = [
-        EAGER_COLOUR if result.system == EAGER else SLOWER_COLOUR if result.slower else OURS_COLOUR
-        for result in results
-    ]
-    places = range(len(results))
-    axes.barh(
-        places,
-        medians,
-        height=0.62,
-        color=colours,
-        xerr=errors,
-        error_kw={"ecolor": "#333333", "elinewidth": 1, "capsize": 3},
-    )
-    reach = max(result.seconds.high for result in results) * 1e3
-    for place, result in zip(places, results, strict=True):
-        text = f"{milliseconds(result.seconds.value)} ms"
-        if result.system != EAGER:
-            text += f"   {result.speedup.value:.2f}x" + (" slower than eager" if result.slower else "")
-        axes.text(result.seconds.high * 1e3 + reach * 0.015, place, text, va="center", fontsize=9)
-    axes.set_yticks(list(places), [result.system for result in results])
-    axes.invert_yaxis()
-    axes.set_xlim(0, reach * (1.45 if any(result.slower for result in results) else 1.28))
-    axes.set_xlabel("milliseconds per call, median and 95 % interval (shorter is better)", fontsize=8)
-    bare(axes)
+    latency_bars(figure, results)
     figure.savefig(path)
-
-
-def open_figure(bars: int, width: float, title: str, caption: str) -> Figure:
-    """An empty figure, as high as so many horizontal bars need."""
-    from matplotlib.figure import Figure  # not pyplot: no display, no global state
-
-    figure = Figure(figsize=(width, 1.3 + 0.5 * bars), dpi=150, layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(caption, fontsize=6.5, color="#777777", x=0.01, ha="left")
-    return figure
-
-
-def bare(axes: Axes) -> None:
-    """Take away what does not carry numbers."""
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8, color="#bbbbbb")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#bbbbbb")
-    axes.xaxis.grid(True, color="#e8e8e8")
-    axes.set_axisbelow(True)

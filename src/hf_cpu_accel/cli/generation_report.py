@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.bench_report import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, bare, open_figure
+from hf_cpu_accel.cli.drawings import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, bare, open_figure
 from hf_cpu_accel.cli.generation_measure import Result
 from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
 

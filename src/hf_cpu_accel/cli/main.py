@@ -12,8 +12,10 @@ from hf_cpu_accel.cli.compile import compile_model
 from hf_cpu_accel.cli.demo import demo
 from hf_cpu_accel.cli.doctor import doctor, versions
 from hf_cpu_accel.cli.export import export
+from hf_cpu_accel.cli.launch import CONTEXT, launch
 from hf_cpu_accel.cli.pack import pack
 from hf_cpu_accel.cli.quantize.command import quantize
+from hf_cpu_accel.cli.report.command import report
 from hf_cpu_accel.cli.serve import serve
 
 app = typer.Typer(
@@ -28,8 +30,10 @@ app.command()(chat)
 app.command()(demo)
 app.command("compile")(compile_model)
 app.command()(export)
+app.command(context_settings=CONTEXT)(launch)
 app.command()(pack)
 app.command()(quantize)
+app.command()(report)
 app.command()(serve)
 
 

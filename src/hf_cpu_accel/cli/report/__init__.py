@@ -1,0 +1,1 @@
+"""`hf-cpu-accel report`: one page about one model on this machine."""

@@ -1,0 +1,138 @@
+"""What a report measures: the whole model as `bench` does, its layers one by one, and the machine's limits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.accuracy.built_in import built_in_calls, takes_ids
+from hf_cpu_accel.api import accelerate_for_cpu, explain
+from hf_cpu_accel.cli import bench_measure, bench_workload, random_models
+from hf_cpu_accel.cli.report import layers as by_layer
+from hf_cpu_accel.cli.report.layers import Layer
+from hf_cpu_accel.measure import float_tensors
+from hf_cpu_accel.plan import Plan
+from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.runtime.hardware import Peaks
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and a call of it, as `bench_measure.measure` takes them."""
+
+    title: str
+    batch: int
+    seq: int
+    build: Callable[[], nn.Module]
+
+    def inputs(self, model: nn.Module) -> dict[str, Tensor]:
+        """Random token ids as `bench` has them; for what reads something else, the built-in example, `batch` times."""
+        if takes_ids(model):
+            text = bench_workload.Workload(self.title, "", self.batch, self.seq, self.build)
+            return text.inputs(model)
+        call = built_in_calls(model)[0]
+        return {
+            name: value.repeat(self.batch, *[1] * (value.dim() - 1)) if isinstance(value, Tensor) else value
+            for name, value in call.kwargs.items()
+        }
+
+    def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """The model's float outputs; caches of a language model are not among them."""
+        with torch.inference_mode():
+            return float_tensors(plain_outputs(model(**inputs)))
+
+
+def plain_outputs(output: Any) -> Any:
+    """Without what is a cache or a list of inner states."""
+    if isinstance(output, dict):
+        return [value for value in output.values() if isinstance(value, Tensor)]
+    return output
+
+
+@dataclass(frozen=True)
+class Report:
+    """All numbers of the page.
+
+    Attributes:
+        subject, inputs, parameters: what was measured, what it was called with in words, and how many parameters it has.
+        results: of the whole model; eager float32 first, then each dtype.
+        dtype, plan, layers: of the dtype that is looked at layer by layer, the fastest.
+        peaks, refused: of this machine, or why there are none.
+    """
+
+    subject: Subject
+    inputs: str
+    parameters: int
+    results: Sequence[bench_measure.Result]
+    dtype: str
+    plan: Plan
+    layers: list[Layer]
+    peaks: Peaks | None
+    refused: str = ""
+
+
+def subject(model: str | None, random_config: str | None, batch: int, seq: int) -> Subject:
+    """Loads nothing yet.
+
+    Raises:
+        ValueError: not exactly one of the two, or a name that is unknown.
+    """
+    title = bench_workload.source_title(model, random_config)
+    if random_config is not None:
+        return Subject(title, batch, seq, lambda: random_models.build(random_config))
+    assert model is not None
+    return Subject(title, batch, seq, lambda: _load(model))
+
+
+def measure(
+    subject: Subject,
+    dtypes: Sequence[str],
+    *,
+    repeats: int,
+    threads: int,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Report:
+    """Raises what `accelerate_for_cpu` and the loader raise."""
+    results = bench_measure.measure(subject, dtypes, repeats=repeats, on_stage=on_stage)  # type: ignore[arg-type]
+    fastest = min(results[1:], key=lambda result: result.seconds.value)
+    eager = subject.build()
+    inputs = subject.inputs(eager)
+    accelerated = accelerate_for_cpu(copy.deepcopy(eager), dtype=fastest.system)
+    for _ in range(2):
+        subject.forward(accelerated, inputs)
+    on_stage("measuring the machine")
+    peaks, refused = _peaks(threads)
+    plan = explain(accelerated)
+    layers = by_layer.measure(
+        eager,
+        accelerated,
+        plan,
+        lambda model: subject.forward(model, inputs),
+        rounds=max(3, repeats // 2),
+        on_layer=lambda path: on_stage(f"measuring {path}"),
+    )
+    parameters = sum(parameter.numel() for parameter in eager.parameters())
+    told = ", ".join(
+        f"{name} {list(value.shape)}" for name, value in inputs.items() if isinstance(value, Tensor)
+    )
+    return Report(subject, told, parameters, results, fastest.system, plan, layers, peaks, refused)
+
+
+def _peaks(threads: int) -> tuple[Peaks | None, str]:
+    status = extension.status()
+    if not status.loaded:
+        return None, f"the native kernels, which measure it, are not loaded: {status.error}"
+    return hardware.measure_peaks(threads), ""
+
+
+def _load(model: str) -> nn.Module:
+    from hf_cpu_accel.cli.pack import load
+
+    loaded: nn.Module = load(model)
+    return loaded.float().eval()

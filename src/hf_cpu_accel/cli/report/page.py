@@ -1,0 +1,74 @@
+"""The page: `page.html` filled with the numbers of a report. It needs nothing but itself."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from hf_cpu_accel.cli import drawings
+from hf_cpu_accel.cli.drawings import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, Point
+from hf_cpu_accel.cli.report.advice import advice
+from hf_cpu_accel.cli.report.layers import largest, total
+from hf_cpu_accel.cli.report.measure import Report
+from hf_cpu_accel.cli.tables import milliseconds, ratio_text
+from hf_cpu_accel.measure.generation_cost import peak_of
+from hf_cpu_accel.plan_tree import tree
+
+_SIZE = (4.6, 4.0)  # inches: text is as large as it has to be on a phone
+
+
+def page(report: Report, facts: dict[str, object], caption: str) -> str:
+    """HTML; `facts` and `caption` are of `measure.environment`."""
+    from jinja2 import Environment
+
+    template = resources.files("hf_cpu_accel.cli.report").joinpath("page.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(ms=lambda estimate: milliseconds(estimate.value), ratio=ratio_text)
+    slowest = largest(report.layers, lambda layer: max(layer.before.value, layer.after.value))  # type: ignore[union-attr]
+    return environment.from_string(template).render(
+        report=report,
+        best=next(result for result in report.results if result.system == report.dtype),
+        facts=facts,
+        caption=caption,
+        advice=advice(report),
+        tree=tree(report.plan.items),
+        latency=_latency(report),
+        roofline=_roofline(report),
+        width=lambda estimate: f"{100 * estimate.value / max(slowest, 1e-12):.2f}",
+        before=total(report.layers, "before"),
+        after=total(report.layers, "after"),
+        colours={"eager": EAGER_COLOUR, "ours": OURS_COLOUR, "slower": SLOWER_COLOUR},
+    )
+
+
+def _latency(report: Report) -> str:
+    figure = drawings.open_figure(len(report.results), width=5, title="", caption="")
+    drawings.latency_bars(figure, report.results)
+    return drawings.svg(figure, "latency")
+
+
+def _roofline(report: Report) -> str:
+    """Empty where the machine's limits are not known, or no layer has products of matrices."""
+    from matplotlib.figure import Figure
+
+    layers = [layer for layer in report.layers if layer.operations and layer.after is not None]
+    if report.peaks is None or not layers:
+        return ""
+    limits = {
+        f"{label} arithmetic": (peak, colour)
+        for label, peak, colour in (
+            ("float32", report.peaks.float32, EAGER_COLOUR),
+            (report.dtype, peak_of(report.peaks, report.dtype), OURS_COLOUR),
+        )
+    }
+    kinds = list(dict.fromkeys(layer.kind for layer in layers))
+    points = [
+        Point(layer.kind, layer.intensity, layer.rate, _COLOURS[kinds.index(layer.kind) % len(_COLOURS)])
+        for layer in layers
+    ]
+    figure: Any = Figure(figsize=_SIZE)
+    drawings.roofline(figure, limits, report.peaks.read_bandwidth, points)
+    return drawings.svg(figure, "roofline")
+
+
+_COLOURS = ("#0b5c99", "#7b341e", "#2f855a", "#6b46c1", "#b7791f", "#c53030")
