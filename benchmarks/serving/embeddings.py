@@ -38,8 +38,8 @@ _SHORTEST, _LONGEST = 8, 128  # tokens
 class Load:
     """What one load came to.
 
-    rate: requests per second. median, slow: seconds that half and 99 of 100 requests took at most. cpu: seconds of the server's cores
-        for each request, which other programs on the machine change little.
+    rate: requests per second. median, slow: seconds that half and 99 of 100 requests took at most. cpu: seconds of the server's
+        cores for each request, which other programs on the machine change little.
     """
 
     rate: float
