@@ -37,15 +37,12 @@ inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * s
 // The shape of the work: rows in tiles of nearly equal height (no short last tile), tiles in blocks whose packed input stays in L2
 // while the weight panels pass by. Where k is long, blocks of some height are had by multiplying a part of k at a time.
 struct GemmGrid {
-  int64_t m, tiles, height, higher, panels,
-      blocks;  // `higher` tiles have a row more than `height`; gated: a panel of the gate and the one that it is multiplied by count as one
+  int64_t m, tiles, panels, blocks;  // gated: a panel of the gate and the one that it is multiplied by count as one
   int64_t part_words, parts;
 
   GemmGrid(const Gemm& g, const GemmKernels& kernels)
       : m(g.m),
         tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows),
-        height(tiles > 0 ? m / tiles : 0),
-        higher(m - tiles * height),
         panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
     // Every block reads all weights. With fewer rows than these, memory would be the limit.
     constexpr int64_t least_tiles = 3, wanted_rows = 128, line = 16;  // parts are whole lines of packed input
@@ -57,9 +54,8 @@ struct GemmGrid {
     blocks = (tiles + in_block(part_words) - 1) / in_block(part_words);
   }
 
-  // Without divisions: where k is short, three of them took a tenth of the time of a tile.
-  int64_t tile_row(int64_t tile) const { return tile * height + std::min(tile, higher); }
-  int tile_height(int64_t tile) const { return static_cast<int>(height + (tile < higher)); }
+  int64_t tile_row(int64_t tile) const { return tile * m / tiles; }
+  int tile_height(int64_t tile) const { return static_cast<int>(tile_row(tile + 1) - tile_row(tile)); }
   int64_t block_tile(int64_t block) const { return block * tiles / blocks; }
   int64_t block_rows(int64_t block) const { return tile_row(block_tile(block + 1)) - tile_row(block_tile(block)); }
 
