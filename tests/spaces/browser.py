@@ -136,3 +136,22 @@ def test_semantic_search(chromium: Any, viewport: dict[str, int], request: pytes
         assert f"{best.eager:.3f}" in row
         page.locator("#query textarea, #query input").first.fill(" ")
         refused(page, "Write what you are looking for.")
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_chat(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRequest) -> None:
+    chat = module_of("chat", "chat")
+    with started("chat", {}) as address, opened(chromium, address, viewport) as page:
+        page.locator("#message textarea").fill("What is the capital of France?")
+        page.locator("#tokens input[type=number]").fill("12")
+        page.locator("#tokens input[type=number]").press("Tab")
+        run_and_look(page, f"chat-{request.node.callspec.id}")
+        assert "for 12 tokens" in page.locator("#sentence").inner_text()
+        model, tokenizer = chat.load()
+        conversation = chat.conversation_of([], "What is the capital of France?", 12, tokenizer)
+        *_, expected = chat.stream(model, tokenizer, conversation, 12)
+        assert expected.text.strip() in page.inner_text("#eager")
+        assert "What is the capital of France?" in page.inner_text("#history")
+        refused(page, "Write a message first.")
+        page.locator("#clear").click()
+        expect(page.locator("#history")).not_to_contain_text("France")
