@@ -146,7 +146,6 @@ def test_chat(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRe
         page.locator("#tokens input[type=number]").fill("12")
         page.locator("#tokens input[type=number]").press("Tab")
         run_and_look(page, f"chat-{request.node.callspec.id}")
-        assert "for 12 tokens" in page.locator("#sentence").inner_text()
         model, tokenizer = chat.load()
         conversation = chat.conversation_of([], "What is the capital of France?", 12, tokenizer)
         *_, expected = chat.stream(model, tokenizer, conversation, 12)
@@ -155,3 +154,25 @@ def test_chat(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRe
         refused(page, "Write a message first.")
         page.locator("#clear").click()
         expect(page.locator("#history")).not_to_contain_text("France")
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRequest) -> None:
+    graphs = module_of("graph-explorer", "graphs")
+    explorer = graphs.explore(graphs.COMMUNITIES)
+    with started("graph-explorer", {}) as address, opened(chromium, address, viewport) as page:
+        page.locator("#node input").fill("7")
+        run_and_look(page, f"graph-explorer-{request.node.callspec.id}")
+        node = graphs.look(explorer, 7)
+        expected = f"Node 7 is of class {node.label} and has {node.degree} neighbours"
+        assert expected in page.inner_text("#told")
+        cells = page.locator("#classes tbody tr").first.locator("td").all_inner_texts()
+        assert cells[0] == str(int(node.eager.argmax()))
+        assert abs(float(cells[2]) - float(node.eager.max())) < 2e-4
+        # The first neighbour is drawn above the node in the middle.
+        box = page.locator("#picture img").bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.1)
+        expect(page.locator("#told")).to_contain_text(f"Node {node.neighbours[0]} ", timeout=1000 * SECONDS)
+        page.get_by_text(graphs.KARATE).click()
+        page.locator("#node input").fill("34")
+        refused(page, "There is no node 34; they have the numbers 0 to 33.")
