@@ -5,6 +5,7 @@ Screenshots are left in build/spaces, to be looked at.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -15,12 +16,18 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, Request, expect, sync_playwright
+from scipy.io import wavfile
+from transformers import pipeline
 
 from tests.spaces.folders import FOLDERS, ROOT, module_of
+from tests.spaces.whisper import write_whisper
 
 PICTURES = ROOT / "build" / "spaces"
 SECONDS = 180  # for a model to be loaded, or run twice, on a busy machine
@@ -176,3 +183,41 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
         page.get_by_text(graphs.KARATE).click()
         page.locator("#node input").fill("34")
         refused(page, "There is no node 34; they have the numbers 0 to 33.")
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_image_generation(chromium: Any, viewport: dict[str, int], request: pytest.FixtureRequest) -> None:
+    drawing = module_of("image-generation", "drawing")
+    with started("image-generation", {}) as address, opened(chromium, address, viewport) as page:
+        page.locator("#digit input[type=number]").fill("8")
+        page.locator("#digit input[type=number]").press("Tab")
+        run_and_look(page, f"image-generation-{request.node.callspec.id}")
+        expected = drawing.sheet(drawing.draw(drawing.load(), 8, 4, 20, 0))
+        source = page.locator("#eager img").get_attribute("src")
+        with (
+            urllib.request.urlopen(source, timeout=30) as answer,
+            Image.open(io.BytesIO(answer.read())) as image,
+        ):
+            assert image.size == expected.size
+            pixels = np.asarray(image.convert("L"), dtype=int)
+            assert abs(pixels - np.asarray(expected, dtype=int)).max() <= 8
+        page.locator("#seed input").fill("4294967296")
+        refused(page, "The seed is 4294967296; it has to be a whole number from 0 to 2147483647.")
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_speech_to_text(
+    chromium: Any, viewport: dict[str, int], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    speech = module_of("speech-to-text", "speech")
+    write_whisper(tmp_path)
+    model = {"SPEECH_MODEL": str(tmp_path)}
+    with started("speech-to-text", model) as address, opened(chromium, address, viewport) as page:
+        run_and_look(page, f"speech-to-text-{request.node.callspec.id}")
+        recogniser = pipeline("automatic-speech-recognition", model=str(tmp_path), device="cpu")
+        expected = speech.transcribe(recogniser, speech.heard(wavfile.read(speech.SAMPLE)))
+        rows = page.locator("#texts tbody tr").all_inner_texts()
+        assert expected
+        assert "".join(expected.split()) in "".join(rows[1].split())
+        page.get_by_label("Clear").first.click()
+        refused(page, "Record something, or choose a file.")
