@@ -34,11 +34,12 @@ def test_draws_the_digit_that_is_asked_for(pair):
 
 
 def test_both_models_draw_the_same(pair):
-    eager, accelerated, times = drawing.measure(pair, 3, 3, 4, seed=1)
+    eager, accelerated = (drawing.draw(model, 3, 3, 4, seed=1) for model in (pair.eager, pair.accelerated))
     torch.testing.assert_close(accelerated, eager, rtol=0, atol=1e-3)
-    assert (times.amount, times.unit) == (3, "images")
     assert torch.equal(eager, drawing.draw(pair.eager, 3, 3, 4, seed=1))
     assert not torch.equal(eager, drawing.draw(pair.eager, 3, 3, 4, seed=2))
+    times = drawing.measure(pair, 3, 2, 1, seed=1)
+    assert (times.amount, times.unit) == (2, "images")
 
 
 def test_weights_are_small_and_are_of_the_model_that_is_trained(pair):

@@ -6,7 +6,7 @@ python app.py  # http://127.0.0.1:7860
 from __future__ import annotations
 
 import gradio as gr
-from drawing import DIGITS, MOST_IMAGES, MOST_STEPS, load, measure, sheet
+from drawing import DIGITS, MOST_IMAGES, MOST_STEPS, draw, load, measure, sheet
 
 from hf_cpu_accel.serve.comparison import Pair
 from hf_cpu_accel.serve.space import Results, run, with_clear_errors
@@ -24,8 +24,9 @@ def page() -> gr.Blocks:
 
     def answer(digit: float, count: float, steps: float, seed: float, dtype: str) -> tuple:
         plan = pair.use(dtype)
-        eager, accelerated, times = measure(pair, int(digit), int(count), int(steps), int(seed))
-        return sheet(accelerated), sheet(eager), *Results.values(times, plan, code(dtype))
+        wanted = (int(digit), int(count), int(steps), int(seed))
+        images = [sheet(draw(model, *wanted)) for model in (pair.accelerated, pair.eager)]
+        return *images, *Results.values(measure(pair, *wanted), plan, code(dtype))
 
     with gr.Blocks(title="Image generation on a CPU") as blocks:
         gr.Markdown(
@@ -42,8 +43,8 @@ def page() -> gr.Blocks:
         button = gr.Button("Draw", variant="primary", elem_id="run")
         with gr.Row():
             accelerated, eager = (
-                gr.Image(label=label, format="png", type="pil", interactive=False, buttons=[], elem_id=name)
-                for label, name in (("Accelerated", "accelerated"), ("PyTorch as it is", "eager"))
+                image_below(title, name)
+                for title, name in (("Accelerated", "accelerated"), ("PyTorch as it is", "eager"))
             )
         results = Results(code("auto"))
         button.click(
@@ -54,6 +55,21 @@ def page() -> gr.Blocks:
             api_name="draw",
         )
     return blocks
+
+
+def image_below(title: str, name: str) -> gr.Image:
+    """A place for images in a column of its own, which a phone shows below the one before."""
+    with gr.Column(min_width=300):
+        gr.Markdown(f"**{title}**")
+        return gr.Image(
+            show_label=False,
+            format="png",
+            type="pil",
+            interactive=False,
+            buttons=[],
+            height=220,
+            elem_id=name,
+        )
 
 
 if __name__ == "__main__":

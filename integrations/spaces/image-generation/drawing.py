@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from diffusers import DDIMScheduler, UNet2DModel
 from PIL import Image
 from torch import Tensor
 
-from hf_cpu_accel.serve.comparison import Comparison, Pair, compare_seconds
+from hf_cpu_accel.serve.comparison import Comparison, Pair, compare_calls
 
 WEIGHTS = Path(__file__).parent / "unet"
 SIZE = 16
@@ -70,17 +69,15 @@ def draw(unet: UNet2DModel, digit: int, count: int, steps: int, seed: int) -> Te
     return (images[:, 0] / 2 + 0.5).clamp(0, 1)
 
 
-def measure(
-    pair: Pair[UNet2DModel], digit: int, count: int, steps: int, seed: int
-) -> tuple[Tensor, Tensor, Comparison]:
-    """The pictures of the plain and of the accelerated model, each as `draw` gives them, and what they took."""
-    start = time.perf_counter()
-    eager = draw(pair.eager, digit, count, steps, seed)
-    between = time.perf_counter()
-    accelerated = draw(pair.accelerated, digit, count, steps, seed)
-    end = time.perf_counter()
-    times = compare_seconds(between - start, end - between, amount=count, unit="images")
-    return eager, accelerated, times
+def measure(pair: Pair[UNet2DModel], digit: int, count: int, steps: int, seed: int) -> Comparison:
+    """How long both take for these pictures."""
+    return compare_calls(
+        lambda: draw(pair.eager, digit, count, steps, seed),
+        lambda: draw(pair.accelerated, digit, count, steps, seed),
+        amount=count,
+        unit="images",
+        rounds=2,
+    )
 
 
 def sheet(images: Tensor, width: int = 96) -> Image.Image:
