@@ -21,7 +21,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def pair(folder, monkeypatch):
     monkeypatch.setenv("SPEECH_MODEL", str(folder))
-    monkeypatch.setattr(speech, "MOST_TOKENS", 16)
     return Pair(speech.load(), dtype="float32")
 
 

@@ -79,6 +79,7 @@ def page() -> gr.Blocks:
             [message, history, dtype, new_tokens, again],
             [message, history, eager, *results.outputs],
             concurrency_id="model",
+            show_progress_on=history,  # and the word "Error", which stands on every output else
             api_name="chat",
         )
         clear.click(lambda: ([], ""), None, [history, eager], api_visibility="private")

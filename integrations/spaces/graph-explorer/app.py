@@ -51,9 +51,11 @@ def page() -> gr.Blocks:
                 probable = gr.HTML(elem_id="classes")
         results = Results(CODE)
         outputs = [picture, told, probable, *results.outputs]
-        settings = {"concurrency_id": "model"}
+        settings = {"concurrency_id": "model", "show_progress_on": results.sentence}
         button.click(with_clear_errors(choose), [name, number], outputs, api_name="look", **settings)
-        clicked = picture.select(click, [name, number], number, api_visibility="private", **settings)
+        clicked = picture.select(
+            click, [name, number], number, api_visibility="private", concurrency_id="model"
+        )
         clicked.then(with_clear_errors(choose), [name, number], outputs, api_visibility="private", **settings)
         name.change(lambda: 0, None, number, api_visibility="private")
     return blocks

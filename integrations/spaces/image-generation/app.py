@@ -52,6 +52,7 @@ def page() -> gr.Blocks:
             [digit, count, steps, seed, dtype],
             [accelerated, eager, *results.outputs],
             concurrency_id="model",
+            show_progress_on=results.sentence,  # and the word "Error", which stands on every output else
             api_name="draw",
         )
     return blocks

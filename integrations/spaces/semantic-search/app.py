@@ -64,6 +64,7 @@ def page() -> gr.Blocks:
             [query, text, dtype],
             [nearest, *results.outputs],
             concurrency_id="model",
+            show_progress_on=results.sentence,  # and the word "Error", which stands on every output else
             api_name="search",
         )
     return blocks

@@ -59,6 +59,7 @@ def page() -> gr.Blocks:
             [recording, dtype],
             [texts, *results.outputs],
             concurrency_id="model",
+            show_progress_on=results.sentence,  # and the word "Error", which stands on every output else
             api_name="transcribe",
         )
     return blocks

@@ -65,7 +65,8 @@ def heard(recording: tuple[int, NDArray] | None) -> NDArray[np.float32]:
 def transcribe(recogniser: Pipeline, samples: NDArray[np.float32]) -> str:
     """What is said in float32 [samples]."""
     sound = {"raw": samples, "sampling_rate": RATE}  # the pipeline takes what is in it out of it
-    return recogniser(sound, generate_kwargs={"max_new_tokens": MOST_TOKENS})["text"].strip()
+    most = min(MOST_TOKENS, recogniser.model.config.max_target_positions // 2)
+    return recogniser(sound, generate_kwargs={"max_new_tokens": most})["text"].strip()
 
 
 def measure(pair: Pair[Pipeline], samples: NDArray[np.float32]) -> Comparison:
