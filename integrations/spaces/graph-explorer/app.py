@@ -40,7 +40,7 @@ def page() -> gr.Blocks:
         button = gr.Button("Look at it", variant="primary", elem_id="run")
         with gr.Row():
             picture = gr.Image(
-                label="The node and its neighbours; colours are classes",
+                label="Neighbours",
                 format="png",
                 interactive=False,
                 buttons=[],
