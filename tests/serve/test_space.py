@@ -28,6 +28,7 @@ def test_address_refuses_what_is_no_port(name, value):
 
 
 def test_cells_are_text_and_not_markup():
-    html = table(("a", "b"), [["<script>", "1 & 2"]])
+    html = table(("a", "b"), [["<script>", "1 & 2"], ["LayerNorm", ""]])
     assert "<th>a</th><th>b</th>" in html
     assert "<td>&lt;script&gt;</td><td>1 &amp; 2</td>" in html
+    assert "<td>Layer<wbr>Norm</td><td></td>" in html

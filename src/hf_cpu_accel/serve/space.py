@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Text in rows as HTML, whose lines wrap where a phone is narrow."""
 
     def row(cells: Sequence[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        # A name of a class may break before its capitals.
+        texts = (re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", escape(cell)) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
 
     body = "".join(row(cells, "td") for cells in rows)
     return f'<div class="rows"><table><thead>{row(head, "th")}</thead><tbody>{body}</tbody></table></div>'
