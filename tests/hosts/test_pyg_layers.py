@@ -41,9 +41,10 @@ def test_outputs_and_gradients(name: str, x: Tensor, edge_index: Tensor) -> None
     assert "forward" not in vars(conv)
     conv.eval()
     with torch.no_grad():
-        stock = conv(x, edge_index, **arguments)
+        stock, drawn = conv(x, edge_index, **arguments), torch.get_rng_state()
         accelerate_for_cpu(conv, dtype="float32")
         torch.testing.assert_close(conv(x, edge_index, **arguments), stock, rtol=1e-4, atol=1e-4)
+        assert torch.equal(torch.get_rng_state(), drawn)  # that others go on drawing
         restore(conv)
         assert torch.equal(conv(x, edge_index, **arguments), stock)
 

@@ -232,10 +232,9 @@ def _is_product(conv: MessagePassing, message: Message, reduce: str) -> bool:
 
 
 def _multiplies(conv: MessagePassing, message: Message, reduce: str, pair: bool) -> bool:
-    matrix = torch.sparse_csr_tensor(
-        torch.tensor([0, 2, 2, 3]), torch.tensor([0, 3, 1]), torch.randn(3), size=(3, 4)
-    )
-    x = torch.randn(4, 5)
+    generator = torch.Generator().manual_seed(0)
+    values, x = torch.randn(3, generator=generator), torch.randn(4, 5, generator=generator)
+    matrix = torch.sparse_csr_tensor(torch.tensor([0, 2, 2, 3]), torch.tensor([0, 3, 1]), values, size=(3, 4))
     others = dict.fromkeys(conv.inspector.get_param_names("message_and_aggregate"))
     if message.features not in others:
         return False

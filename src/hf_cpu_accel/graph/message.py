@@ -55,7 +55,8 @@ def read_message(conv: nn.Module, names: list[str]) -> Message | None:
     others = [name for name in names if name not in sources]
     if len(sources) != 1 or len(others) > 1 or any(name.endswith("_i") for name in others):
         return None
-    readings = [_read_in_mode(conv, mode, sources[0], others) for mode in (False, True)]
+    with torch.random.fork_rng(devices=[]):  # in training, messages may draw numbers too
+        readings = [_read_in_mode(conv, mode, sources[0], others) for mode in (False, True)]
     return readings[0] if readings[0] == readings[1] else None
 
 

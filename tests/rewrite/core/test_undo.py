@@ -36,6 +36,7 @@ class Snapshot:
             "forward hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
             "values": {name: value.clone() for name, value in model.state_dict().items()},
             "output": self.family.run(model, BATCH),
+            "random numbers": torch.get_rng_state().numpy().tobytes(),  # that others go on drawing
         }
 
     def check(self):
