@@ -47,6 +47,9 @@ ALLOWED = {
         "_runtimes",
         "machine code",
     ): "the OpenMP that this process has loaded already",
+    ("src/hf_cpu_accel/serve/instances/messages.py", "", "import pickle"): (
+        "objects of the caller between the processes of a pool, over pipes without a name that only these have"
+    ),
     ("src/hf_cpu_accel/runtime/memory.py", "_glibc", "machine code"): "the libc of this process",
 }
 

@@ -16,6 +16,7 @@ FILL = "distilbert/distilroberta-base"
 PAINTER = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 WRITER = "HuggingFaceTB/SmolLM2-360M-Instruct"
 IMAGES = "google/vit-base-patch16-224"
+CONVOLUTIONS = "microsoft/resnet-50"
 
 
 def make_hub(cache: Path) -> None:
@@ -44,6 +45,10 @@ def make_hub(cache: Path) -> None:
     )
     transformers.ViTForImageClassification(vit).save_pretrained(_snapshot(cache, IMAGES))
     transformers.ViTImageProcessor().save_pretrained(_snapshot(cache, IMAGES))
+    resnet = transformers.ResNetConfig(
+        embedding_size=64, hidden_sizes=[64, 128], depths=[1, 1], layer_type="basic"
+    )
+    transformers.ResNetForImageClassification(resnet).save_pretrained(_snapshot(cache, CONVOLUTIONS))
     diffusion_pipelines.stable_diffusion()[0].save_pretrained(_snapshot(cache, PAINTER))
 
 

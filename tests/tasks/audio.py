@@ -51,8 +51,9 @@ def wav2vec2() -> Any:
 
 
 def whisper() -> Any:
-    names = ["<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"]
-    tokens = [*names, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # What stands behind the last one would be read as times.
+    tokens = ["<|endoftext|>", "<|startoftranscript|>", *letters, "<|notimestamps|>"]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 1}
     config = tf.WhisperConfig(
@@ -70,7 +71,9 @@ def whisper() -> Any:
         **special,
     )
     model = random_model("WhisperForConditionalGeneration", config)
-    model.generation_config = tf.GenerationConfig(**special, no_timestamps_token_id=2, is_multilingual=False)
+    model.generation_config = tf.GenerationConfig(
+        **special, no_timestamps_token_id=len(tokens) - 1, is_multilingual=False
+    )
     return tf.pipeline(
         "automatic-speech-recognition",
         model=model,
