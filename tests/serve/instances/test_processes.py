@@ -114,16 +114,16 @@ def test_a_process_that_ends_itself(pool):
     assert isinstance(given[1], InstanceDied)
 
 
-def test_the_nursery_is_replaced_too(pool):
-    before = {*pool.pids, pool._nursery.pid}
+def test_the_fork_server_is_replaced_too(pool):
+    before = {*pool.pids, pool._fork_server.pid}
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not before & {*pool.pids, pool._nursery.pid} and None not in pool.pids)
+    wait_until(lambda: not before & {*pool.pids, pool._fork_server.pid} and None not in pool.pids)
     assert list(pool.map(range(10))) == list(range(10))
 
 
 def test_nobody_is_left_behind(pool):
-    family = {*pool.pids, pool._nursery.pid}
+    family = {*pool.pids, pool._fork_server.pid}
     pool.close()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in family))
 

@@ -14,8 +14,8 @@ import torch
 
 from hf_cpu_accel.hosts.find import find
 from hf_cpu_accel.serve.instances import inside, placement
+from hf_cpu_accel.serve.instances.fork_server import ForkServer
 from hf_cpu_accel.serve.instances.jobs import Job, Jobs
-from hf_cpu_accel.serve.instances.nursery import Nursery
 from hf_cpu_accel.serve.instances.placement import Limits, Placement
 from hf_cpu_accel.serve.instances.process_instance import ProcessInstance, serve
 from hf_cpu_accel.serve.instances.results import Results
@@ -81,7 +81,7 @@ class InstancePool:
         self._work = Work(model, call)
         self._jobs = Jobs(waiting or _AHEAD * count, self._active)
         self._variables = inside.Variables()
-        self._nursery = Nursery(partial(serve, self._work)) if self.kind == "process" else None
+        self._fork_server = ForkServer(partial(serve, self._work)) if self.kind == "process" else None
         self._workers = [
             Worker(number, self._jobs, self._instance(), place, pin)
             for number, place in enumerate(self._placement.places)
@@ -159,8 +159,8 @@ class InstancePool:
         self._over.set()
         for worker in self._workers:
             worker.join()
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
         self._variables.put_back()
 
     def __enter__(self) -> InstancePool:
@@ -181,8 +181,8 @@ class InstancePool:
         return job.future
 
     def _instance(self) -> Instance:
-        if self._nursery is not None:
-            return ProcessInstance(self._nursery)
+        if self._fork_server is not None:
+            return ProcessInstance(self._fork_server)
         return ThreadInstance(self._work, torch.get_num_threads())
 
     @property

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from hf_cpu_accel.serve.instances import messages
-from hf_cpu_accel.serve.instances.nursery import Child, Nursery
+from hf_cpu_accel.serve.instances.fork_server import Child, ForkServer
 from hf_cpu_accel.serve.instances.placement import Place
 from hf_cpu_accel.serve.instances.thread_instance import take
 from hf_cpu_accel.serve.instances.work import Failed, Request, Work
@@ -26,8 +26,8 @@ class InstanceDied(RuntimeError):
 class ProcessInstance:
     """The parent's side; used by one thread."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer) -> None:
+        self._fork_server = fork_server
         self._place: tuple[Place, bool] | None = None
         self._child: Child | None = None
 
@@ -59,7 +59,7 @@ class ProcessInstance:
         if self._child is not None and self._child.connection.poll():
             self._drop()
         if self._child is None:
-            self._child = self._nursery.child()
+            self._child = self._fork_server.child()
             if self._place is not None:
                 self._ask(self._place)
 

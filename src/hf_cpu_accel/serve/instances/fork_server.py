@@ -1,7 +1,7 @@
 """A process that does nothing but fork instances: it was forked when the pool was made, and never computes or starts a thread.
 
 A process of many threads is not forked twice, with locks that one of them may hold. The instances share the pages of the weights as
-they were packed, since nobody writes to them.
+they were packed, since nobody writes to them; `multiprocessing`'s forkserver starts Python anew, without them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Child(NamedTuple):
     connection: Connection
 
 
-class Nursery:
+class ForkServer:
     """Makes children that run `serve` on their end of a pipe."""
 
     def __init__(self, serve: Callable[[Connection], None]) -> None:
@@ -46,13 +46,13 @@ class Nursery:
         with self._one_at_a_time:
             try:
                 return self._fork_there()
-            except (EOFError, ConnectionError):  # the nursery itself was killed
+            except (EOFError, ConnectionError):  # the fork server itself was killed
                 self._close()
                 self.pid, self._control = self._open()
                 return self._fork_there()
 
     def close(self) -> None:
-        """End the nursery; its children end when their pipes are closed."""
+        """End the fork server; its children end when their pipes are closed."""
         with self._one_at_a_time:
             self._close()
 
