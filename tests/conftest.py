@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,3 +54,17 @@ def threads(request: pytest.FixtureRequest) -> int:
     """A thread count, set for the test."""
     torch.set_num_threads(request.param)
     return request.param
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
+    """A fake machine: the `/proc` and `/sys` files that matter to a test. Write `{path below the root: text}` and give the root."""
+
+    def write(files: Mapping[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        return tmp_path
+
+    return write

@@ -1,9 +1,6 @@
-"""Fake machines, as the tests of the hardware have them, and a tiny encoder."""
+"""A tiny encoder, and one thread."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,20 +12,6 @@ from hf_cpu_accel import accelerate_for_cpu
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)  # the fixture of all tests puts it back
-
-
-@pytest.fixture
-def plant(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
-    """Write `{path below the root: text}` and give the root."""
-
-    def write(files: Mapping[str, str]) -> Path:
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
-        return tmp_path
-
-    return write
 
 
 @pytest.fixture(scope="session")
