@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from hf_cpu_accel.serve.engine import Busy, Engine
+from hf_cpu_accel.serve.engine import Busy, Engine, Stopping
 from tests.generate.decoders import END, accelerated
 from tests.serve.engine.cases import alone, text
 
@@ -124,7 +124,7 @@ def test_nobody_waits_for_a_thread_that_has_ended(monkeypatch):
     for generation in (running, waiting):
         with pytest.raises(ZeroDivisionError):
             generation.result(timeout=60)
-    with pytest.raises(Busy, match="closed"):
+    with pytest.raises(Stopping, match="closed"):
         engine.submit(text(3), max_new_tokens=5)
     engine.close()
 
@@ -136,7 +136,7 @@ def test_close_lets_all_finish_and_takes_no_more():
     engine.close()
     assert all(answer.done for answer in answers)
     assert [answer.result() for answer in answers] == 3 * [alone(model, ids, 20)]
-    with pytest.raises(Busy, match="closed"):
+    with pytest.raises(Stopping, match="closed"):
         engine.submit(ids, max_new_tokens=5)
 
 

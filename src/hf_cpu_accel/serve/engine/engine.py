@@ -112,7 +112,8 @@ class Engine:
                 `generate` after `torch.manual_seed(seed)`, as far as rounding allows.
 
         Raises:
-            Busy: so many requests wait already, or `close` was called.
+            Busy: so many requests wait already.
+            Stopping: after `close`.
             ValueError: no tokens, tokens that the model does not have, more than `max_length` of them, or another number that
                 cannot be; it is named, with what is accepted.
         """
@@ -165,7 +166,7 @@ class Engine:
         except BaseException as unforeseen:
             error = unforeseen
             raise
-        finally:  # nobody may wait for a thread that is not there
+        finally:  # no client may wait for a thread that is not there
             queue.close()
             for left in queue.take_cancelled(everything=True):
                 left.finish(None, error)

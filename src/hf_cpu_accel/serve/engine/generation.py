@@ -11,10 +11,6 @@ from typing import Any, Literal
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-class Busy(Exception):
-    """The engine takes no more requests at the moment: its queue is full, or it is being closed."""
-
-
 @dataclass(frozen=True)
 class GenerationRequest:
     """What a client asked for; see `Engine.submit`.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from hf_cpu_accel.serve.engine.generation import Busy, Generation
+from hf_cpu_accel.serve.engine.generation import Generation
+from hf_cpu_accel.serve.limits import Busy, Stopping
 
 
 class Queue:
@@ -30,11 +31,12 @@ class Queue:
     def put(self, generation: Generation) -> None:
         """
         Raises:
-            Busy: so many are waiting, or `close` was called.
+            Busy: so many are waiting.
+            Stopping: after `close`.
         """
         with self._changed:
             if self._closed:
-                raise Busy("the engine is being closed, and takes no more requests")
+                raise Stopping("the engine is being closed, and takes no more requests")
             if sum(not waiting.is_cancelled for waiting in self._waiting) >= self._limit:
                 raise Busy(f"{self._limit} requests are waiting already, which is the limit: try again later")
             self.accepted += 1

@@ -87,7 +87,7 @@ class Scheduler:
         self._end(generation, "cancelled")
 
     def fail_all(self, error: BaseException | None) -> None:
-        """The end of the thread: nobody will go on with what is left."""
+        """The end of the thread: what is left will not be gone on with."""
         for sequence in (*self._prompts, *self._running):
             self._end(sequence.generation, None, error)
         self._prompts.clear()
@@ -148,7 +148,7 @@ class Scheduler:
     def _decode(self) -> None:
         try:
             logits = self._batch.step([sequence.ids[-1] for sequence in self._running])
-        except Exception as error:  # nobody knows whose fault it is, or what was written
+        except Exception as error:  # it is not known whose fault it is, or what was written
             for sequence in self._running:
                 self._end(sequence.generation, None, error)
             self._running, self._batch = [], Batch(self._forward, self._rows)

@@ -6,12 +6,11 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from hf_cpu_accel.serve import engine as engines
 from hf_cpu_accel.serve.engine import Engine, Generation
 from hf_cpu_accel.serve.language.sampling import Sampling, processors
 from hf_cpu_accel.serve.language.stream import Streams
 from hf_cpu_accel.serve.language.text import Piece, Prompt, TextStream
-from hf_cpu_accel.serve.limits import BadInput, Busy, TooLong
+from hf_cpu_accel.serve.limits import BadInput, TooLong
 
 _NEW_TOKENS = 1024  # where a chat does not say
 
@@ -94,7 +93,7 @@ class LanguageModel:
 
         Raises:
             TooLong: the model has not so many positions.
-            Busy: its queue is full.
+            Busy, Stopping: as `Engine.submit`.
         """
         room = self.engine.max_length - len(prompt.ids)
         if max_new_tokens is None:
@@ -105,17 +104,14 @@ class LanguageModel:
                 f"{self.engine.max_length}"
             )
         config = sampling.config(self.model.generation_config)
-        try:
-            return self.engine.submit(
-                prompt.ids,
-                max_new_tokens=max_new_tokens,
-                eos_token_id=sorted(self.ends),
-                logits_processor=processors(config),
-                do_sample=bool(config.do_sample),
-                seed=sampling.seed,
-            )
-        except engines.Busy as error:
-            raise Busy(f"{error}: try again later") from error
+        return self.engine.submit(
+            prompt.ids,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(self.ends),
+            logits_processor=processors(config),
+            do_sample=bool(config.do_sample),
+            seed=sampling.seed,
+        )
 
     def text(self, prompt: Prompt, stop: Sequence[str] = ()) -> TextStream:
         """What makes text of the tokens that follow `prompt`."""
