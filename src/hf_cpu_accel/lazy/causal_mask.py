@@ -131,9 +131,7 @@ def _read(mask: Tensor, window: int | None, before: Tensor | None, hidden: bool)
             return None
     padding = seen.any(dim=2)[:, 0]  # a token is seen by itself at least
     unseen = 0 if window is None else kv_len - q_len - window + 1
-    if (
-        unseen > 0
-    ):  # keys that are out of all windows say nothing: they may be what the first key in a window is
+    if unseen > 0:  # keys out of all windows say nothing: they may be what the first key in a window is
         padding[:, :unseen] = padding[:, unseen : unseen + 1]
     queries = padding[:, None, kv_len - q_len :, None]
     if before is not None:

@@ -26,10 +26,11 @@ _NUMBERS = {
     "float32": "32-bit floats",
     "bfloat16": "16-bit floats",
     "int8": "8-bit integers",
+    "int8-static": "8-bit integers, images too",
     "int8-weight": "8-bit integers, inputs in 16 bits",
     "int4": "4-bit integers",
 }
-# What a structure of a plan means to somebody who does not know its name; others are shown by their name alone.
+# What a structure of a plan means to readers who do not know its name; others are shown by their name alone.
 _MEANINGS = {
     "linear": "one matrix product with weights packed for this CPU",
     "merged projections": "products of the same input, such as query, key and value, done as one",

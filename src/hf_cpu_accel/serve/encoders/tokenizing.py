@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from hf_cpu_accel.serve.limits import BadInput, TooLong
 
 Direction = Literal["left", "right"]
-# One text, a pair of them, or ids that somebody else has made with this tokenizer.
+# One text, a pair of them, or ids that the client has made with this tokenizer.
 Text = str | tuple[str, str] | list[int]
 
 _CHARACTERS_PER_TOKEN = 250  # what is longer than this for each token is not tokenised to the end, as in text-embeddings-inference

@@ -77,7 +77,7 @@ class Metrics:
 
 
 class MetricsMiddleware:
-    """Counts the requests that pass. Paths that are no endpoint count as one, so that nobody can make many."""
+    """Counts the requests that pass. Paths that are no endpoint count as one, so that clients cannot make many."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: frozenset[str]) -> None:
         self.app, self.metrics, self.endpoints = app, metrics, endpoints

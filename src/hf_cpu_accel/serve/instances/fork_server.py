@@ -1,7 +1,7 @@
 """A process that does nothing but fork instances: it was forked when the pool was made, and never computes or starts a thread.
 
 A process of many threads is not forked twice, with locks that one of them may hold. The instances share the pages of the weights as
-they were packed, since nobody writes to them; `multiprocessing`'s forkserver starts Python anew, without them.
+they were packed, since they are only read; `multiprocessing`'s forkserver starts Python anew, without them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ os.register_at_fork(after_in_child=_close_ends)
 
 
 def _wait_for_orders(control: socket.socket, serve: Callable[[Connection], None]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is gone, and nobody waits
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is gone, without a wait
     while True:
         order, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not order:

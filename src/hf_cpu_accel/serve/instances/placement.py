@@ -73,9 +73,8 @@ def place(
     instances = instances or max(1, usable // threads)
     active = max(1, min(instances, usable // threads))
     nodes = _cores_by_node(cores, root)
-    shared = usable < len(
-        cores
-    )  # by a quota, which says how much but not which: other containers would choose the same cores
+    # By a quota, which says how much but not which: other containers would choose the same cores.
+    shared = usable < len(cores)
     if shared:
         node = next(iter(nodes)) if len(nodes) == 1 else None
         places = (Place(granted.cpus, threads, node),) * instances

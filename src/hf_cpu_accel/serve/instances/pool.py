@@ -73,7 +73,7 @@ class InstancePool:
         if waiting is not None and (not isinstance(waiting, int) or waiting < 1):
             raise ValueError(f"waiting={waiting!r}: accepted are whole numbers from 1, or None")
         self.kind = ("process" if _generates(model) else "thread") if kind == "auto" else kind
-        self._asked, self._pin = (instances, threads), pin
+        self._pin = pin
         self._limits = placement.limits()
         self._placement = placement.place(self._limits, instances, threads)
         count = len(self._placement.places)
@@ -169,7 +169,7 @@ class InstancePool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever leaves by an exception does not wait for what nobody has begun."""
+        """Whoever leaves by an exception does not wait for what was not begun."""
         self.close(cancel=error is not None)
 
     def __rich__(self) -> Table:
@@ -205,7 +205,7 @@ class InstancePool:
 
 
 def _watch(pool: weakref.ref[InstancePool], over: threading.Event) -> None:
-    """Until the pool is closed, or nobody holds it any more."""
+    """Until the pool is closed, or not referred to any more."""
     while not over.wait(_LOOK):
         held = pool()
         if held is None:

@@ -16,7 +16,7 @@ from hf_cpu_accel.serve.instances.work import Failed, Many, One, Request
 class Results(Iterator[Any]):
     """An iterator. `next()` raises what an item failed with, and the `next()` after it goes on with the following item.
 
-    Leaving it early (`close()`, or nobody holds it any more) takes back what no instance has begun.
+    Leaving it early (`close()`, or it is not referred to any more) takes back what no instance has begun.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Worker(threading.Thread):
             self._look_after()
             if job is not None:
                 self._do(job)
-            del job  # an instance that waits keeps nobody's tensors
+            del job  # an instance that waits keeps no tensors
         self.instance.close()
 
     def _look_after(self) -> None:
