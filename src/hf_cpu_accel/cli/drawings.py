@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.cli.bench_measure import EAGER, Result
 from hf_cpu_accel.cli.tables import milliseconds
+from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR = "#9aa5b1", "#2f7ebc", "#c0392b"
 
 
 @dataclass(frozen=True)

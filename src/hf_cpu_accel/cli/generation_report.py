@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.drawings import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, bare, open_figure
+from hf_cpu_accel.cli.drawings import bare, open_figure
 from hf_cpu_accel.cli.generation_measure import Result
 from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
+from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

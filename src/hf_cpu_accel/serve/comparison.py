@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hf_cpu_accel.api import accelerate_for_cpu, explain
+from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR
 from hf_cpu_accel.measure.timing import Timing, interleaved, speedup
 from hf_cpu_accel.plan import Plan
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EAGER, ACCELERATED = "PyTorch as it is", "accelerated"
-_COLOURS = ("#9aa5b1", "#2f7ebc")
 
 PLAN_COLUMNS = ("Part of the model", "What became of it", "Numbers")
 _NUMBERS = {
@@ -134,7 +134,7 @@ class Comparison:
 
         figure = Figure(figsize=(4.4, 1.5), dpi=144, layout="constrained")
         axes = figure.subplots()
-        axes.barh((EAGER, ACCELERATED), self.rates, color=_COLOURS, height=0.6)
+        axes.barh((EAGER, ACCELERATED), self.rates, color=(EAGER_COLOUR, OURS_COLOUR), height=0.6)
         for place, rate in enumerate(self.rates):
             axes.text(rate, place, f" {rate:,.0f}" if rate >= 100 else f" {rate:.3g}", va="center")
         axes.invert_yaxis()

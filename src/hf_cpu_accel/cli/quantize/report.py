@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.drawings import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, bare
+from hf_cpu_accel.cli.drawings import bare
 from hf_cpu_accel.cli.quantize.measure import LinearLosses
 from hf_cpu_accel.cli.quantize.mix import Mix
 from hf_cpu_accel.cli.tables import results_table
+from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

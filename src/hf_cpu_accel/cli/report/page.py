@@ -6,11 +6,12 @@ from importlib import resources
 from typing import Any
 
 from hf_cpu_accel.cli import drawings
-from hf_cpu_accel.cli.drawings import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR, Point
+from hf_cpu_accel.cli.drawings import Point
 from hf_cpu_accel.cli.report.advice import advice
 from hf_cpu_accel.cli.report.layers import largest, total
 from hf_cpu_accel.cli.report.measure import Report
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text
+from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 from hf_cpu_accel.measure.generation_cost import peak_of
 from hf_cpu_accel.plan_tree import tree
 
