@@ -190,7 +190,9 @@ def _has_settings(module: nn.Module, settings: CPUAccelConfig, calibration: tupl
         return False
     if calibration and calibration != acceleration.calibration:
         return False
-    return acceleration.config == settings or (acceleration.from_file and _is_as_packed(acceleration, settings))
+    return acceleration.config == settings or (
+        acceleration.from_file and _is_as_packed(acceleration, settings)
+    )
 
 
 def _is_as_packed(acceleration: Acceleration, settings: CPUAccelConfig) -> bool:
