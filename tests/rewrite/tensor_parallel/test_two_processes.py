@@ -84,7 +84,7 @@ def test_each_has_half_of_the_weights(name: str, dtype: str, found: dict[str, tu
 @pytest.mark.parametrize("name", MODELS)
 def test_the_plan_says_what_is_divided_and_not_fused(name: str, found: dict[str, tuple[Found, ...]]) -> None:
     for each in found[name][1:]:
-        assert any("of 2 processes" in note for note in each["int8"]["notes"])
+        assert any("of 2 processes; joined through shared memory" in note for note in each["int8"]["notes"])
         assert ["decoder layer", "sums over processes come between its parts, which run one by one"] in each[
             "int8"
         ]["left"]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -18,6 +17,7 @@ from hf_cpu_accel.hosts.tensor_parallel import Division, Share, part_of, share_o
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, weight_owners
+from hf_cpu_accel.runtime.exchange import Exchange
 
 # Why a layer is not fused.
 BETWEEN = "sums over processes come between its parts, which run one by one"
@@ -33,29 +33,26 @@ class JoinedLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, part: nn.Linear, bias: nn.Parameter | None, share: Share, out_features: int) -> None:
+    def __init__(
+        self, part: nn.Linear, bias: nn.Parameter | None, share: Share, exchange: Exchange, out_features: int
+    ) -> None:
         super().__init__()
         self.part = part
         self.register_parameter("bias", bias)
         self.share = share
+        self.exchange = exchange
         self.out_features = out_features
         self.training = False
 
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = self.part(input)
         if self.share.joint == "concatenate":
-            return self._side_by_side(output)
-        output = output.contiguous()
-        dist.all_reduce(output, group=self.share.group)
+            # The last process may have fewer features than the others.
+            missing = -(-self.out_features // self.share.size) - output.shape[-1]
+            whole = self.exchange.side_by_side(nn.functional.pad(output, (0, missing)))
+            return whole[..., : self.out_features]
+        output = self.exchange.sum(output)
         return output if self.bias is None else output + self.bias
-
-    def _side_by_side(self, output: Tensor) -> Tensor:
-        """The last process may have fewer features than the others."""
-        widest = -(-self.out_features // self.share.size)
-        padded = nn.functional.pad(output, (0, widest - output.shape[-1])).contiguous()
-        parts = [torch.empty_like(padded) for _ in range(self.share.size)]
-        dist.all_gather(parts, padded, group=self.share.group)
-        return torch.cat(parts, dim=-1)[..., : self.out_features]
 
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, processes={self.share.size}, joint={self.share.joint}"
@@ -78,7 +75,8 @@ class TakenParts:
 def divide_linears(context: Context) -> Iterable[PlanItem]:
     """Put plain linears in the place of those of which this process has a part. To be called before anything else, as it changes
     which modules there are."""
-    sizes = set()
+    sizes: set[int] = set()
+    exchanges: dict[Any, Exchange] = {}
     for path, linear in context.modules:
         share = share_of(context.root, path, linear)
         if share is None or not context.slots[id(linear)] or context.skipped(path):
@@ -90,7 +88,9 @@ def divide_linears(context: Context) -> Iterable[PlanItem]:
         replacement: nn.Module = plain
         if share.joint != "none":
             bias = parts.get("bias") if share.joint == "sum" else None
-            replacement = JoinedLinear(plain, bias, share, linear.out_features)
+            if share.group not in exchanges:
+                exchanges[share.group] = Exchange(share.group)
+            replacement = JoinedLinear(plain, bias, share, exchanges[share.group], linear.out_features)
             context.slots[id(plain)] = [(replacement, "part")]
         swap_module(context.journal, slots, replacement)
         context.slots[id(replacement)] = slots
@@ -99,9 +99,9 @@ def divide_linears(context: Context) -> Iterable[PlanItem]:
     if sizes:
         context.modules = list(context.root.named_modules())
         context.owners = weight_owners(context.root)
-        context.notes += (
-            f"tensor parallel: this process has a part of the linears, of {max(sizes)} processes",
-        )
+        shared = all(exchange.is_shared for exchange in exchanges.values())
+        how = "through shared memory" if shared else "by gloo"
+        context.notes += (f"tensor parallel: a part of the linears, of {max(sizes)} processes; joined {how}",)
     return ()
 
 
