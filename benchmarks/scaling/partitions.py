@@ -50,13 +50,8 @@ def main(
             seconds, difference = _compare(model, x, edge_index, Path(folder) / "out", rounds)
             table.add_row(name, *(f"{taken:.2f}" for taken in seconds.values()), f"{difference:.1e}")
             if record:
-                keep(
-                    f"partitions, {name}",
-                    {
-                        "one_s": seconds["one process, 1 thread"],
-                        "two_s": seconds["two processes, 1 thread each"],
-                    },
-                )
+                one, threads, two = seconds.values()
+                keep(f"partitions, {name}", {"one_s": one, "threads_s": threads, "two_s": two})
     wide_console().print(table)
 
 

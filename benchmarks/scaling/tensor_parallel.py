@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from benchmarks.scaling.measured import record as keep
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.cli.random_models import build
 from hf_cpu_accel.cli.tables import results_table, wide_console
+from hf_cpu_accel.runtime.exchange import Exchange
 
 PROMPT, NEW = 128, 32
 _REDUCTIONS = 200
@@ -66,10 +68,21 @@ def main(
     console = wide_console()
     console.print(table)
     two = best["two ranks, 1 thread each"]
-    console.print(f"a sum of one token's hidden states over two ranks: {two['all_reduce_us']:.0f} us")
+    console.print(
+        f"a sum of one token's hidden states over two ranks: {two['exchange_us']:.0f} us through shared memory, "
+        f"{two['gloo_us']:.0f} us by gloo"
+    )
     if record:
-        one = best["one process, 1 thread"]
-        keep("tensor parallel", {"one_token_ms": one["token_ms"], "weights_mb": one["weights_mb"], **two})
+        one, threads = best["one process, 1 thread"], best["one process, 2 threads"]
+        keep(
+            "tensor parallel",
+            {
+                "one_token_ms": one["token_ms"],
+                "threads_token_ms": threads["token_ms"],
+                "one_mb": one["weights_mb"],
+                **two,
+            },
+        )
 
 
 def _run(folder: str, dtype: str, ranks: int, threads: int) -> dict[str, float]:
@@ -101,11 +114,10 @@ def _measure(folder: Path, dtype: str) -> None:
         "token_ms": (whole - prompt) / NEW * 1e3,
         "prompt_ms": prompt * 1e3,
         "weights_mb": sum(item.packed_bytes for item in explain(model).replaced) / 1e6,
-        "all_reduce_us": _all_reduce(hidden) * 1e6 if ranks > 1 else 0.0,
-        "large_all_reduce_ms": _all_reduce(hidden * PROMPT) * 1e3 if ranks > 1 else 0.0,
+        "gloo_us": _each(dist.all_reduce, hidden) * 1e6 if ranks > 1 else 0.0,
+        "exchange_us": _each(Exchange().sum, hidden) * 1e6 if ranks > 1 else 0.0,
         "layers": model.config.num_hidden_layers,
         "hidden": hidden,
-        "prompt": PROMPT,
     }
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps(values), flush=True)
@@ -120,13 +132,13 @@ def _seconds(model: Any, ids: torch.Tensor, new: int) -> float:
     return time.perf_counter() - start
 
 
-def _all_reduce(numbers: int) -> float:
+def _each(reduce: Callable[[torch.Tensor], object], numbers: int) -> float:
     values = torch.zeros(numbers)
     for _ in range(_REDUCTIONS // 10):
-        dist.all_reduce(values)
+        reduce(values)
     start = time.perf_counter()
     for _ in range(_REDUCTIONS):
-        dist.all_reduce(values)
+        reduce(values)
     return (time.perf_counter() - start) / _REDUCTIONS
 
 
