@@ -152,7 +152,13 @@ def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
         ],
     }
     lines = {mark: [heads[mark], ["---"] * len(heads[mark]), *bodies[mark]] for mark in heads}
-    return {mark: "\n".join(f"| {' | '.join(row)} |" for row in table) for mark, table in lines.items()}
+    tables = {mark: "\n".join(f"| {' | '.join(row)} |" for row in table) for mark, table in lines.items()}
+    loads = [values["load"] for values in measured.values()]
+    if loads:
+        tables["measured"] += (
+            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, of which two are the measurement's own."
+        )
+    return tables
 
 
 def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ FILE = Path(__file__).with_name("measured.json")
 
 
 def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
-    """Keep `values` under `name`, with the machine that they are of."""
+    """Keep `values` under `name`, with the machine that they are of, and its load meanwhile (a mean over five minutes)."""
     kept = read(file)
     facts = environment.environment()
     machine = {key: facts[key] for key in ("cpu", "cores", "tier") if key in facts}
-    kept[name] = {"machine": machine, **{key: round(value, 4) for key, value in values.items()}}
+    kept[name] = {
+        "machine": machine,
+        "load": round(os.getloadavg()[1], 1),
+        **{key: round(value, 4) for key, value in values.items()},
+    }
     file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

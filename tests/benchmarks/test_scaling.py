@@ -53,6 +53,7 @@ def test_what_is_recorded_is_read_and_told(tmp_path: Path) -> None:
     record("ranks", RANKS, file)
     kept = read(file)
     assert kept["replicas"]["machine"]
+    assert kept["replicas"]["load"] >= 0
     found = cost.rows(kept, 20, 10)
     assert found["replicas"].speedup(2) == pytest.approx(1.6)
     assert found["partitions, GCN"].speedup(2) == pytest.approx(1.6)

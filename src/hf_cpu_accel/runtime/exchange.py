@@ -14,6 +14,7 @@ import platform
 import time
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -84,7 +85,7 @@ class Exchange:
         if looks % _PATIENT:
             return
         time.sleep(0.0005)
-        if not os.path.exists(f"/proc/{self._pids[other]}"):
+        if not _is_alive(self._pids[other]):
             raise RuntimeError(f"process {self._pids[other]} (rank {other}) of the group has ended")
 
 
@@ -111,6 +112,14 @@ def _shared_memory(
     if rank == 0:
         os.close(file)
     return memory if all(able) else None, [process for process, _, _ in told]
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that has ended is there still until its parent has asked how."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _machine() -> str:
