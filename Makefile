@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-compile-families, test-architectures, test-quality,
-# test-spaces, fuzz, fuzz-files, asan, tsan; audit.
+# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
+# test-architectures, test-quality, test-spaces, fuzz, fuzz-files, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-compile-families test-architectures test-quality test-spaces fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -108,6 +108,11 @@ test-formats: kernels
 test-adapters: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-adapters -r tests/ecosystem/requirements.txt
 	PYTHONPATH=build/test-adapters $(BIN)/python -m pytest -q tests/ecosystem/adapters.py
+
+# integrations/ray on a cluster of this machine, with two workers, 200 MB for objects, and some minutes. The packages lie in build/.
+test-ray: kernels
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-ray -r tests/ray/requirements.txt
+	PYTHONPATH=build/test-ray:integrations/ray $(BIN)/python -m pytest -q tests/ray/cluster.py
 
 # Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
 # for another engine, which is not needed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from hf_cpu_accel.hosts.find import Root, find
 from hf_cpu_accel.lifecycle import accelerate_roots, lock, restore_roots
 from hf_cpu_accel.lora import follow_pipeline, leave_pipeline
 from hf_cpu_accel.measure.dtype_choice import Choice
-from hf_cpu_accel.patching.acceleration import accelerated_parts, acceleration_of
+from hf_cpu_accel.patching.acceleration import Acceleration, accelerated_parts, acceleration_of
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.autotune import with_unfused
@@ -26,6 +27,7 @@ from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
 from hf_cpu_accel.runtime.memory import release_buffers
+from hf_cpu_accel.runtime.threads import apply_threads
 
 T = TypeVar("T")
 
@@ -177,6 +179,8 @@ def _accelerate(
                 accelerate_roots(others, settings, choices=choices, calibration=calibration)
             else:
                 accelerate_roots(others, settings, calibration=calibration)
+        elif settings.threads is not None:
+            apply_threads(settings.threads)
         follow_pipeline(target)
 
 
@@ -186,8 +190,16 @@ def _has_settings(module: nn.Module, settings: CPUAccelConfig, calibration: tupl
         return False
     if calibration and calibration != acceleration.calibration:
         return False
-    # Whoever asks for nothing in particular is content with what the file of a packed model says.
-    return acceleration.config == settings or (acceleration.from_file and settings == CPUAccelConfig())
+    return acceleration.config == settings or (
+        acceleration.from_file and _is_as_packed(acceleration, settings)
+    )
+
+
+def _is_as_packed(acceleration: Acceleration, settings: CPUAccelConfig) -> bool:
+    """Whether `settings` ask for nothing that the file of a packed model does not say: it has no originals to be kept or dropped,
+    and threads are no matter of the file."""
+    dtype = "auto" if settings.dtype == acceleration.plan.dtype else settings.dtype
+    return replace(settings, dtype=dtype, threads=None, originals="disk") == CPUAccelConfig()
 
 
 def _calibration(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +93,74 @@ def test_what_cannot_be_cut_into_chunks(x: Tensor, edge_index: Tensor) -> None:
     model = MODELS["sage"]().eval()
     with pytest.raises(ValueError, match="batch_size=0"):
         inference(model, x, edge_index, batch_size=0)
+    with pytest.raises(ValueError, match="processes=0: expected a whole number from 1"):
+        inference(model, x, edge_index, processes=0)
     with pytest.raises(ValueError, match=r"expected \[nodes, 12\]"):
         inference(model, x[:, :5], edge_index)
     with pytest.raises(RuntimeError, match="out of range"):
         inference(model, x, edge_index + NODES)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_two_processes_give_what_one_gives(
+    name: str,
+    to_file: bool,
+    x: Tensor,
+    edge_index: Tensor,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bit for bit, as the chunks are the same; and what the whole graph gives."""
+    model = accelerate_for_cpu(MODELS[name]().eval(), dtype="float32")
+    torch.set_num_threads(2)
+    out = tmp_path / "embeddings.bin" if to_file else None
+    one = inference(model, x, edge_index, batch_size=7)
+    two = inference(model, x, edge_index, batch_size=7, processes=2, out=out, progress_bar=True)
+    assert torch.equal(one, two)
+    torch.testing.assert_close(two, model(x, edge_index), rtol=1e-4, atol=1e-5)
+    steps = model.num_layers * -(-NODES // 7)
+    assert f"{steps}/{steps}" in capsys.readouterr().err
+    assert torch.get_num_threads() == 2
+
+
+def test_more_processes_than_chunks(x: Tensor, edge_index: Tensor) -> None:
+    model = MODELS["sage"]().eval()
+    assert torch.equal(
+        inference(model, x, edge_index, processes=8), inference(model, x, edge_index, processes=1)
+    )
+
+
+class Fails(torch.nn.ReLU):
+    """An activation that fails in any process but the one that made it."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.home, self.how = os.getpid(), how
+
+    def forward(self, input: Tensor) -> Tensor:
+        if os.getpid() != self.home:
+            self.how()
+        else:
+            time.sleep(0.02)  # so that the others get a chunk
+        return super().forward(input)
+
+
+def fall_over() -> None:
+    raise ZeroDivisionError("on purpose")
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [(fall_over, "ZeroDivisionError: on purpose"), (be_killed, "ended with status -9")]
+)
+def test_another_process_that_fails_is_told_of(
+    how: Callable[[], object], told: str, x: Tensor, edge_index: Tensor
+) -> None:
+    model = pyg.GraphSAGE(FEATURES, 16, 2, out_channels=5, act=Fails(how)).eval()
+    with pytest.raises(RuntimeError, match=told):
+        inference(model, x, edge_index, batch_size=2, processes=2)
+    assert not multiprocessing.active_children()

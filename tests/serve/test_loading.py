@@ -11,10 +11,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import BertConfig, LlamaConfig, T5Config, Wav2Vec2Config, WhisperConfig
 from typer.testing import CliRunner, Result
 
+from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.serve.encoders.encoder import compute
 from hf_cpu_accel.serve.encoders.loading import load_sentence_transformer
-from hf_cpu_accel.serve.loading import called, kind
+from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.loading import Settings, called, kind, load
+from tests.serve import tiny
 
 
 def serve(*arguments: str) -> Result:
@@ -90,3 +93,17 @@ def test_what_the_command_refuses(arguments: list[str], code: int, message: str)
     result = serve(*arguments)
     assert result.exit_code == code
     assert message in result.output
+
+
+def test_packed_folders_are_served_as_they_are(tmp_path: Path) -> None:
+    """Whatever the number of threads; and by no other dtype than they have."""
+    model = accelerate_for_cpu(tiny.writer(), dtype="int8")
+    model.save_pretrained(tmp_path, packed=True)
+    tiny.byte_tokenizer().save_pretrained(tmp_path)
+    for dtype in ("auto", "int8"):
+        served = load(f"chat={tmp_path}", Metrics(), Settings({"dtype": dtype, "threads": 1}))
+        assert explain(served.model).dtype == "int8"
+        assert torch.get_num_threads() == 1
+        assert served.close(5)
+    with pytest.raises(RuntimeError, match="load the checkpoint that it was packed from"):
+        load(f"chat={tmp_path}", Metrics(), Settings({"dtype": "float32", "threads": 1}))

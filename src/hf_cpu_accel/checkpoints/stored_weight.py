@@ -46,13 +46,15 @@ class StoredWeight:
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """`tensor`, or those that a subclass which only stands for others is made of (torchao's and quanto's weights)."""
+    """`tensor`, or those that a subclass which only stands for others is made of (torchao's and quanto's weights, and what this
+    process has of a DTensor)."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from plain_tensors(getattr(tensor, name))
+    for held in (getattr(tensor, name) for name in names):
+        if isinstance(held, Tensor):
+            yield from plain_tensors(held)
 
 
 def is_stand_in(tensor: Tensor) -> bool:

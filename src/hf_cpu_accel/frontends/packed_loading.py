@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,11 @@ class PackedLoading:
         self._file = file
         self._weights: tuple[SavedWeight, ...] = ()
         self._places: list[tuple[_Place, nn.Parameter]] = []
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._file.path
 
     @property
     def plain(self) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_cpu_accel.frontends.packed_config import ChecksFields, PackedFields
 from hf_cpu_accel.frontends.packed_loading import PackedLoading
+from hf_cpu_accel.hosts.tensor_parallel import is_divided
 from hf_cpu_accel.packing.packed_file import FILE_NAME, read_packed
 
 METHOD = "cpu_accel"
@@ -53,6 +54,11 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
         vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
         vars(model.config).pop("transformers_weights", None)
         loading, self._loading = self._loading, None
+        if any(map(is_divided, model.parameters())):
+            raise ValueError(
+                f"{loading.path} has whole packed weights, which cannot be divided among processes: load the checkpoint that "
+                "it was packed from with distributed_config, and cpu_optimize beside it"
+            )
         loading.finish(model)
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from hf_cpu_accel.patching.acceleration import Acceleration, acceleration_of
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
+from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
 
 # Of a plain save, and nothing to a file of packed weights.
@@ -55,6 +56,11 @@ def save(
             f"packed={packed!r}: expected True, False, or None for what the model was loaded from"
         )
     acceleration = acceleration_of(model)
+    if is_joined(model):
+        raise ValueError(
+            f"this {type(model).__name__} is accelerated, and each process has a part of it: call hf_cpu_accel.restore in all of "
+            "them and save then, or save the model in one process before it is divided"
+        )
     came_packed = acceleration is not None and acceleration.from_file
     if packed or (packed is None and came_packed):
         other = [name for name in kwargs if name not in _WITHOUT_MEANING]

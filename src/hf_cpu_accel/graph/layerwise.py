@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
+from hf_cpu_accel.graph.forked import share_out, shared
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
 
@@ -41,6 +42,7 @@ def inference(
     edge_index: Tensor,
     *,
     batch_size: int = 32_768,
+    processes: int = 1,
     out: str | Path | None = None,
     progress_bar: bool = False,
 ) -> Tensor:
@@ -55,6 +57,8 @@ def inference(
             a chunk at a time.
         edge_index: [2, E] int64 or int32, sources and targets.
         batch_size: how many nodes are computed at a time. A few times the features of these and their neighbours are in memory.
+        processes: how many compute, this one among them, each with its part of torch's threads; the others are forked, and all
+            write to one result.
         out: a file that the result is written to and mapped from; what lies between layers is then in files beside it, which
             are removed in the end. None for memory.
         progress_bar: show one, with a step per chunk and layer.
@@ -65,19 +69,21 @@ def inference(
     Raises:
         TypeError: a model that is not made of layers.
         ValueError: a model in training mode, with another `jk`, or whose layers look further than one edge; a batch_size
-            below 1; an x that is not [N, in_channels].
-        RuntimeError: an index that is negative or not below N.
+            or number of processes below 1; an x that is not [N, in_channels].
+        RuntimeError: an index that is negative or not below N; or another process failed.
     """
     _check(model)
     if x.dim() != 2 or x.shape[1] != model.in_channels:
         raise ValueError(f"x of shape {tuple(x.shape)}: expected [nodes, {model.in_channels}]")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: expected at least 1")
+    for name, count in (("batch_size", batch_size), ("processes", processes)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}={count!r}: expected a whole number from 1")
     if x.shape[0] == 0:
         return model(x, edge_index)
     steps = model.num_layers * -(-x.shape[0] // batch_size)
     with tqdm(total=steps, desc="Inference", disable=not progress_bar) as progress:
-        return _compute(model, x, edge_index, batch_size, None if out is None else Path(out), progress.update)
+        file = None if out is None else Path(out)
+        return _compute(model, x, edge_index, batch_size, file, processes, progress.update)
 
 
 def _check(model: Any) -> None:
@@ -98,7 +104,7 @@ def _check(model: Any) -> None:
     edge_index = torch.randint(0, nodes, (2, 90), generator=generator)
     parameter = next(model.parameters(), torch.empty(0))
     x = torch.randn(nodes, model.in_channels, generator=generator).to(parameter.dtype)
-    expected, output = model(x, edge_index), _compute(model, x, edge_index, 7, None, lambda: None)
+    expected, output = model(x, edge_index), _compute(model, x, edge_index, 7, None, 1, lambda: None)
     tolerance = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 5e-2
     if not torch.allclose(output, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
         raise ValueError(
@@ -107,7 +113,13 @@ def _check(model: Any) -> None:
 
 
 def _compute(
-    model: Any, x: Tensor, edge_index: Tensor, batch_size: int, out: Path | None, update: Callable[[], object]
+    model: Any,
+    x: Tensor,
+    edge_index: Tensor,
+    batch_size: int,
+    out: Path | None,
+    processes: int,
+    update: Callable[[], object],
 ) -> Tensor:
     count = x.shape[0]
     with tempfile.TemporaryDirectory(dir=None if out is None else out.resolve().parent) as folder:
@@ -128,30 +140,60 @@ def _compute(
                 if layer == len(model.convs) - 1
                 else Path(folder) / f"layer{layer}"
             )
-            result: Tensor | None = None
-            for chunk in _chunks(adjacency, batch_size):
-                rows = _run(model, layer, x.index_select(0, chunk.nodes), chunk, weights)
-                result = _allocate(count, rows, file) if result is None else result
-                result[chunk.begin : chunk.end] = rows
-                update()
-            assert result is not None
-            x = result
+            x = _layer(model, layer, x, _Chunks(adjacency, batch_size), weights, file, processes, update)
     return x
 
 
-def _chunks(adjacency: Adjacency, batch_size: int) -> Iterator[_Chunk]:
-    number = torch.full((adjacency.targets,), -1, dtype=torch.int32)  # of the nodes of the chunk
-    for begin in range(0, adjacency.targets, batch_size):
-        end = min(begin + batch_size, adjacency.targets)
+def _layer(
+    model: Any,
+    layer: int,
+    x: Tensor,
+    chunks: _Chunks,
+    weights: Tensor | None,
+    file: Path | None,
+    processes: int,
+    update: Callable[[], object],
+) -> Tensor:
+    """The outputs of a layer for all nodes. The first chunk shows what they are."""
+
+    def rows_of(number: int) -> tuple[_Chunk, Tensor]:
+        chunk = chunks.chunk(number)
+        return chunk, _run(model, layer, x.index_select(0, chunk.nodes), chunk, weights)
+
+    chunk, rows = rows_of(0)
+    result = _allocate(x.shape[0], rows, file, processes > 1)
+
+    def compute(number: int) -> None:
+        chunk, rows = rows_of(number + 1)
+        result[chunk.begin : chunk.end] = rows
+
+    result[chunk.begin : chunk.end] = rows
+    update()
+    share_out(compute, chunks.count - 1, min(processes, max(chunks.count - 1, 1)), update)
+    return result
+
+
+class _Chunks:
+    """All nodes of a graph in chunks of `size`."""
+
+    def __init__(self, adjacency: Adjacency, size: int) -> None:
+        self._adjacency, self._size = adjacency, size
+        self.count = -(-adjacency.targets // size)
+        self._number = torch.full((adjacency.targets,), -1, dtype=torch.int32)  # of the nodes of a chunk
+
+    def chunk(self, index: int) -> _Chunk:
+        adjacency, begin = self._adjacency, index * self._size
+        end = min(begin + self._size, adjacency.targets)
         entries = slice(int(adjacency.rowptr[begin]), int(adjacency.rowptr[end]))
         sources = adjacency.col[entries]
         near = torch.zeros(adjacency.targets, dtype=torch.bool)
         near[sources] = True
         near[begin:end] = False
         nodes = torch.cat([torch.arange(begin, end), near.nonzero().view(-1)])
-        number[nodes] = torch.arange(len(nodes), dtype=torch.int32)
+        self._number[nodes] = torch.arange(len(nodes), dtype=torch.int32)
         targets = row_of_edge(adjacency.rowptr[begin : end + 1] - entries.start, len(sources)).int()
-        yield _Chunk(begin, end, nodes, torch.stack([number[sources], targets]).long(), entries)
+        edge_index = torch.stack([self._number[sources], targets]).long()
+        return _Chunk(begin, end, nodes, edge_index, entries)
 
 
 def _run(model: Any, layer: int, x: Tensor, chunk: _Chunk, weights: Tensor | None) -> Tensor:
@@ -173,8 +215,8 @@ def _run(model: Any, layer: int, x: Tensor, chunk: _Chunk, weights: Tensor | Non
     return model.lin(output) if last and hasattr(model, "lin") else output
 
 
-def _allocate(count: int, rows: Tensor, file: Path | None) -> Tensor:
+def _allocate(count: int, rows: Tensor, file: Path | None, is_shared: bool) -> Tensor:
     shape = count, *rows.shape[1:]
-    if file is None:
-        return rows.new_empty(shape)
-    return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=rows.dtype).view(shape)
+    if file is not None:
+        return torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=rows.dtype).view(shape)
+    return shared(shape, rows.dtype) if is_shared else rows.new_empty(shape)

@@ -45,6 +45,7 @@ from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
 from hf_cpu_accel.rewrite.linear.stored import StoredLinearsRule
+from hf_cpu_accel.rewrite.linear.tensor_parallel import divide_linears
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
@@ -146,9 +147,10 @@ def _autotune(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
-# float16 first: all others see what is computed in. Then from the inside outwards: layers are fused when their linears, norms and
-# attention have been replaced. What watches calls comes last.
+# What this process computes first, and what in: all others see that. Then from the inside outwards: layers are fused when their
+# linears, norms and attention have been replaced. What watches calls comes last.
 STAGES: tuple[Stage, ...] = (
+    Stage("tensor parallel", divide_linears),
     Stage("float16", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
     Stage("freezing", _freeze),

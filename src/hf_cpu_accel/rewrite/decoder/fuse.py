@@ -33,6 +33,7 @@ from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder.verify import Verification
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
+from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 
 STRUCTURE = "decoder layer"
 WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts run one by one"
@@ -72,6 +73,8 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
         if isinstance(layer, FusedDecoderLayer) or not context.slots[id(layer)]:
             yield None
+        elif is_joined(layer):
+            yield Refusal(BETWEEN)
         elif _may_be_fused(path, layer, context):
             yield attempt(path, reader.role, layer, call)
         else:

@@ -15,6 +15,7 @@ from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
 from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
+from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 STRUCTURE = "encoder layer"
@@ -74,6 +75,8 @@ def _refusal(module: nn.Module) -> Refusal | None:
         return Refusal("there are hooks on modules in it")
     if is_permuted(module):
         return Refusal(PERMUTED)
+    if is_joined(module):
+        return Refusal(BETWEEN, yields=True)
     if norms not in (1, 2):
         return Refusal(f"it has {norms} norms, and an encoder layer has one or two", yields=True)
     if any(True for _ in module.buffers()):

@@ -1,0 +1,30 @@
+"""Where the commands of this folder keep what they measured last, for `benchmarks.scaling.cost` and docs/scaling.md."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_cpu_accel.measure import environment
+
+FILE = Path(__file__).with_name("measured.json")
+
+
+def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
+    """Keep `values` under `name`, with the machine that they are of, and its load meanwhile (a mean over five minutes)."""
+    kept = read(file)
+    facts = environment.environment()
+    machine = {key: facts[key] for key in ("cpu", "cores", "tier") if key in facts}
+    kept[name] = {
+        "machine": machine,
+        "load": round(os.getloadavg()[1], 1),
+        **{key: round(value, 4) for key, value in values.items()},
+    }
+    file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read(file: Path = FILE) -> dict[str, dict[str, Any]]:
+    """All that is kept."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

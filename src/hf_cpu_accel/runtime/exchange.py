@@ -1,0 +1,128 @@
+"""What the processes of a group hand to one another, through memory that they share where they are on one machine, else by gloo.
+
+gloo's messages go through sockets and threads that sleep: a hidden state of 3.5 KB takes 0.1 to 1.4 ms between two processes of a
+virtual machine, and a token of a language model has two sums for each layer. Here a process writes its values and then how often it
+has written, and waits awake for those of the others, some microseconds. As each sums what lies there, in one order, all get the
+same bits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import time
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_CAPACITY = 1 << 20  # floats of each process; more go by gloo
+_LINE = 64  # bytes, so that no two processes write to one line of a cache
+_AWAKE = 2000  # looks before others are let in, and how many of these until it is asked who is alive still
+_PATIENT = 20000
+
+
+class Exchange:
+    """For one group; all its processes make one at the same time, and call it in the same order.
+
+    Attributes:
+        is_shared: whether memory is shared; it takes one machine, whose processors show stores in their order (x86).
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group, self._turn = group, 0
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        nbytes = self.size * (_LINE + 2 * _CAPACITY * 4)
+        memory, self._pids = _shared_memory(group, self.rank, self.size, nbytes)
+        self.is_shared = memory is not None
+        if memory is not None:
+            self._turns = memoryview(memory)[: self.size * _LINE].cast("q")
+            values = torch.frombuffer(memory, dtype=torch.float32, offset=self.size * _LINE)
+            self._values = values.view(2, self.size, _CAPACITY)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+        return self  # the processes are the same
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, which have values of one shape and dtype."""
+        if not self.is_shared or values.numel() > _CAPACITY:
+            values = values.contiguous()
+            dist.all_reduce(values, group=self._group)
+            return values
+        return self._all(values).sum(0).view(values.shape).to(values.dtype)
+
+    def side_by_side(self, values: Tensor) -> Tensor:
+        """[..., N of each] -> [..., N of all], in the order of the processes."""
+        if not self.is_shared or values.numel() > _CAPACITY:
+            values = values.contiguous()
+            parts = [torch.empty_like(values) for _ in range(self.size)]
+            dist.all_gather(parts, values, group=self._group)
+            return torch.cat(parts, dim=-1)
+        parts_of_all = self._all(values).view(self.size, *values.shape)
+        return torch.cat(parts_of_all.unbind(0), dim=-1).to(values.dtype)
+
+    def _all(self, values: Tensor) -> Tensor:
+        """float32 [processes, numbers], which the exchange after the next overwrites: by then all have begun the next, and so have
+        read these."""
+        self._turn += 1
+        mine = self._values[self._turn % 2, :, : values.numel()]
+        mine[self.rank].copy_(values.reshape(-1))
+        places = _LINE // 8
+        self._turns[self.rank * places] = self._turn
+        for other in range(self.size):
+            looks = 0
+            while self._turns[other * places] < self._turn:
+                looks += 1
+                if looks > _AWAKE:
+                    self._wait(other, looks)
+        return mine
+
+    def _wait(self, other: int, looks: int) -> None:
+        os.sched_yield()
+        if looks % _PATIENT:
+            return
+        time.sleep(0.0005)
+        if not _is_alive(self._pids[other]):
+            raise RuntimeError(f"process {self._pids[other]} (rank {other}) of the group has ended")
+
+
+def _shared_memory(
+    group: dist.ProcessGroup | None, rank: int, size: int, nbytes: int
+) -> tuple[mmap.mmap | None, list[int]]:
+    """Memory of the first process that all have mapped, or None if one of them cannot; and the ids of the processes."""
+    file = os.memfd_create("hf_cpu_accel") if rank == 0 else -1
+    if rank == 0:
+        os.ftruncate(file, nbytes)
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, (os.getpid(), file, _machine()), group=group)
+    memory, (pid, theirs, machine) = None, told[0]
+    try:
+        if platform.machine() in ("x86_64", "AMD64") and _machine() == machine:
+            opened = file if rank == 0 else os.open(f"/proc/{pid}/fd/{theirs}", os.O_RDWR)
+            memory = mmap.mmap(opened, nbytes)
+            if rank:
+                os.close(opened)
+    except OSError:  # in another container, or of another user
+        memory = None
+    able: list[Any] = [None] * size
+    dist.all_gather_object(able, memory is not None, group=group)
+    if rank == 0:
+        os.close(file)
+    return memory if all(able) else None, [process for process, _, _ in told]
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that has ended is there still until its parent has asked how."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _machine() -> str:
+    """Tells machines, and containers with process ids of their own, apart."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -1,0 +1,105 @@
+"""Models that transformers divides among two processes (gloo): the tokens of one process, and half of the weights each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hf_cpu_accel import accelerate_for_cpu
+from tests.acceptance.documents import ROOT
+from tests.children import run_child
+from tests.rewrite.tensor_parallel.models import report, save_llama, save_neox
+
+Found = dict[str, Any]
+MODELS = {"llama": save_llama, "neox": save_neox}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Found, Found]]:
+    """For each model what one process has, and each of two."""
+    home = tmp_path_factory.mktemp("divided")
+    for name, save in MODELS.items():
+        save(home / name)
+        packed = accelerate_for_cpu(AutoModelForCausalLM.from_pretrained(home / name).eval(), dtype="int8")
+        packed.save_pretrained(home / name / "packed", packed=True)
+    process = Path(__file__).with_name("process.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run_child(
+        [*launch, str(process), *(str(home / name) for name in MODELS)],
+        cpu_seconds=400,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    return {
+        name: (
+            report(home / name),
+            *(json.loads((home / name / f"rank{n}.json").read_text()) for n in (0, 1)),
+        )
+        for name in MODELS
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_those_of_one_process(name: str, found: dict[str, tuple[Found, ...]]) -> None:
+    one, *two = found[name]
+    assert len(set(one["eager"])) > 8  # else any tokens would do
+    for each in two:
+        assert each["eager"] == each["float32"]["tokens"] == each["keyword"]["tokens"] == one["eager"]
+        assert each["keyword"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_both_have_the_same_logits_as_near_as_one_process(
+    name: str, dtype: str, found: dict[str, tuple[Found, ...]]
+) -> None:
+    """Each part of a row is quantised by itself, so that integers round otherwise than in one process, and no worse."""
+    one, first, second = found[name]
+    assert first[dtype]["tokens"] == second[dtype]["tokens"]
+    assert first[dtype]["logits"] == second[dtype]["logits"]
+    eager = torch.tensor(one["logits"])
+    errors = [
+        float((torch.tensor(each[dtype]["logits"]) - eager).norm() / eager.norm()) for each in (one, first)
+    ]
+    assert errors[1] <= max(1.5 * errors[0], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_has_half_of_the_weights(name: str, dtype: str, found: dict[str, tuple[Found, ...]]) -> None:
+    one, *two = found[name]
+    for each in two:
+        assert (
+            0.49 < each[dtype]["bytes"] / one[dtype]["bytes"] < 0.56
+        )  # norms and biases of sums are in both
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_says_what_is_divided_and_not_fused(name: str, found: dict[str, tuple[Found, ...]]) -> None:
+    for each in found[name][1:]:
+        assert any("of 2 processes; joined through shared memory" in note for note in each["int8"]["notes"])
+        assert ["decoder layer", "sums over processes come between its parts, which run one by one"] in each[
+            "int8"
+        ]["left"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_restore_brings_the_parts_back(name: str, found: dict[str, tuple[Found, ...]]) -> None:
+    for each in found[name][1:]:
+        assert each["restored"]
+        assert each["same"]
+        assert each["tokens again"] == each["eager"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_needs_whole_weights_is_refused(name: str, found: dict[str, tuple[Found, ...]]) -> None:
+    for each in found[name][1:]:
+        assert "each process has a part of it: call hf_cpu_accel.restore" in each["saving"]
+        assert "cannot be divided among processes" in each["packed"]
