@@ -36,7 +36,7 @@ CHECKS = {
 
 best = extension.status().tier
 FLAGS = hardware.detect().flags
-CAPS = hardware.TIERS[:-1]  # amx has no kernels of its own
+CAPS = (*hardware.TIERS, hardware.EMULATED_AMX)
 PRINT_TIER = "from hf_cpu_accel import extension; print(extension.status().tier)"
 available = [tier for tier in CAPS if hardware.best_tier(FLAGS, tier) == tier]
 

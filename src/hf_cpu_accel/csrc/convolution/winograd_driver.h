@@ -126,6 +126,7 @@ class WinogradConvolution {
     const int64_t bytes = kernels_.panel_bytes(g), words_of_k = bytes / kernels_.word_bytes, weight_words = bytes / (4 * panel_columns);
     const int64_t share = (bytes / grid.tiles + 63) / 64 * 64, step = (share + weight_words - 1) / weight_words;
     const char* weight = static_cast<const char*>(g.weight) + panel * tile_positions * bytes;
+    const Computing computing(kernels_);
     for (int64_t position = 0; position < tile_positions; ++position, weight += bytes) {
       g.words = words + position * packed_apart_;
       for (int64_t t = 0; t < grid.tiles; ++t) {
