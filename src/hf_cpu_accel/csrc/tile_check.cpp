@@ -65,7 +65,7 @@ bool tiles_agree(const Kernels& tiles, const Kernels& below) {
     const std::vector<uint32_t> weight = weight_of(kind, depth / (kind == WeightKind::bfloat16 ? 2 : 4));
     g.weight = weight.data();
     const int at = static_cast<int>(kind);
-    const std::vector<float> ours = product(tiles.gemm[at], g), expected = product(below.gemm[at], g);
+    const std::vector<float> ours = product(tiles.gemm_of_many_rows[at], g), expected = product(below.gemm[at], g);
     if (std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(float)) != 0) return false;
   }
   return true;

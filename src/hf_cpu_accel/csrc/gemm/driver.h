@@ -24,14 +24,18 @@ struct GemmMemory {
       : words(workspace.take<uint32_t>(rows * input_words)), scale(workspace.take<float>(rows)), zero(workspace.take<float>(rows)) {}
 };
 
-// int4 weights are read as they are by few rows; for many each panel is unpacked once.
+// int4 weights are read as they are by few rows; for many each panel is unpacked once. AMX tiles are for many rows, too.
 inline const GemmKernels& kernels_of(WeightKind kind, int64_t rows) {
   const Kernels& all = dispatch().kernels;
   const GemmKernels& kernels = all.gemm[static_cast<int>(kind)];
-  return kind == WeightKind::int4 && rows > kernels.tile_rows ? all.gemm_int4_unpacked : kernels;
+  return rows <= kernels.most_rows ? kernels : all.gemm_of_many_rows[static_cast<int>(kind)];
 }
 inline const GemmKernels& kernels_of(const Gemm& g) { return kernels_of(g.kind, g.m); }
 inline int64_t input_words(const Gemm& g) { return kernels_of(g).input_words(g); }
+// However many of its rows are multiplied together.
+inline int64_t most_input_words(const Gemm& g) {
+  return std::max(kernels_of(g.kind, 1).input_words(g), kernels_of(g.kind, INT64_MAX).input_words(g));
+}
 inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k); }
 
 // The shape of the work: rows in tiles of nearly equal height (no short last tile) in the kernels' units, tiles in blocks whose packed
