@@ -34,8 +34,24 @@ X86_TIERS = {
     "avx512_vnni": ([*AVX512, "-mavx512vnni"], "HFCA_SIMD_AVX512"),
     "avx512_bf16": ([*AVX512, "-mavx512vnni", "-mavx512bf16"], "HFCA_SIMD_AVX512"),
 }
+# The GEMMs of AMX tiles, over the other kernels of a tier below: csrc/tile_tier.cpp.
+TILE_TIERS = {
+    "amx": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+    "amx_emulated": [*AVX512, "-mavx512vnni", "-DHFCA_EMULATED_TILES=1"],
+}
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
+# (tier, source, flags)
+TIER_OBJECTS = [
+    *((tier, "tier.cpp", [*flags, f"-D{simd}=1"]) for tier, (flags, simd) in TIERS.items()),
+    *((tier, "tile_tier.cpp", [*flags, "-DHFCA_SIMD_AVX512=1"]) for tier, flags in TILE_TIERS.items() if X86),
+]
+PLAIN_SOURCES = (
+    "buffers.cpp",
+    "dispatch.cpp",
+    "module.cpp",
+    *(("amx_permission.cpp", "tile_check.cpp") if X86 else ()),
+)
 SANITIZER = [
     "-O1",
     "-g1",
@@ -107,27 +123,14 @@ class BuildKernels(build_ext):
         common += ["-fno-math-errno", "-fno-trapping-math"]
         common += SANITIZER if sanitize else []
         jobs: list[tuple[list[str], Path]] = []
-        for tier, (flags, simd) in TIERS.items():
+        for tier, source, flags in TIER_OBJECTS:
             target = build / f"tier_{tier}.o"
-            jobs.append(
-                (
-                    [
-                        *common,
-                        *flags,
-                        f"-DHFCA_TIER={tier}",
-                        f"-D{simd}=1",
-                        "-c",
-                        str(CSRC / "tier.cpp"),
-                        "-o",
-                        str(target),
-                    ],
-                    target,
-                )
-            )
+            command = [*common, *flags, f"-DHFCA_TIER={tier}", "-c", str(CSRC / source), "-o", str(target)]
+            jobs.append((command, target))
         python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
         torch = [*STABLE_ABI, f"-isystem{root / 'include'}"]
         for source in [
-            *(CSRC / name for name in ("buffers.cpp", "dispatch.cpp", "module.cpp")),
+            *(CSRC / name for name in PLAIN_SOURCES),
             *sorted((CSRC / "ops").glob("*.cpp")),
         ]:
             target = build / f"{'_'.join(source.relative_to(CSRC).with_suffix('').parts)}.o"

@@ -18,10 +18,11 @@ class ExtensionStatus:
     """Attributes:
     loaded: whether the C++ kernels serve.
     error: why they do not, None if they do.
-    tier: instruction-set tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"; None if not
-        loaded.
-    bf16_dot: bfloat16 GEMMs use the CPU's dot product because it measured faster than float32 FMA.
+    tier: instruction-set tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"
+        ("amx_emulated" where it is asked for); None if not loaded.
+    bf16_dot: bfloat16 GEMMs use the CPU's products of bfloat16: by AMX, or because they measured faster than float32 FMA.
     path: the library file, None if there is none.
+    without_tiles: why AMX is not used although nothing forbids it, None if it is or was not asked for.
     """
 
     loaded: bool
@@ -29,6 +30,7 @@ class ExtensionStatus:
     tier: str | None
     bf16_dot: bool
     path: str | None
+    without_tiles: str | None = None
 
 
 @lru_cache(maxsize=1)
@@ -53,5 +55,10 @@ def status() -> ExtensionStatus:
     # With another backend than OpenMP the fused ops use one thread: see csrc/team.h.
     ops.run_together("ATen parallel backend: OpenMP" in torch.__config__.parallel_info())
     return ExtensionStatus(
-        loaded=True, error=None, tier=ops.tier(), bf16_dot=ops.bf16_dot(), path=str(library)
+        loaded=True,
+        error=None,
+        tier=ops.tier(),
+        bf16_dot=ops.bf16_dot(),
+        path=str(library),
+        without_tiles=ops.without_tiles() or None,
     )

@@ -127,8 +127,15 @@ def test_kernels_below_the_cpu() -> None:
     assert "avx2, although this CPU can run avx512_bf16" in found.value
 
 
-def test_amx_machine_is_served_by_the_tier_below() -> None:
-    assert checks.kernels(NATIVE, replace(CPU, tier="amx", uncapped_tier="amx")).status == "ok"
+def test_amx_that_is_not_used() -> None:
+    amx = replace(CPU, tier="amx", uncapped_tier="amx")
+    assert checks.kernels(replace(NATIVE, tier="amx"), amx) == checks.Check("kernels", "native, amx")
+    refused = replace(NATIVE, without_tiles="the kernel refuses AMX tiles to this process (arch_prctl)")
+    found = checks.kernels(refused, amx)
+    assert found.status == "problem"
+    assert "avx512_bf16, not amx: the kernel refuses AMX tiles" in found.value
+    # Why it is so is of no interest where the CPU has none, or where another tier was asked for.
+    assert checks.kernels(refused, CPU).status == "ok"
 
 
 def test_capped_kernels_are_not_blamed_twice() -> None:

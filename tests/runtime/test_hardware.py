@@ -95,6 +95,9 @@ def test_cap_is_never_passed_and_never_below_what_it_allows(flags: frozenset[str
         pytest.param(AVX512, "amx", "avx512", id="cap-above-the-cpu"),
         pytest.param(AVX512, "", "avx512", id="empty-is-no-cap"),
         pytest.param(AVX512, None, "avx512", id="none-is-no-cap"),
+        pytest.param(ZEN4, "amx_emulated", "amx_emulated", id="emulated-where-asked-for"),
+        pytest.param(SAPPHIRE_RAPIDS, "amx_emulated", "amx_emulated", id="emulated-beside-the-hardware"),
+        pytest.param(AVX2, "amx_emulated", "avx2", id="emulated-needs-vnni"),
     ],
 )
 def test_cap(flags: set[str], cap: str | None, tier: str) -> None:

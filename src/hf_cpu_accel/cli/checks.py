@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hf_cpu_accel.compiler.background import toolchain
 from hf_cpu_accel.runtime import private_files as private
-from hf_cpu_accel.runtime.hardware import ISA_VARIABLE, TIERS, CPUInfo
+from hf_cpu_accel.runtime.hardware import EMULATED_AMX, ISA_VARIABLE, TIERS, CPUInfo
 from hf_cpu_accel.runtime.home_folder import HOME_VARIABLE, REMEDY
 from hf_cpu_accel.runtime.topology import format_cpu_list
 
@@ -45,11 +45,18 @@ def kernels(status: ExtensionStatus, cpu: CPUInfo) -> Check:
             "Have a C++ compiler (Debian, Ubuntu: `apt-get install g++`) and install the package again. In a "
             "clone, `HF_CPU_ACCEL_REQUIRE_EXTENSION=1 pip install -e . --no-deps` shows what it says.",
         )
-    expected = min(cpu.tier, TIERS[-2], key=TIERS.index)  # amx has no kernels of its own
-    if status.tier in TIERS and TIERS.index(status.tier) < TIERS.index(expected):
+    if status.without_tiles and cpu.tier in ("amx", EMULATED_AMX):
         return Check(
             "kernels",
-            f"native, {status.tier}, although this CPU can run {expected}",
+            f"native, {status.tier}, not {cpu.tier}: {status.without_tiles}",
+            "problem",
+            "Let the container, its seccomp profile or the hypervisor allow AMX; until then the tier below serves.",
+        )
+    order = (*TIERS, EMULATED_AMX)
+    if status.tier in order and order.index(status.tier) < order.index(cpu.tier):
+        return Check(
+            "kernels",
+            f"native, {status.tier}, although this CPU can run {cpu.tier}",
             "problem",
             "Their build left that tier out: build them with g++ 11, clang 14 or newer.",
         )

@@ -5,6 +5,10 @@
 #include <cstring>
 #if defined(HFCA_X86)
 #include <cpuid.h>
+
+#include "amx_permission.h"
+#include "tile_check.h"
+#include "tile_tier.h"
 #endif
 
 namespace hfca {
@@ -16,6 +20,9 @@ struct Tier {
   const char* name;
   bool (*runs)();
   const Kernels& (*kernels)();
+  void (*use_tiles)(Kernels&) = nullptr;  // puts GEMMs of tiles over them
+  const char* below = nullptr;            // the tier whose kernels those are
+  bool only_named = false;
 };
 
 #if defined(HFCA_X86)
@@ -27,6 +34,7 @@ bool runs_avx512() {
 }
 bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool runs_avx512_bf16() { return runs_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+bool runs_amx() { return runs_avx512_bf16() && !no_tiles_because(); }
 // Not every compiler's __builtin_cpu_supports knows AVX-VNNI: leaf 7, subleaf 1, bit 4 of eax.
 bool runs_avx2_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -42,6 +50,8 @@ constexpr Tier tiers[] = {
     {"avx512", &runs_avx512, &kernels_avx512},
     {"avx512_vnni", &runs_avx512_vnni, &kernels_avx512_vnni},
     {"avx512_bf16", &runs_avx512_bf16, &kernels_avx512_bf16},
+    {"amx", &runs_amx, &kernels_avx512_bf16, &use_tiles_amx, "avx512_bf16"},
+    {"amx_emulated", &runs_avx512_vnni, &kernels_avx512_vnni, &use_tiles_amx_emulated, "avx512_vnni", true},
 #endif
 };
 
@@ -52,8 +62,9 @@ const Tier& chosen_tier() {
   const char* cap = std::getenv("HF_CPU_ACCEL_ISA");
   const Tier* best = tiers;
   for (const Tier& tier : tiers) {
-    if (tier.runs()) best = &tier;
-    if (cap && std::strcmp(cap, tier.name) == 0) break;
+    const bool named = cap && std::strcmp(cap, tier.name) == 0;
+    if ((named || !tier.only_named) && tier.runs()) best = &tier;
+    if (named) break;
   }
   return *best;
 }
@@ -71,23 +82,41 @@ double rate(const Kernels& kernels, WeightKind kind) {
 }
 #endif
 
+#if defined(HFCA_X86)
+// vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX: there bfloat16
+// weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
+// HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
+void choose_bfloat16(Dispatch& d) {
+  const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
+  d.bf16_dot =
+      wish && (*wish == '0' || *wish == '1') ? *wish == '1' : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
+  if (!d.bf16_dot) {
+    constexpr int bfloat16 = static_cast<int>(WeightKind::bfloat16);
+    d.kernels.gemm[bfloat16] = kernels_avx512_vnni().gemm[bfloat16];
+    d.kernels.attention = kernels_avx512_vnni().attention;
+  }
+}
+
+// Tiles are complicated machinery that few have and that hypervisors emulate: they serve where they compute what the tier below does.
+void choose_tiles(Dispatch& d, const Tier& tier) {
+  Kernels kernels = d.kernels;
+  tier.use_tiles(kernels);
+  if (tiles_agree(kernels, d.kernels)) {
+    d.kernels = kernels, d.bf16_dot = true;
+  } else {
+    d.tier = tier.below, d.without_tiles = "a product of tiles is not what it should be";
+  }
+}
+#endif
+
 Dispatch choose() {
   const Tier& tier = chosen_tier();
-  Dispatch d{tier.name, false, tier.kernels()};
+  Dispatch d{tier.name, false, tier.kernels(), nullptr};
 #if defined(HFCA_X86)
-  if (tier.kernels == &kernels_avx512_bf16) {
-    // vdpbf16ps runs at twice the rate of float32 FMA on Zen 4 but at half of it on Intel cores whose bfloat16 lives in AMX:
-    // there bfloat16 weights widened to float32 are faster, so measure (about 1 ms) instead of trusting the flag.
-    // HF_CPU_ACCEL_BF16_DOT=0|1 decides instead, for results that are the same on every machine of a fleet.
-    const char* wish = std::getenv("HF_CPU_ACCEL_BF16_DOT");
-    d.bf16_dot = wish && (*wish == '0' || *wish == '1') ? *wish == '1'
-                                                        : rate(d.kernels, WeightKind::bfloat16) > rate(d.kernels, WeightKind::float32);
-    if (!d.bf16_dot) {
-      constexpr int bfloat16 = static_cast<int>(WeightKind::bfloat16);
-      d.kernels.gemm[bfloat16] = kernels_avx512_vnni().gemm[bfloat16];
-      d.kernels.attention = kernels_avx512_vnni().attention;
-    }
-  }
+  if (tier.kernels == &kernels_avx512_bf16) choose_bfloat16(d);
+  if (tier.use_tiles) choose_tiles(d, tier);
+  const char* cap = std::getenv("HF_CPU_ACCEL_ISA");
+  if (!tier.use_tiles && (!cap || !*cap || std::strcmp(cap, "amx") == 0)) d.without_tiles = no_tiles_because();
 #endif
   return d;
 }

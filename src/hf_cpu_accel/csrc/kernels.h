@@ -21,8 +21,8 @@
 namespace hfca {
 
 struct Kernels {
-  GemmKernels gemm[weight_kinds];  // by WeightKind; int4 for few rows
-  GemmKernels gemm_int4_unpacked;
+  GemmKernels gemm[weight_kinds];               // by WeightKind
+  GemmKernels gemm_of_many_rows[weight_kinds];  // for GEMMs of more than the most_rows of those
   QuantizeImageKernels images;
   GatherKernels pixels;
   WinogradOutputKernel winograd_output;

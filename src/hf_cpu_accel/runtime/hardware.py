@@ -35,6 +35,8 @@ _TIER_FLAGS: dict[str, frozenset[str]] = {
     "amx": _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
 }
 TIERS: tuple[str, ...] = tuple(_TIER_FLAGS)
+# The kernels of amx on a machine without it, where they are asked for by name: slow, for tests.
+EMULATED_AMX = "amx_emulated"
 
 
 @dataclass(frozen=True)
@@ -156,15 +158,17 @@ def probe(
 def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
     """The highest of ``TIERS``, up to ``cap`` unless that is empty, that a CPU with these ``flags`` runs.
 
-    Raises ValueError if ``cap`` is no tier.
+    ``EMULATED_AMX``, which is in none of its places, is given to who names it. Raises ValueError if ``cap`` is no tier.
     """
+    available = frozenset(flags)
+    if cap == EMULATED_AMX:
+        return EMULATED_AMX if _TIER_FLAGS["avx512_vnni"] <= available else best_tier(available)
     if cap and cap not in TIERS:
         raise ValueError(
             f"{ISA_VARIABLE}={cap!r} is no instruction tier; accepted: {', '.join(TIERS)}. "
             "Unset it to use the best tier that this CPU has."
         )
     allowed = TIERS[: TIERS.index(cap) + 1] if cap else TIERS
-    available = frozenset(flags)
     return [tier for tier in allowed if _TIER_FLAGS[tier] <= available][-1]
 
 

@@ -12,9 +12,9 @@
 namespace hfca {
 
 // Whether patches are gathered before they are packed: where windows have several pixels whose channels do not fill whole lines of packed
-// input.
+// input, of whichever kernels.
 inline bool gathers(WeightKind kind, int64_t channels, bool several_pixels) {
-  const int64_t unit = dispatch().kernels.gemm[static_cast<int>(kind)].run_elements;
+  const int64_t unit = kernels_of(kind, INT64_MAX).run_elements;
   return several_pixels && (unit == 0 || channels % unit > 0);
 }
 
@@ -22,7 +22,8 @@ inline bool gathers(WeightKind kind, int64_t channels, bool several_pixels) {
 class PatchRows {
  public:
   // patches: all but where the pixels are; of the copy of the image (padded_images.h) where they are gathered.
-  PatchRows(const Gemm& g, const Patches& patches) : patches_(patches), tile_rows_(kernels_of(g).tile_rows) {
+  PatchRows(const Gemm& g, const Patches& patches)
+      : patches_(patches), tile_rows_(std::max(kernels_of(g.kind, 1).tile_rows, kernels_of(g.kind, INT64_MAX).tile_rows)) {
     const int64_t channels = g.k / patches.pixels();
     gathers_ = gathers(g.kind, channels, patches.have_several_pixels());
     runs_.count = gathers_ ? 1 : patches.pixels(), runs_.length = gathers_ ? g.k : channels;
@@ -81,7 +82,7 @@ class PatchConvolution {
       : g_(g),
         bytes_(bytes),
         threads_(threads),
-        words_(input_words(g)),
+        words_(most_input_words(g)),
         image_rows_(patches.out_height * patches.out_width),
         blocks_(g.m, words_, threads),
         plain_(patches.are_pixels()),

@@ -43,7 +43,7 @@ class WinogradConvolution {
   // g: k channels to n; its weight has the positions of each panel side by side. `patches` have their zeros.
   WinogradConvolution(const Gemm& g, const Patches& patches, int64_t threads)
       : g_(g), kernels_(kernels_of(g)), tiles_(patches, g.m / (patches.out_height * patches.out_width)), threads_(threads) {
-    g_.input_words = input_words(g);
+    g_.input_words = kernels_.input_words(g);
     // A block's packed input and sums stay in L2 while the panels pass by; but every block reads all weights.
     constexpr int64_t least_tiles = 84, least_apart = 24;
     const int64_t room = level2_bytes() * 3 / 4 / 4,
@@ -126,6 +126,7 @@ class WinogradConvolution {
     const int64_t bytes = kernels_.panel_bytes(g), words_of_k = bytes / kernels_.word_bytes, weight_words = bytes / (4 * panel_columns);
     const int64_t share = (bytes / grid.tiles + 63) / 64 * 64, step = (share + weight_words - 1) / weight_words;
     const char* weight = static_cast<const char*>(g.weight) + panel * tile_positions * bytes;
+    const Computing computing(kernels_);
     for (int64_t position = 0; position < tile_positions; ++position, weight += bytes) {
       g.words = words + position * packed_apart_;
       for (int64_t t = 0; t < grid.tiles; ++t) {

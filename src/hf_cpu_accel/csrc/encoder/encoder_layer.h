@@ -60,7 +60,7 @@ struct EncoderPlan {
   int64_t scratch_floats;  // per thread, for norms and attention
 
   EncoderPlan(const EncoderLayer& layer, const AttentionPlan& attention, int64_t team) : threads(team) {
-    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.up, &layer.down}) input_words = std::max(input_words, hfca::input_words(*g));
+    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.up, &layer.down}) input_words = std::max(input_words, most_input_words(*g));
     scratch_floats = (std::max(attention.scratch_floats, norm_buffer_rows * layer.features) + 15) / 16 * 16;
     const int64_t token_bytes =
         4 * (input_words + 2 * layer.features) + static_cast<int64_t>(layer.element()) * layer.intermediate_features;

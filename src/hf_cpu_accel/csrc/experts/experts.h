@@ -117,7 +117,7 @@ inline Gemm gemm_of_block(const ExpertProduct& p, const Assignment& a, const Exp
 inline int64_t input_words(const Mixture& m) {
   int64_t words = 0;
   for (const Gemm* side : {&m.up, &m.down, &m.shared_up, &m.shared_down})
-    if (side->n > 0) words = std::max(words, input_words(*side));
+    if (side->n > 0) words = std::max(words, most_input_words(*side));
   return words;
 }
 

@@ -24,24 +24,31 @@ struct GemmMemory {
       : words(workspace.take<uint32_t>(rows * input_words)), scale(workspace.take<float>(rows)), zero(workspace.take<float>(rows)) {}
 };
 
-// int4 weights are read as they are by few rows; for many each panel is unpacked once.
+// int4 weights are read as they are by few rows; for many each panel is unpacked once. AMX tiles are for many rows, too.
 inline const GemmKernels& kernels_of(WeightKind kind, int64_t rows) {
   const Kernels& all = dispatch().kernels;
   const GemmKernels& kernels = all.gemm[static_cast<int>(kind)];
-  return kind == WeightKind::int4 && rows > kernels.tile_rows ? all.gemm_int4_unpacked : kernels;
+  return rows <= kernels.most_rows ? kernels : all.gemm_of_many_rows[static_cast<int>(kind)];
 }
 inline const GemmKernels& kernels_of(const Gemm& g) { return kernels_of(g.kind, g.m); }
 inline int64_t input_words(const Gemm& g) { return kernels_of(g).input_words(g); }
+// However many of its rows are multiplied together.
+inline int64_t most_input_words(const Gemm& g) {
+  return std::max(kernels_of(g.kind, 1).input_words(g), kernels_of(g.kind, INT64_MAX).input_words(g));
+}
 inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k); }
 
-// The shape of the work: rows in tiles of nearly equal height (no short last tile), tiles in blocks whose packed input stays in L2
-// while the weight panels pass by. Where k is long, blocks of some height are had by multiplying a part of k at a time.
+// The shape of the work: rows in tiles of nearly equal height (no short last tile) in the kernels' units, tiles in blocks whose packed
+// input stays in L2 while the weight panels pass by. Where k is long, blocks of some height are had by multiplying a part of k at a time.
 struct GemmGrid {
-  int64_t m, tiles, panels, blocks;  // gated: a panel of the gate and the one that it is multiplied by count as one
+  int64_t m, unit, units;            // of rows
+  int64_t tiles, panels, blocks;  // gated: a panel of the gate and the one that it is multiplied by count as one
   int64_t part_words, parts;
 
   GemmGrid(const Gemm& g, const GemmKernels& kernels)
       : m(g.m),
+        unit(kernels.row_unit),
+        units((g.m + unit - 1) / unit),
         tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows),
         panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
     // Every block reads all weights. With fewer rows than these, memory would be the limit.
@@ -54,7 +61,7 @@ struct GemmGrid {
     blocks = (tiles + in_block(part_words) - 1) / in_block(part_words);
   }
 
-  int64_t tile_row(int64_t tile) const { return tile * m / tiles; }
+  int64_t tile_row(int64_t tile) const { return std::min(tile * units / tiles * unit, m); }
   int tile_height(int64_t tile) const { return static_cast<int>(tile_row(tile + 1) - tile_row(tile)); }
   int64_t block_tile(int64_t block) const { return block * tiles / blocks; }
   int64_t block_rows(int64_t block) const { return tile_row(block_tile(block + 1)) - tile_row(block_tile(block)); }
@@ -70,6 +77,22 @@ struct GemmGrid {
   }
 };
 
+// A thread's part of a GEMM, from its first product to the last.
+class Computing {
+ public:
+  explicit Computing(const GemmKernels& kernels) : leave_(kernels.leave) {
+    if (kernels.enter) kernels.enter();
+  }
+  ~Computing() {
+    if (leave_) leave_();
+  }
+  Computing(const Computing&) = delete;
+  Computing& operator=(const Computing&) = delete;
+
+ private:
+  void (*leave_)();
+};
+
 // Memory of one thread for its units: what takes sums from one part of k to the next, or an unpacked panel.
 struct UnitMemory {
   float* sums = nullptr;
@@ -81,6 +104,7 @@ struct UnitMemory {
 inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end,
                       const UnitMemory& memory) {
   const int64_t panel_bytes = kernels.panel_bytes(g), sides = g.gated ? 2 : 1;
+  const Computing computing(kernels);
   for (int64_t block = 0, base = 0; block < grid.blocks; ++block) {
     const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, units = height * grid.panels;
     const int64_t from = std::max(begin - base, int64_t{0}), to = std::min(end - base, units);  // of this block

@@ -150,6 +150,12 @@ struct GemmKernels {
   void (*unpack)(const Gemm&, const void* panel, void* unpacked) = nullptr;
   void (*pack_winograd)(const Gemm&, const WinogradRows&, int64_t row, int rows) = nullptr;  // null where the kind takes none
   int64_t run_elements = 0;  // rows may lie in several runs, each of a multiple of so many elements; 0: in one only
+  int64_t most_rows = INT64_MAX;  // GEMMs of more are another kernel's (Kernels::gemm_of_many_rows)
+  int row_unit = 1;                 // tiles but the last have multiples of so many rows
+  // A thread calls `enter` before its first `compute` of a GEMM, and `leave` after its last, which completes the results. Null: nothing
+  // to do.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
 };
 
 }  // namespace hfca

@@ -10,7 +10,7 @@ namespace hfca {
 
 // One GEMM on its own.
 inline void run_gemm_op(const Gemm& g) {
-  const int64_t words = input_words(g), threads = team_size(multiply_adds(g));
+  const int64_t words = most_input_words(g), threads = team_size(multiply_adds(g));
   const RowBlocks blocks(g.m, words, threads);
   Workspace workspace(static_cast<size_t>(blocks.memories(threads)) * GemmMemory::size_of(blocks.most_rows(), words));
   std::vector<GemmMemory> memory;
@@ -24,7 +24,7 @@ inline void run_gemm_op(const Gemm& g) {
 
 // Two of them, the second one on what the first one makes of its rows, which stays in float32 workspace memory.
 inline void run_gemm_pair(const Gemm& first, const Gemm& second) {
-  const int64_t between = second.k, words = std::max(input_words(first), input_words(second));
+  const int64_t between = second.k, words = std::max(most_input_words(first), most_input_words(second));
   const int64_t threads = team_size(multiply_adds(first) + multiply_adds(second));
   const RowBlocks blocks(first.m, words + between, threads);
   const int64_t memories = blocks.memories(threads), rows_at_once = blocks.most_rows();

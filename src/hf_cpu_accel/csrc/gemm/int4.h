@@ -216,7 +216,11 @@ struct Int4Gemm {
     }
   }
 
-  static constexpr hfca::GemmKernels kernels() { return {tile_rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &compute}; }
+  static constexpr hfca::GemmKernels kernels() {
+    hfca::GemmKernels k{tile_rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &compute};
+    k.most_rows = tile_rows;
+    return k;
+  }
   static constexpr hfca::GemmKernels unpacked_kernels() {
     return {DotInt8::rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpacked_bytes, &unpack};
   }

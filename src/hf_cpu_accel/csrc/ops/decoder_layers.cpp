@@ -88,7 +88,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     for (const Gemm* g :
          {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {
       if (g->n == 0) continue;
-      widths.words = std::max(widths.words, input_words(*g));
+      widths.words = std::max(widths.words, most_input_words(*g));
       work += multiply_adds(*g);
       own &= tokens <= kernels_of(*g).tile_rows;
     }

@@ -16,6 +16,7 @@ namespace {
 
 std::string tier() { return dispatch().tier; }
 bool bf16_dot() { return dispatch().bf16_dot; }
+std::string without_tiles() { return dispatch().without_tiles ? dispatch().without_tiles : ""; }
 bool run_together(bool together) { return threads_run_together() = together; }
 int64_t release_buffers() { return static_cast<int64_t>(trim_buffers()); }
 
@@ -64,6 +65,7 @@ double measure_read_bandwidth(int64_t threads, int64_t megabytes) {
 
 HFCA_OP_WITHOUT_TENSORS(tier, "() -> str")
 HFCA_OP_WITHOUT_TENSORS(bf16_dot, "() -> bool")
+HFCA_OP_WITHOUT_TENSORS(without_tiles, "() -> str")
 HFCA_OP_WITHOUT_TENSORS(run_together, "(bool together) -> bool")
 HFCA_OP_WITHOUT_TENSORS(release_buffers, "() -> int")
 HFCA_OP_WITHOUT_TENSORS(buffer_allocations, "() -> int")
