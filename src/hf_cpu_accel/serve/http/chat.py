@@ -40,15 +40,16 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
         tools = None if request.tool_choice == "none" else request.tools
         prompt = model.chat_prompt(_messages(request.messages), tools, **request.variables)
         most = request.max_completion_tokens or request.max_tokens
+        text = model.text(prompt, request.stop)
         generation = model.generate(prompt, most, request.sampling)
-        answer = generation, model.text(prompt, request.stop)
+        answer = generation, text
         named: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
         }
         if request.stream:
-            return event_stream(_chunks(model, request, answer, metrics, named))
+            return event_stream(_chunks(model, request, answer, metrics, named), on_end=generation.cancel)
         message = _message([piece async for piece in model.pieces(*answer)])
         choice = Choice.model_construct(
             index=0, message=message, finish_reason=finish_reason(*answer), logprobs=None

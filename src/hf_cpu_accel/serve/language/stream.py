@@ -58,8 +58,8 @@ class Streams:
             except BaseException as error:
                 put(error)
 
-        self._threads.submit(read)
         try:
+            self._threads.submit(read)
             while (item := await queue.get()) is not _END:
                 if isinstance(item, BaseException):
                     raise item
