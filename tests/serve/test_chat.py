@@ -145,14 +145,17 @@ def test_tools_and_formats_go_to_templates_that_have_them(ai: openai.OpenAI) -> 
     )
     assert none.usage is not None
     assert none.usage.prompt_tokens == len("u:hello;a:")
-    as_json = ai.chat.completions.create(
-        model="writer", messages=CHAT, max_tokens=4, response_format={"type": "json_object"}
-    )
-    assert as_json.usage is not None
-    assert as_json.usage.prompt_tokens == len("json;u:hello;a:")
-    for options in ({"tools": TOOLS}, {"response_format": {"type": "json_object"}}):
-        with pytest.raises(openai.BadRequestError, match="the chat template of 'plain' has no place for"):
-            ai.chat.completions.create(model="plain", messages=CHAT, **options)
+    for name, prompt in (
+        ("writer", "json;u:hello;a:"),
+        ("plain", "u:hello;a:"),
+    ):  # it is enforced in any case
+        as_json = ai.chat.completions.create(
+            model=name, messages=CHAT, max_tokens=4, response_format={"type": "json_object"}
+        )
+        assert as_json.usage is not None
+        assert as_json.usage.prompt_tokens == len(prompt)
+    with pytest.raises(openai.BadRequestError, match="the chat template of 'plain' has no place for tools"):
+        ai.chat.completions.create(model="plain", messages=CHAT, tools=TOOLS)
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
@@ -172,8 +175,24 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"logprobs": True}, 400, "logprobs=True is not supported"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5 is not supported"),
     ({"stop": [""]}, 400, "stop: expected a text, or a list of up to 16 texts"),
-    ({"tool_choice": "required"}, 400, "tool_choice: Input should be 'auto' or 'none'"),
-    ({"response_format": {"type": "json_object"}, "model": "plain"}, 400, "has no place for response_format"),
+    ({"tool_choice": "required"}, 400, "tool_choice='required': there is no such tool in tools"),
+    ({"tool_choice": "always"}, 400, "Input should be 'auto', 'none' or 'required'"),
+    ({"tools": [{"type": "function", "function": {}}]}, 400, "tools.0.function.name: Field required"),
+    (
+        {"response_format": {"type": "xml"}},
+        400,
+        "response_format.type: Input should be 'text', 'json_object' or",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        400,
+        "json_schema is for the type 'json_schema', which needs it",
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "tools": TOOLS},
+        400,
+        "response_format with tools is not supported",
+    ),
     ({"model": "mute"}, 400, "the model 'mute' has no chat template: use /v1/completions"),
     ({"model": "other"}, 404, "there is no model 'other'"),
     ({"nonsense": 1}, 400, "nonsense: Extra inputs are not permitted"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 from transformers.cli.serving.utils import ReasoningText, ToolCall
 
+from hf_cpu_accel.serve.language.parser import parser
 from hf_cpu_accel.serve.language.sampling import Sampling, processors
 from hf_cpu_accel.serve.language.text import Prompt, StopStrings, TextStream
 from tests.serve.tiny import byte_tokenizer
@@ -19,9 +20,13 @@ TOKENIZER = byte_tokenizer()
 BEFORE = TOKENIZER("<|im_start|>assistant\n")["input_ids"]
 
 
-def stream(model_type: str = "llama", stop: tuple[str, ...] = (), **prompt: Any) -> TextStream:
+def stream(
+    model_type: str = "llama", stop: tuple[str, ...] = (), tools: Any = None, is_chat: bool = False
+) -> TextStream:
     model: Any = SimpleNamespace(config=SimpleNamespace(model_type=model_type))
-    return TextStream(model, TOKENIZER, frozenset({0}), Prompt(BEFORE, **prompt), stop)
+
+    marks = parser(model, TOKENIZER, BEFORE, tools) if is_chat else None
+    return TextStream(TOKENIZER, frozenset({0}), Prompt(BEFORE), stop, marks)
 
 
 def pieces(text: TextStream, said: str) -> list[Any]:

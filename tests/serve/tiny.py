@@ -85,10 +85,10 @@ CHAT = (
 PLAIN_CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
 
 
-def writer(positions: int = 96, end: int | None = 0) -> LlamaForCausalLM:
-    """A Llama that goes on with printable bytes; what it says is noise, the same each time. `!` ends an answer."""
+def writer(positions: int = 96, end: int | None = 0, vocabulary: int = 94) -> LlamaForCausalLM:
+    """A Llama that goes on with printable bytes (256: with any); what it says is noise, the same each time. `!` ends an answer."""
     config = LlamaConfig(
-        vocab_size=94,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -106,14 +106,17 @@ class Scheduler:
         """In turns: who has had a chunk goes to the end of the line."""
         budget = self._chunk
         while self._prompts and budget >= min(BLOCK, self._chunk, self._prompts[0].missing):
-            sequence = self._prompts.popleft()
+            sequence = self._prompts[0]  # it stays in the line, and so among those that have a row
             try:
                 budget -= self._prefill_chunk(sequence, budget)
             except Exception as error:
                 self._end(sequence.generation, None, error)
+                self._prompts.popleft()
                 continue
             if sequence.missing:
-                self._prompts.append(sequence)
+                self._prompts.rotate(-1)
+            else:
+                self._prompts.popleft()
 
     def _prefill_chunk(self, sequence: _Sequence, budget: int) -> int:
         """Up to `budget` tokens of a prompt, and with the last one the first new token; returns how many were computed."""

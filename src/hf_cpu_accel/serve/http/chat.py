@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -19,14 +20,15 @@ from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from transformers.cli.serving.utils import BaseHandler, Modality, ReasoningText, ToolCall
 
+from hf_cpu_accel.serve.http.chat_schemas import ChatRequest, Message
 from hf_cpu_accel.serve.http.completions import Answer, counted
 from hf_cpu_accel.serve.http.errors import Refused
 from hf_cpu_accel.serve.http.metrics import Metrics
-from hf_cpu_accel.serve.http.openai_schemas import ChatRequest, Message
 from hf_cpu_accel.serve.http.sse import event_stream
-from hf_cpu_accel.serve.language.model import LanguageModel
+from hf_cpu_accel.serve.language.model import LanguageModel, Wants
+from hf_cpu_accel.serve.language.parser import Piece
 from hf_cpu_accel.serve.language.stream import finish_reason
-from hf_cpu_accel.serve.language.text import Piece
+from hf_cpu_accel.serve.language.text import Prompt
 from hf_cpu_accel.serve.models import Models
 
 
@@ -37,18 +39,17 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: ChatRequest) -> Response:
         model: LanguageModel = models.find(request.model, "generate")
-        tools = None if request.tool_choice == "none" else request.tools
-        prompt = model.chat_prompt(_messages(request.messages), tools, **request.variables)
-        most = request.max_completion_tokens or request.max_tokens
-        generation = model.generate(prompt, most, request.sampling)
-        answer = generation, model.text(prompt, request.stop)
+        prompt = model.chat_prompt(
+            _messages(request.messages), request.given_tools, request.variables, request.hints
+        )
+        answer = await _begin(model, request, prompt)
         named: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model.name,
         }
         if request.stream:
-            return event_stream(_chunks(model, request, answer, metrics, named))
+            return event_stream(_chunks(model, request, answer, metrics, named), on_end=answer[0].cancel)
         message = _message([piece async for piece in model.pieces(*answer)])
         choice = Choice.model_construct(
             index=0, message=message, finish_reason=finish_reason(*answer), logprobs=None
@@ -59,6 +60,20 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
         return Response(completion.model_dump_json(), media_type="application/json")
 
     return routes
+
+
+async def _begin(model: LanguageModel, request: ChatRequest, prompt: Prompt) -> Answer:
+    """Ask for an answer, which a grammar makes what it has to be."""
+    wants: Wants = "anything"
+    mask = None
+    # Grammars take their time, up to a second.
+    if request.must_call:
+        wants, mask = "call", await asyncio.to_thread(model.grammars.call, request.callable_tools)
+    elif request.answer_schema is not None:
+        wants, mask = "JSON", await asyncio.to_thread(model.grammars.json, request.answer_schema)
+    text = model.text(prompt, request.stop, wants)
+    most = request.max_completion_tokens or request.max_tokens
+    return model.generate(prompt, most, request.sampling, mask), text
 
 
 def _messages(messages: list[Message]) -> list[dict[str, Any]]:

@@ -39,7 +39,9 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
             "model": model.name,
         }
         if request.stream:
-            return event_stream(_chunks(model, request, answers[0], metrics, named))
+            return event_stream(
+                _chunks(model, request, answers[0], metrics, named), on_end=answers[0][0].cancel
+            )
         try:
             texts = await asyncio.gather(*(_whole(model, *answer) for answer in answers))
         finally:

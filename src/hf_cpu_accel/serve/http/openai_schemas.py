@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -107,57 +107,3 @@ class CompletionRequest(TextRequest):
         if self.stream and len(self.prompt) > 1:
             raise ValueError("stream=true is for one prompt")
         return self
-
-
-class Message(BaseModel):
-    """One message of a chat. content: a text, or parts of which all are texts."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _only_text(self) -> Message:
-        for part in self.content if isinstance(self.content, list) else ():
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(
-                    f"content parts of type {part.get('type')!r} are not supported; accepted: 'text'"
-                )
-        return self
-
-
-class ChatRequest(TextRequest):
-    """The body of `POST /v1/chat/completions`."""
-
-    neutral = TextRequest.neutral | {
-        "top_logprobs": (0,),
-        "modalities": (["text"],),
-        "parallel_tool_calls": (True,),
-        **dict.fromkeys(
-            ("audio", "prediction", "functions", "function_call", "web_search_options", "verbosity"), ()
-        ),
-    }
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    response_format: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """What the chat template has to have a place for."""
-        found = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            found["reasoning_effort"] = self.reasoning_effort
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            found["response_format"] = self.response_format
-        return found

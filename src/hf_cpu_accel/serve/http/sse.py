@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from hf_cpu_accel.serve.http.errors import refused
 
 logger = logging.getLogger(__name__)
 
 
-def event_stream(chunks: AsyncIterator[BaseModel]) -> StreamingResponse:
-    """A response of these chunks and the mark of the end. An error in between, too late for a status, is an event itself."""
+class _EventStream(StreamingResponse):
+    """Calls `on_end` however it ends. Its chunks cannot: an iterator that was never begun has no `finally` to run."""
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], object], **options: Any) -> None:
+        super().__init__(events, **options)
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+def event_stream(chunks: AsyncIterator[BaseModel], on_end: Callable[[], object]) -> StreamingResponse:
+    """A response of these chunks and the mark of the end. An error in between, too late for a status, is an event itself.
+
+    Args:
+        on_end: is called when the last chunk was sent, or the client has left, be it before the first one.
+    """
 
     async def events() -> AsyncIterator[str]:
         try:
@@ -27,4 +47,6 @@ def event_stream(chunks: AsyncIterator[BaseModel]) -> StreamingResponse:
             return
         yield "data: [DONE]\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return _EventStream(
+        events(), on_end, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+    )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from hf_cpu_accel.serve.engine import Engine, Generation
+from hf_cpu_accel.serve.language.grammar import GrammarMask, Grammars
+from hf_cpu_accel.serve.language.parser import CallParser, Parser, Piece, parser
 from hf_cpu_accel.serve.language.sampling import Sampling, processors
 from hf_cpu_accel.serve.language.stream import Streams
-from hf_cpu_accel.serve.language.text import Piece, Prompt, TextStream
+from hf_cpu_accel.serve.language.text import Prompt, TextStream
 from hf_cpu_accel.serve.limits import BadInput, TooLong
 
+Wants = Literal["anything", "JSON", "call"]
 _NEW_TOKENS = 1024  # where a chat does not say
 
 
@@ -43,6 +46,7 @@ class LanguageModel:
         self.engine = Engine(model, rows=rows, waiting=waiting, **engine)
         self._streams = Streams(rows + waiting, on_first)
         self.ends = frozenset(_ids(model.generation_config.eos_token_id) + _ids(tokenizer.eos_token_id))
+        self.grammars = Grammars(tokenizer, self.ends)
 
     @property
     def waiting(self) -> int:
@@ -63,12 +67,17 @@ class LanguageModel:
         return Prompt(list(ids))
 
     def chat_prompt(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        hints: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """
         Args:
             messages: as transformers' `apply_chat_template` takes them.
-            variables: what else the template is given.
+            variables: what else the template is given, and has to have a place for.
+            hints: what it is given in case that it has.
 
         Raises:
             BadInput: the model has no chat template, or one that has no place for tools or a variable, or refuses the messages.
@@ -77,19 +86,29 @@ class LanguageModel:
 
         if tools:
             self._check_template("tools", "tools")
-        for name in variables:
+        for name in variables or ():
             self._check_template(name, name)
         self._check_template("messages", "chats")
         try:
             ids = self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=True, return_dict=False, **variables
+                messages,
+                tools=tools or None,
+                add_generation_prompt=True,
+                return_dict=False,
+                **{**(hints or {}), **(variables or {})},
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise BadInput(f"the chat template refuses these messages: {error}") from error
         return Prompt(list(ids), tools, is_chat=True)
 
-    def generate(self, prompt: Prompt, max_new_tokens: int | None, sampling: Sampling) -> Generation:
-        """Ask the engine; None takes 1,024 tokens, or what the model has positions for.
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None,
+        sampling: Sampling,
+        mask: GrammarMask | None = None,
+    ) -> Generation:
+        """Ask the engine; None takes 1,024 tokens, or what the model has positions for. mask: of `grammars`.
 
         Raises:
             TooLong: the model has not so many positions.
@@ -108,14 +127,14 @@ class LanguageModel:
             prompt.ids,
             max_new_tokens=max_new_tokens,
             eos_token_id=sorted(self.ends),
-            logits_processor=processors(config),
+            logits_processor=processors(config, mask),
             do_sample=bool(config.do_sample),
             seed=sampling.seed,
         )
 
-    def text(self, prompt: Prompt, stop: Sequence[str] = ()) -> TextStream:
-        """What makes text of the tokens that follow `prompt`."""
-        return TextStream(self.model, self.tokenizer, self.ends, prompt, stop)
+    def text(self, prompt: Prompt, stop: Sequence[str] = (), wants: Wants = "anything") -> TextStream:
+        """What makes text of the tokens that follow `prompt`, and calls of tools; `wants` is what a grammar forces it to be."""
+        return TextStream(self.tokenizer, self.ends, prompt, stop, self._parser(prompt, wants))
 
     def pieces(self, generation: Generation, text: TextStream) -> AsyncIterator[Piece]:
         """See `Streams.pieces`."""
@@ -126,6 +145,13 @@ class LanguageModel:
         self.engine.close(timeout)
         self._streams.close()
         return True
+
+    def _parser(self, prompt: Prompt, wants: Wants) -> Parser | None:
+        if not prompt.is_chat or wants == "JSON":
+            return None
+        if wants == "call":
+            return CallParser()
+        return parser(self.model, self.tokenizer, prompt.ids, prompt.tools)
 
     def _check_template(self, variable: str, what: str) -> None:
         template = self.tokenizer.chat_template

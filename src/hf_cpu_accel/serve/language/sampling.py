@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import (
     GenerationConfig,
@@ -37,9 +38,9 @@ class Sampling:
         return config
 
 
-def processors(config: GenerationConfig) -> LogitsProcessorList | None:
-    """Those that `generate` makes of such settings, in its order; None if there are none."""
-    found = LogitsProcessorList()
+def processors(config: GenerationConfig, mask: Any = None) -> LogitsProcessorList | None:
+    """Those that `generate` makes of such settings, in its order, behind `mask`; None if there are none."""
+    found = LogitsProcessorList([] if mask is None else [mask])
     if config.repetition_penalty not in (None, 1.0):
         found.append(RepetitionPenaltyLogitsProcessor(penalty=config.repetition_penalty))
     if config.do_sample:

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hf_cpu_accel.serve.engine import Generation
-from hf_cpu_accel.serve.language.text import Piece, TextStream
+from hf_cpu_accel.serve.language.parser import Piece
+from hf_cpu_accel.serve.language.text import TextStream
 
 _END = object()
 
@@ -58,8 +59,8 @@ class Streams:
             except BaseException as error:
                 put(error)
 
-        self._threads.submit(read)
         try:
+            self._threads.submit(read)
             while (item := await queue.get()) is not _END:
                 if isinstance(item, BaseException):
                     raise item

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
-from transformers.cli.serving.utils import (
-    ReasoningText,
-    ToolCall,
-    build_response_parser,
-    response_events_to_chunks,
-)
+from transformers.cli.serving.utils import ToolCall
 
-Piece = str | ReasoningText | ToolCall
+from hf_cpu_accel.serve.language.parser import Parser, Piece
 
 # Of the prompt: whether the first token begins a word, and so has a space before it, is told by what stands before it.
 _CONTEXT = 8
@@ -33,21 +28,26 @@ class TextStream:
     """The text of one answer.
 
     Args:
-        model, tokenizer: who generates it.
+        tokenizer: of who generates it.
         ends: tokens that end it and are no text.
-        prompt: after a chat, thoughts and calls of tools are told apart where transformers knows how the model marks them.
+        prompt: what it follows.
         stop: ends the answer where one of them begins.
+        parser: tells thoughts and calls of tools apart; None: all is text.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, ends: frozenset[int], prompt: Prompt, stop: Sequence[str] = ()
+        self,
+        tokenizer: Any,
+        ends: frozenset[int],
+        prompt: Prompt,
+        stop: Sequence[str] = (),
+        parser: Parser | None = None,
     ) -> None:
-        parser = build_response_parser(tokenizer, model, prompt.ids, prompt.tools) if prompt.is_chat else None
         self._tokenizer = tokenizer.backend_tokenizer
         self._ends = ends if parser is None else frozenset()  # the parser goes by their texts
         self._decoder = DecodeStream(prompt.ids[-_CONTEXT:], skip_special_tokens=parser is None)
         self._stop = StopStrings(stop)
-        self._parser: Any = parser
+        self._parser = parser
         self.tokens = 0
         self.has_tool_calls = False
 
@@ -58,11 +58,7 @@ class TextStream:
 
     def begin(self) -> list[Piece]:
         """What is known before the first token: the template may have opened a thought."""
-        return (
-            []
-            if self._parser is None
-            else self._noted(response_events_to_chunks(self._parser.initial_events))
-        )
+        return [] if self._parser is None else self._noted(self._parser.begin())
 
     def feed(self, token: int) -> list[Piece]:
         """What this token completes."""
@@ -74,22 +70,12 @@ class TextStream:
     def finish(self) -> list[Piece]:
         """What was held back, because it could have become a stop string or a call."""
         pieces = self._parsed(self._stop.finish())
-        if self._parser is not None:
-            try:
-                _, events = self._parser.finalize()
-            except (ValueError, RuntimeError):
-                return pieces  # the answer ended inside a call
-            pieces += self._noted(response_events_to_chunks(events))
-        return pieces
+        return pieces if self._parser is None else pieces + self._noted(self._parser.finish())
 
     def _parsed(self, text: str) -> list[Piece]:
         if not text:
             return []
-        return (
-            [text]
-            if self._parser is None
-            else self._noted(response_events_to_chunks(self._parser.feed(text)))
-        )
+        return [text] if self._parser is None else self._noted(self._parser.feed(text))
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         self.has_tool_calls |= any(isinstance(piece, ToolCall) for piece in pieces)
