@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints import bitsandbytes, gguf, hqq, mxfp4, quanto, torchao
+from hf_cpu_accel.checkpoints import bitsandbytes, exported, gguf, hqq, mxfp4, quanto, torch_ao, torchao
 from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, is_stand_in
@@ -189,4 +189,6 @@ _READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (
     hqq.read,
     quanto.read,
     torchao.read,
+    torch_ao.read,
+    exported.read,
 )
