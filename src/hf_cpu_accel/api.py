@@ -26,6 +26,8 @@ from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, Example, calibrat
 from hf_cpu_accel.rewrite.core.checks import check_model, check_patterns
 from hf_cpu_accel.rewrite.core.first_call import with_first_calls
 from hf_cpu_accel.rewrite.linear.provider_report import with_providers
+from hf_cpu_accel.rewrite.quantised.engines import with_engines
+from hf_cpu_accel.rewrite.quantised.graph import with_lowered
 from hf_cpu_accel.runtime.memory import release_buffers
 from hf_cpu_accel.runtime.threads import apply_threads
 
@@ -136,8 +138,8 @@ def explain(target: object) -> Plan:
         for part in accelerated_parts(root.module):
             acceleration = acceleration_of(part)
             assert acceleration is not None
-            plan = with_unfused(with_providers(acceleration.plan, part), part)
-            plan = with_first_calls(plan, part)
+            plan = with_unfused(with_providers(acceleration.plan, with_lowered(part)), part)
+            plan = with_engines(with_first_calls(plan, part), part)
             if acceleration.config.compile in ("now", "background"):
                 from hf_cpu_accel.compiler.background.attach import with_compiled
 

@@ -122,13 +122,13 @@ def test_a_quantised_head_that_the_config_ties(tmp_path: Path) -> None:
     refused(tmp_path, "lm_head is quantised, and the config makes its weight that of another")
 
 
-def test_experts_of_gptq_are_refused(tmp_path: Path) -> None:
+def test_experts_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 160}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 2}
     write_folder(tmp_path, MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval(), *FORMS["gptq"])
     name = "model.layers.0.block_sparse_moe.experts.0.w1.qweight"
     change_tensor(tmp_path, name, torch.zeros(8, 64, dtype=torch.int32))
-    refused(tmp_path, r"experts.0.w1.qweight is quantised, and the model has no linear there")
+    refused(tmp_path, r"experts.0.w1.qzeros is missing")
 
 
 def test_another_place_is_refused(tmp_path: Path) -> None:

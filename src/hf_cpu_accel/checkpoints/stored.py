@@ -16,9 +16,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints import bitsandbytes, gguf, hqq, mxfp4, quanto, torchao
+from hf_cpu_accel.checkpoints import bitsandbytes, exported, gguf, hqq, quanto, torch_ao, torchao
 from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+from hf_cpu_accel.checkpoints.stored_stack import StoredStack
 from hf_cpu_accel.checkpoints.stored_weight import StoredWeight, is_stand_in
 from hf_cpu_accel.packing import affine
 from hf_cpu_accel.packing.affine import AffineGroups
@@ -103,7 +104,7 @@ def in_floats(module: nn.Module, name: str, tensor: Tensor, *, with_stored: bool
     Raises:
         ValueError: it is one that nothing has packed.
     """
-    if isinstance(tensor, mxfp4.Mxfp4Stack):
+    if isinstance(tensor, StoredStack):
         return tensor.numbers()
     weight = stored_weight(module)
     if is_stand_in(tensor) or (weight is not None and any(tensor is held for held in weight.tensors)):
@@ -189,4 +190,6 @@ _READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (
     hqq.read,
     quanto.read,
     torchao.read,
+    torch_ao.read,
+    exported.read,
 )

@@ -29,6 +29,7 @@ class StoredWeight:
         agreement: how near the host's own forward is to the product with that weight, as a name of `Tolerance`: "int8" where it
             rounds activations, "bfloat16" where it computes in half precision.
         reference: what the host computes of an input, where its forward is not to be called for it; None: its forward.
+        meant_for: the dtype in which the host multiplies, which `dtype="auto"` is then; None: as for weights in floating point.
     """
 
     form: str
@@ -43,6 +44,7 @@ class StoredWeight:
     values: Callable[[int, int], Tensor] | None = None
     agreement: str = "float32"
     reference: Callable[[Tensor], Tensor] | None = None
+    meant_for: str | None = None
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:

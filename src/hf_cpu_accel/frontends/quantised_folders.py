@@ -52,7 +52,8 @@ def patch_quantizer_choice(module: Any, patches: HostPatches) -> None:
         assert said is not None
         check_placement(device_map=device_map)
         config.quantization_config = StoredConfig(**said)
-        return StoredQuantizer(config.quantization_config), config, device_map
+        quantizer = StoredQuantizer(config.quantization_config, has_experts=_has_experts(config))
+        return quantizer, config, device_map
 
     patches.replace(module, "get_hf_quantizer", choose)
 
@@ -68,5 +69,17 @@ def _is_ours(said: Mapping[str, Any] | None, config: Any) -> bool:
     method = None if said is None else said.get("quant_method")
     if method not in METHODS:
         return False
+    assert said is not None
+    return method not in _UNPACKED_BY_HOST or not _has_experts(config) or _are_integers(said)
+
+
+def _has_experts(config: Any) -> bool:
     text = config.get_text_config(decoder=True)
-    return method not in _UNPACKED_BY_HOST or not any(getattr(text, name, None) for name in _EXPERTS)
+    return any(getattr(text, name, None) for name in _EXPERTS)
+
+
+def _are_integers(said: Mapping[str, Any]) -> bool:
+    """Whether a config of compressed-tensors has all weights in integers."""
+    groups = said.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    return bool(weights) and all(one.get("type", "int") == "int" for one in weights)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, apply_renamings
@@ -19,6 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from hf_cpu_accel.checkpoints.formats import Checkpoint, checkpoint_of
 from hf_cpu_accel.checkpoints.layout import UnreadableCheckpoint
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
+from hf_cpu_accel.frontends.stored_experts import JoinedExperts, join_linears, put_linears
 
 # What files hold besides weights, for kernels that quantise activations and caches.
 _UNUSED = r"\.(input_scale|input_zero_point|input_global_scale|output_scale|[kqv]_scale|activation_scale|weight_zero_point)$"
@@ -42,22 +44,26 @@ class StoredQuantizer(HfQuantizer):
 
     requires_calibration = True  # it loads what others quantised
     _checkpoint: Checkpoint
+    _joined: list[JoinedExperts]
 
-    def __init__(self, quantization_config: StoredConfig, **kwargs: Any) -> None:
+    def __init__(self, quantization_config: StoredConfig, *, has_experts: bool, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
+        self._has_experts = has_experts
         self._checkpoint = checkpoint_of(quantization_config.to_dict())
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: list[str] | None = None, **kwargs: Any
     ) -> None:
         stored = _tensors_of(checkpoint_files or (), model)
+        self._joined = put_linears(model, stored, self._checkpoint)
+        experts = {f"{one.path}." for one in self._joined}
         layouts = {
             path: self._checkpoint.layout(path, *_shape(module), stored.get(path, {}))
             for path, module in _linears(model)
         }
         for path, tensors in stored.items():
             found = sorted(set(tensors) & set(self._checkpoint.marks))
-            if found and layouts.get(path) is None:
+            if found and layouts.get(path) is None and not path.startswith(tuple(experts)):
                 raise UnreadableCheckpoint(
                     f"{path}.{found[0]} is quantised, and the model has no linear there"
                 )
@@ -83,11 +89,16 @@ class StoredQuantizer(HfQuantizer):
                     module.layout.check(module.tensors)
                 except UnreadableCheckpoint as error:
                     raise UnreadableCheckpoint(f"{path}: {error}") from None
+        join_linears(model, self._joined)
         for said in self._checkpoint.not_honoured:
             warnings.warn(
                 f"{model.name_or_path}: the file asks for {said}, which is left out: only weights are quantised here",
                 stacklevel=2,
             )
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Parameters of experts have a dtype of their own, in which ours do not compute if it is float16."""
+        return torch.float32 if self._has_experts and dtype is torch.float16 else dtype
 
     def is_serializable(self) -> bool:
         return True

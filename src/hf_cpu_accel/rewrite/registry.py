@@ -50,6 +50,8 @@ from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
 from hf_cpu_accel.rewrite.norm.group_norm import GroupNormRule
 from hf_cpu_accel.rewrite.norm.match import NormRule
 from hf_cpu_accel.rewrite.progress import with_progress
+from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
+from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -87,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     LinearRule(),
     TransposedLinearRule(),
     StoredLinearsRule(),
+    StaticProductRule(),
 )
 
 
@@ -154,6 +157,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("float16", cast_float16),
     Stage("message passing", accelerate_message_passing, trains=True),
     Stage("freezing", _freeze),
+    Stage("quantised graphs", lower_quantised_graphs),
     Stage("calibration", calibrate),
     Stage("rules", _apply_rules),
     Stage("convolution blocks", fuse_convolution_blocks),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored import in_floats, stored_weight
+from hf_cpu_accel.checkpoints.stored_stack import LinearsStack
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
@@ -82,7 +83,7 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     state.update(_stored_state(root, journal))
     freed: dict[tuple[int, str], Tensor] = {}
     for change in journal.changes:
-        if not isinstance(change, FreedWeight):
+        if not isinstance(change, FreedWeight) or _is_of_linears(change):
             continue
         packed: Any = change.packed
         if isinstance(packed, PackedStack):  # what its checkpoint stores is packed without rounding
@@ -99,6 +100,17 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     return state
 
 
+def _has_linears(module: nn.Module) -> bool:
+    """Whether it has experts that are written as the linears that their file has them in."""
+    return any(isinstance(parameter, LinearsStack) for parameter in module.parameters(recurse=False))
+
+
+def _is_of_linears(change: FreedWeight) -> bool:
+    """Whether it is a tensor of such experts."""
+    packed: Any = change.packed
+    return isinstance(packed, PackedStack) and packed.is_of_linears
+
+
 def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     """The entries of the linears that were packed from quantised weights, as their hosts write them."""
     freed: list[tuple[SharedValues | FreedWeight, Tensor]] = []
@@ -106,7 +118,9 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
         if isinstance(change, SharedValues):
             freed.append((change, change.tensor))
         elif (
-            isinstance(change, FreedWeight) and not change.is_cast and isinstance(change.packed, PackedLinear)
+            isinstance(change, FreedWeight)
+            and not change.is_cast
+            and (isinstance(change.packed, PackedLinear) or _is_of_linears(change))
         ):
             freed.append((change, change.parameter))
     slots = {
@@ -118,7 +132,11 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
     try:
         for release, _ in reversed(freed):
             release.undo()
-        stored = {slot: original for slot, original in slots.items() if stored_weight(original) is not None}
+        stored = {
+            slot: original
+            for slot, original in slots.items()
+            if stored_weight(original) is not None or _has_linears(original)
+        }
         for path, module in root.named_modules(remove_duplicate=False):
             for name in module._modules:
                 if (id(module), name) in stored:

@@ -65,7 +65,7 @@ USED += [
         "grouped convolution",
     )
 ]
-USED.append(("file", "stored linears"))
+USED += [("file", "stored linears"), ("static", "static int8")]
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
 CASES.append(("picture", "gemm convolution", "int8"))
 

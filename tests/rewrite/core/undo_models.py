@@ -3,6 +3,7 @@
 import torch
 from diffusers.models.attention_processor import Attention
 from torch import nn
+from torch.ao import quantization
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
 from transformers.integrations.gguf.utils import GgufLinear
@@ -99,6 +100,16 @@ class FromFile(nn.Module):
         return self.query(rows) + self.key(rows) + self.value(rows) + self.output(rows)
 
 
+def static():
+    """A convolution that torch.ao has quantised with its input's range."""
+    model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 16, 3), quantization.DeQuantStub()).eval()
+    model.qconfig = quantization.get_default_qconfig("x86")
+    prepared = quantization.prepare(model)
+    prepared(torch.rand(1, 3, 8, 12))
+    return quantization.convert(prepared).eval()
+
+
+ALL["static"] = Pictures(static, 8, 12)
 ALL["file"] = Pictures(FromFile, 8, 16)
 ALL["picture"] = Pictures(Picture, 8, 12)
 ALL["swin"] = Pictures(swin, 56, 56)

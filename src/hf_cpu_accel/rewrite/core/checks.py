@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hf_cpu_accel.checkpoints.exported import is_quantised_graph
 from hf_cpu_accel.checkpoints.stored import stored_weight
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
+from hf_cpu_accel.checkpoints.torch_ao import is_inference_only
 from hf_cpu_accel.patching.modes import asks_for_mode
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
@@ -69,8 +71,11 @@ def _paths(name: str, model: nn.Module) -> Iterator[str]:
 
 
 def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
+    if is_quantised_graph(module):
+        return
     for name, child in module.named_modules():
-        if child.training and (asks_for_mode(child) or not only_where_it_matters):
+        told = only_where_it_matters or is_inference_only(child)
+        if child.training and (asks_for_mode(child) or not told):
             where = f"its module {name!r}" if name else type(module).__name__
             raise ValueError(
                 f"target: {where} is in training mode, and acceleration is for inference: call model.eval() first"

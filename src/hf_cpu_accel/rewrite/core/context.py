@@ -55,6 +55,7 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
+        made: ids of weights that a stage has made, which nobody had before.
         rule: the name of the rule that is at work.
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
@@ -79,6 +80,7 @@ class Context:
     freed: int = 0
     norms_after: dict[int, NormAfter] = field(default_factory=dict)
     kept_for_adapters: dict[int, str] = field(default_factory=dict)
+    made: set[int] = field(default_factory=set)
     measured: bool = False
     name: str = ""
     rule: str = ""

@@ -23,6 +23,13 @@ class DtypeTable:
         self._paths = {path: entry for path, entry in entries if not _WILD & set(path)}
         self._patterns = [(pattern, entry) for pattern, entry in entries if _WILD & set(pattern)]
 
+    def with_paths(self, pairs: Iterable[tuple[str, str]]) -> DtypeTable:
+        """The same with a dtype for these paths."""
+        table = DtypeTable(())
+        table._patterns = self._patterns
+        table._paths = self._paths | {path: (len(self._paths), dtype) for path, dtype in pairs}
+        return table
+
     def of(self, path: str) -> str | None:
         """The dtype of the module at `path`; None if nothing stands for it."""
         if not self._paths and not self._patterns:

@@ -104,8 +104,12 @@ def tolerance(dtype: str, compute: torch.dtype) -> float:
 
 def disagreement(candidate: object, reference: object, dtype: str, compute: torch.dtype) -> str | None:
     """None if the two agree, else a sentence for the plan."""
+    return beyond(tolerance(dtype, compute), candidate, reference)
+
+
+def beyond(allowed: float, candidate: object, reference: object) -> str | None:
+    """None if `row_error` of the two is within `allowed`, else a sentence for the plan."""
     error = row_error(candidate, reference)
-    allowed = tolerance(dtype, compute)
     if error <= allowed:
         return None
     return f"{DISAGREES} {error:.1e} (relative, worst row; allowed {allowed:.0e})"

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
+from hf_cpu_accel.checkpoints.stored_stack import StoredStack
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.affine import AffineGroups
@@ -48,12 +48,12 @@ class Stack:
         return torch.cat([features[::2], features[1::2]]) if self.interleaved else features
 
     def pack(self, stack: Tensor, dtype: str, int4_group: int) -> PackedWeight:
-        if isinstance(stack, Mxfp4Stack):
+        if isinstance(stack, StoredStack):
             return pack_affine_stack(lambda expert: self._groups(stack, expert), len(stack))
         matrices = (self.matrix(stack, expert) for expert in range(len(stack)))
         return pack_stack(matrices, len(stack), dtype, int4_group=int4_group)
 
-    def _groups(self, stack: Mxfp4Stack, expert: int) -> AffineGroups:
+    def _groups(self, stack: StoredStack, expert: int) -> AffineGroups:
         """What `matrix` gives, as it is stored."""
         groups = stack.groups_of(expert)
         q, scale, offset = (self.ordered(part) for part in (groups.q, groups.scale, groups.offset))

@@ -114,10 +114,15 @@ class PackedExperts(FusedModuleMixin):
 
 @dataclass(frozen=True)
 class PackedStack:
-    """One of the parameters of `module`, for the journal."""
+    """One of the parameters of `module`, for the journal.
+
+    Attributes:
+        is_of_linears: whether its file has a linear for each expert.
+    """
 
     module: PackedExperts
     stack: Stack
+    is_of_linears: bool = False
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_cpu_accel.checkpoints.mxfp4 import Mxfp4Stack
+from hf_cpu_accel.checkpoints.stored_stack import LinearsStack, StoredStack
 from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.patching.hooks import is_plain
@@ -15,7 +15,8 @@ from hf_cpu_accel.patching.restore import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.core.tolerance import STORED_EXPERTS
+from hf_cpu_accel.rewrite.core.verify import beyond, tolerance
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack, holds_experts, read_experts
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack, pack_experts
 from hf_cpu_accel.rewrite.linear.match import free
@@ -51,14 +52,18 @@ class ExpertsRule:
         packed = pack_experts(module, form, dtype, context.config.int4_group)
         stored = _stored_stacks(module, form)
         if context.verifies:
-            reason = _verify(module, packed, "float32" if stored else dtype)
+            bound = (
+                STORED_EXPERTS.of(packed.weight_dtype) if stored else tolerance(dtype, packed.weight_dtype)
+            )
+            reason = _verify(module, packed, bound)
             if reason is not None:
                 return Outcome((PlanItem.left(path, STRUCTURE, reason),), (module,))
         swap_module(context.journal, context.slots[id(module)], packed)
         nbytes = sum(weight.nbytes for weight in packed.packed.values())
         structure = STRUCTURE
         if stored:
-            structure, dtype = f"{STRUCTURE} (MXFP4)", packed.packed[form.up.name].dtype
+            structure = f"{STRUCTURE} ({stored[form.up].form})"
+            dtype = packed.packed[form.up.name].dtype
         _release(module, packed, context)
         item = PlanItem(path, structure, "experts_ffn", dtype, nbytes, reason=None)
         return Outcome((item,), tuple(module.modules()))
@@ -69,9 +74,12 @@ def _refusal(module: nn.Module, path: str, context: Context) -> str | None:
         return "skip_modules"
     if not is_plain(module) or not context.slots[id(module)]:
         return "it has hooks, parametrizations or a forward of its own, or is the target itself"
-    unknown = (p for p in module.parameters() if is_stand_in(p) and not isinstance(p, Mxfp4Stack))
+    unknown = (p for p in module.parameters() if is_stand_in(p) and not isinstance(p, StoredStack))
     for parameter in unknown:
         return f"its weights are {type(parameter).__name__}s, which cannot be read"
+    for parameter in module.parameters():
+        if isinstance(parameter, StoredStack) and parameter.refusal is not None:
+            return parameter.refusal
     if any(context.is_tied(p) for p in module.parameters()):
         return "it shares its weights with other modules"
     return None
@@ -88,14 +96,14 @@ def _misfit(module: nn.Module, form: ExpertsForm, dtype: str) -> str | None:
     return None
 
 
-def _verify(module: nn.Module, packed: PackedExperts, dtype: str) -> str | None:
+def _verify(module: nn.Module, packed: PackedExperts, allowed: float) -> str | None:
     weights = packed.weights
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, weights.features, generator=generator).to(packed.weight_dtype)
     index = torch.rand(4, weights.experts, generator=generator).topk(min(2, weights.experts)).indices
     share = torch.rand(index.shape, generator=generator).to(x.dtype)
     with torch.no_grad():
-        return disagreement(packed(x, index, share), module(x, index, share), dtype, x.dtype)
+        return beyond(allowed, packed(x, index, share), module(x, index, share))
 
 
 def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None:
@@ -112,16 +120,16 @@ def _release(module: nn.Module, packed: PackedExperts, context: Context) -> None
         free(parameters[stack.name], PackedStack(packed, stack), packed.packed[stack.name].dtype, context)
 
 
-def _stored_stacks(module: nn.Module, form: ExpertsForm) -> dict[Stack, Mxfp4Stack]:
+def _stored_stacks(module: nn.Module, form: ExpertsForm) -> dict[Stack, StoredStack]:
     """The projections that the checkpoint has quantised: all of them, or none."""
     found: dict[Stack, Any] = {stack: module.get_parameter(stack.name) for stack in form.stacks()}
-    return {stack: parameter for stack, parameter in found.items() if isinstance(parameter, Mxfp4Stack)}
+    return {stack: parameter for stack, parameter in found.items() if isinstance(parameter, StoredStack)}
 
 
-def _release_stored(stored: dict[Stack, Mxfp4Stack], packed: PackedExperts, context: Context) -> None:
+def _release_stored(stored: dict[Stack, StoredStack], packed: PackedExperts, context: Context) -> None:
     """The same, where parameters stand for what a checkpoint stores."""
     for stack, parameter in stored.items():
-        for tensor in (parameter.blocks, parameter.scales):
+        for tensor in parameter.held.values():
             context.freed += tensor.nbytes
-            source = PackedStack(packed, stack)
+            source = PackedStack(packed, stack, is_of_linears=isinstance(parameter, LinearsStack))
             free_weight(context.journal, tensor, source, context.store, lossless=False, is_cast=False)

@@ -77,6 +77,9 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
 
 def free(weight: nn.Parameter, packed: Packed, dtype: str, context: Context, *, exact: bool = True) -> None:
     """Free the values of `weight`, which `packed` holds in `dtype`."""
+    if id(weight) in context.made:
+        weight.data = torch.empty(0, dtype=weight.dtype)
+        return
     lossless = exact and (dtype == "float32" or (dtype == "bfloat16" and weight.dtype is torch.bfloat16))
     context.freed += weight.nbytes
     free_weight(context.journal, weight, packed, context.store, lossless=lossless)

@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.tolerance import PACKED
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import ALONE, MERGED, packed_item
@@ -50,7 +51,8 @@ class StoredLinearsRule:
                 continue
             member = (f"{path}.{name}" if path else name, child, weight)
             order = None if weight.permutation is None else weight.permutation.numpy().tobytes()
-            groups = siblings[weight.in_features, weight.rows is None, order]
+            own = context.own_dtype(member[0]) if weight.rows is None else None
+            groups = siblings[weight.in_features, weight.rows is None, weight.meant_for, own, order]
             apart = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
             if groups and not apart and groups[-1][-1][2].out_features % PANEL_FEATURES == 0:
                 groups[-1].append(member)
@@ -98,7 +100,7 @@ def _put_in_place(members: Sequence[Member], context: Context) -> list[PlanItem]
     replacements = [PackedLinear(group, index, linear) for index, linear in enumerate(linears)]
     if context.config.verify:
         for (path, module, weight), replacement in zip(members, replacements, strict=True):
-            agreement = weight.agreement if weight.rows is not None else dtype
+            agreement = max(weight.agreement, dtype, key=PACKED.of)
             reason = _disagreement(module, weight, replacement, agreement, compute)
             if reason is not None:
                 return [PlanItem.left(path, structure, reason)]
@@ -118,7 +120,11 @@ def _packed(
     weights = [weight for _, _, weight in members]
     if weights[0].rows is not None:
         return pack_stored(weights), "float32", [rounding_error(weight) for weight in weights]
-    dtype = context.weight_dtype(members[0][0], linears)
+    path, meant_for = members[0][0], weights[0].meant_for
+    if meant_for is not None and context.config.dtype == "auto" and context.own_dtype(path) is None:
+        dtype = meant_for
+    else:
+        dtype = context.weight_dtype(path, linears)
     packed, errors = pack_rounded(weights, dtype, context.config.int4_group)
     return packed, dtype, errors
 
@@ -138,8 +144,7 @@ def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> No
     """Free what held the weight of a module that is out of the tree, unless an embedding reads it, too, or it is to be kept."""
     if context.config.originals == "memory" or any(map(context.is_tied, weight.tensors)):
         return
-    owner, *others = weight.tensors
-    for tensor in others:
+    for owner, tensor in ((owner, tensor) for owner in weight.tensors[:1] for tensor in weight.tensors[1:]):
         if tensor.numel() and tensor.data_ptr() == owner.data_ptr():
             share_values(context.journal, tensor, owner)
     for tensor in weight.tensors:
@@ -152,6 +157,7 @@ def _as_linear(module: nn.Module, weight: StoredWeight, dtype: torch.dtype) -> n
     """A linear of the same shape and with the very bias, whose weight has no values."""
     linear = nn.Linear(weight.in_features, weight.out_features, bias=False, device="meta", dtype=dtype)
     bias = getattr(module, "bias", None)
+    bias = bias() if callable(bias) else bias  # torch.ao keeps it inside of its packed weight
     if bias is not None and not isinstance(bias, nn.Parameter):  # HQQ has it as a plain attribute
         bias = nn.Parameter(bias, requires_grad=False)
     linear.register_parameter("bias", bias)

@@ -1,0 +1,158 @@
+"""Experts whose weights a checkpoint stores quantised: parameters over what its file holds."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from hf_cpu_accel.checkpoints.layout import IntegerLayout, Layout
+from hf_cpu_accel.packing.affine import AffineGroups
+
+Parts = tuple[tuple[str, Layout], ...]
+"""Linears whose output features lie one behind another, by their names."""
+
+
+class StoredStack(Tensor):
+    """A parameter with a matrix for each expert. What computes with it gets the numbers, of one expert where it takes one.
+
+    Attributes:
+        form: how the numbers are stored, for people.
+        refusal: why affine groups do not hold them, or None.
+    """
+
+    form: str
+    refusal: str | None = None
+    _names: tuple[str, ...]
+
+    @abstractmethod
+    def groups_of(self, expert: int) -> AffineGroups:
+        """[out_features, in_features] of one expert, as they are stored."""
+
+    @abstractmethod
+    def matrix_of(self, expert: int) -> Tensor:
+        """The same as numbers, in the shape that the parameter has them in."""
+
+    def numbers(self) -> Tensor:
+        """All of them, in the shape and dtype of the parameter."""
+        values = torch.empty(self.shape, dtype=self.dtype)
+        for expert in range(len(self)):
+            values[expert] = self.matrix_of(expert)
+        return values
+
+    @abstractmethod
+    def over(self, held: Mapping[str, Tensor]) -> StoredStack:
+        """The same over other tensors."""
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """What the file holds, by names of this class."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def __tensor_flatten__(self) -> tuple[list[str], StoredStack]:
+        return list(self._names), self
+
+    @classmethod
+    def __tensor_unflatten__(cls, tensors: dict[str, Tensor], like: StoredStack, *sizes: Any) -> StoredStack:
+        return like.over(tensors)
+
+    def __repr__(self, **unused: Any) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        aten = torch.ops.aten
+        if func in (aten.detach.default, aten.clone.default):
+            stack = args[0]
+            return stack.over({name: func(tensor) for name, tensor in stack.held.items()})
+        if func is aten.select.int and args[1] == 0:
+            stack, _, expert = args
+            return stack.matrix_of(expert).to(stack.dtype)
+        args, kwargs = tree_map_only(StoredStack, StoredStack.numbers, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class LinearsStack(StoredStack):
+    """[experts, out_features, in_features] of linears that the file has one by one, one or several for each expert.
+
+    Args:
+        experts: what the tensors of each expert stand for.
+        held: the tensors, by expert, name of the linear and name in the checkpoint.
+    """
+
+    experts: tuple[Parts, ...]
+
+    @staticmethod
+    def __new__(
+        cls,
+        experts: tuple[Parts, ...],
+        held: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        refusal: str | None = None,
+    ) -> LinearsStack:
+        layouts = [layout for _, layout in experts[0]]
+        rows = sum(layout.out_features for layout in layouts)
+        shape = (len(experts), rows, layouts[0].in_features)
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
+        assert isinstance(made, LinearsStack)
+        made.experts, made._names, made.form = experts, tuple(held), layouts[0].form
+        for name, tensor in held.items():
+            setattr(made, name, tensor)
+        made.refusal = refusal
+        return made
+
+    def over(self, held: Mapping[str, Tensor]) -> LinearsStack:
+        return LinearsStack(self.experts, held, self.dtype, self.refusal)
+
+    def groups_of(self, expert: int) -> AffineGroups:
+        layouts = [
+            layout for parts in self.experts for _, layout in parts if isinstance(layout, IntegerLayout)
+        ]
+        bits = max(layout.packed_bits for layout in layouts)
+        group = math.gcd(*(layout.packed_group or 0 for layout in layouts))
+        found = [
+            layout.rows(tensors, 0, layout.out_features).regroup(bits, group)
+            for layout, tensors in self._linears(expert)
+            if isinstance(layout, IntegerLayout)
+        ]
+        q, scale, offset = (
+            torch.cat([getattr(part, name) for part in found]) for name in ("q", "scale", "offset")
+        )
+        return AffineGroups(q, scale, offset, bits, group)
+
+    def matrix_of(self, expert: int) -> Tensor:
+        return torch.cat([layout.dequantize(tensors) for layout, tensors in self._linears(expert)])
+
+    def _linears(self, expert: int) -> list[tuple[Layout, dict[str, Tensor]]]:
+        return [
+            (layout, {part: getattr(self, f"{expert}.{name}.{part}") for part in layout.held})
+            for name, layout in self.experts[expert]
+        ]
+
+    def check(self) -> None:
+        """Find out whether affine groups hold it, once the values are there."""
+        self.refusal = self._found_refusal()
+
+    def _found_refusal(self) -> str | None:
+        for expert in range(len(self.experts)):
+            for layout, tensors in self._linears(expert):
+                if not isinstance(layout, IntegerLayout) or layout.packed_group is None:
+                    return f"{layout.form}: affine groups do not hold it"
+                try:
+                    order = layout.order(tensors)
+                except ValueError as error:
+                    return f"{layout.form}: {error}"
+                if order is not None:
+                    return f"{layout.form}: each expert has its input features in an order of its own"
+        return None
