@@ -36,7 +36,7 @@ demo: kernels
 # File by file in two processes, as most tests keep one core busy; then what measures memory and priorities, alone.
 TEST_PROCESSES ?= 2
 test: kernels
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not serial"
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup -m "not serial"
 	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' 'mark[.]serial' tests)
 
 # Random calls of every op, good and bad, on every tier of this CPU; FUZZ="--cases 500 --seed 7 --isa avx2 --op attention" for others. And
