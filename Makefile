@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
 # test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, fuzz, fuzz-files, asan, tsan; audit.
+# test-architectures, test-quality, test-spaces, test-tiers, fuzz, fuzz-files, asan, tsan; audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -36,7 +36,7 @@ demo: kernels
 # File by file in two processes, as most tests keep one core busy; then what measures memory and priorities, alone.
 TEST_PROCESSES ?= 2
 test: kernels
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not serial"
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup -m "not serial"
 	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' 'mark[.]serial' tests)
 
 # Random calls of every op, good and bad, on every tier of this CPU; FUZZ="--cases 500 --seed 7 --isa avx2 --op attention" for others. And
@@ -51,6 +51,12 @@ FUZZ_FILES ?= --cases 10000
 fuzz-files: kernels
 	$(BIN)/python -m tests.packing.mutated_files $(FUZZ_FILES)
 	$(BIN)/python -m tests.frontends.mutated_gptq $(FUZZ_FILES)
+
+# The whole suite of the ops on each lower tier that this CPU runs, AMX's tiles in the emulator among them.
+TIERS ?= $$($(BIN)/python -m tests.ops.lower_tiers)
+test-tiers: kernels
+	set -e; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
+	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py; done
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext

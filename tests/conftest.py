@@ -6,12 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import pytest
-import torch
-from hypothesis import settings
-from hypothesis.internal.conjecture import providers
+# Read as torch is loaded, here and in all processes that tests start. Threads of OpenMP that wait in a loop take the cores from the other
+# process of tests, which the one that they wait for may be behind: on two cores most of the time went into that.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from hf_cpu_accel.frontends import import_hook
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
+
+from hf_cpu_accel.frontends import import_hook  # noqa: E402
 
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
@@ -26,8 +30,22 @@ os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
 os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 
-# Threads that wait for one another in the microsecond ops of tiny models cost more than they save, the more so on a busy machine.
-ONE_THREAD = ("concurrency", "generate", "lazy", "patching", "providers", "rewrite")
+# Files whose tests share what takes long to make (code that is compiled once, hosts that are imported once to be forked from): one
+# process runs each of these groups, and every other file as one (`--dist loadgroup`).
+GROUPS = {
+    "compiling": ("compiler", "hosts/test_pyg_compile.py"),
+    "programs": ("acceptance/test_docs.py", "acceptance/test_examples.py", "ops/test_tiers.py"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
+        names = {str(path), *map(str, path.parents)}
+        group = next((name for name, parts in GROUPS.items() if names.intersection(parts)), str(path))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +58,12 @@ def _keyword_of_loaders() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _seed_and_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def _seed_and_threads() -> Iterator[None]:
+    """One thread, unless a test sets more: those that wait for one another in the small ops of tiny models, beside another process of
+    tests, take far more time than they save."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    if request.path.relative_to(Path(__file__).parent).parts[0] in ONE_THREAD:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 

@@ -1,7 +1,7 @@
 """README and docs as a reader meets them: all Python runs as it stands, commands, options and links exist, figures are there."""
 
+import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from hf_cpu_accel.cli.main import app
 from tests.acceptance.documents import DOCUMENTS, ROOT, blocks, python_script
 from tests.acceptance.hub import MINILM, SENTIMENT
-from tests.children import run_child
+from tests.programs import run_program
 
 # What a page takes as given: "your own" models and data, which the test has to bring.
 GIVEN = {
@@ -94,7 +94,7 @@ def test_python_runs_as_written(
     monkeypatch.setenv("HF_HOME", str(hub.parent))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path / "home"))
-    done = run_child([sys.executable, "-c", start], cwd=tmp_path, cpu_seconds=300)
+    done = run_program(start, folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
     if document.name == "README.md":
         assert "modules replaced" in done.stdout

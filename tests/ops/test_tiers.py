@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.runtime import hardware
-from tests.children import run_child
+from tests.programs import run_program
 
-TESTS = Path(__file__).parent
-REPOSITORY = TESTS.parents[1]
 CHECKS = {
     "tests.ops.test_linear": "check_linear",
     "tests.ops.convolution.test_convolution": "check_convolution",
@@ -50,14 +47,9 @@ PRINT_TIER = "from hf_cpu_accel import extension; print(extension.status().tier)
 available = [tier for tier in CAPS if hardware.best_tier(FLAGS, tier) == tier]
 
 
-def run(tier: str, code: str, **variables: str) -> str:
-    environment = {
-        **variables,
-        **os.environ,
-        "HF_CPU_ACCEL_ISA": tier,
-        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    done = run_child([sys.executable, "-c", code], env=environment, cpu_seconds=600)
+def run(folder: Path, tier: str, code: str, **variables: str) -> str:
+    environment = {**variables, **os.environ, "HF_CPU_ACCEL_ISA": tier}
+    done = run_program(code, folder=folder, environment=environment, cpu_seconds=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -74,36 +66,25 @@ def all_checks(cap: str) -> str:
         for module, check in CHECKS.items()
         if cap != hardware.EMULATED_AMX or check in OF_TILES
     )
-    return f"import torch; torch.set_num_threads(2); {calls}; {PRINT_TIER}"
+    return f"import torch; torch.set_num_threads(1); {calls}; {PRINT_TIER}"
 
 
 @pytest.mark.parametrize("cap", CAPS)
-def test_tier(cap: str) -> None:
-    """Caps that the CPU lacks too: the library and runtime/hardware.py look at it in different ways and must agree."""
-    code = (
-        all_checks(cap) if cap in available else PRINT_TIER
-    )  # a cap that it lacks is one of the tiers that it has
-    assert run(cap, code).strip() == hardware.best_tier(FLAGS, cap)
-
-
-@pytest.mark.parametrize(
-    "tier", [tier for tier in available if tier not in (best, hardware.EMULATED_AMX)]
-)  # the best is what the suite itself runs on
-def test_linear_and_norm_suites_on_tier(tier: str) -> None:
-    files = [str(TESTS / f"test_{name}.py") for name in ("linear", "ffn", "norm")]
-    # Schemas, fakes and traces are Python's and C++'s above the tiers; they take more time than all that is computed here.
-    computed = ["-k", "not opcheck and not traces", "-q", "-p", "no:cacheprovider", *files]
-    code = f"import pytest, sys; sys.exit(pytest.main({computed!r}))"
-    assert " passed" in run(tier, code)
+def test_tier(tmp_path: Path, cap: str) -> None:
+    """Caps that the CPU lacks too: the library and runtime/hardware.py look at it in different ways and must agree. On the best tier
+    the whole suite runs, and on all others as well by `make test-tiers`."""
+    checked = cap in available and cap != best
+    code = all_checks(cap) if checked else PRINT_TIER  # a cap that it lacks is one of the tiers that it has
+    assert run(tmp_path, cap, code).strip() == hardware.best_tier(FLAGS, cap)
 
 
 @pytest.mark.skipif("avx512_bf16" not in available, reason="the CPU has no vdpbf16ps instruction")
 @pytest.mark.parametrize("dot", ["0", "1"])
-def test_both_ways_to_multiply_bfloat16(dot: str) -> None:
+def test_both_ways_to_multiply_bfloat16(tmp_path: Path, dot: str) -> None:
     """Which of the two serves is measured at load, so without this one of them would go untested on each machine."""
     code = "from tests.ops.test_linear import check_linear; check_linear(seed=3)"
     code += "; from hf_cpu_accel import extension; print(extension.status().bf16_dot)"
-    assert run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT=dot).strip() == str(dot == "1")
+    assert run(tmp_path, "avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT=dot).strip() == str(dot == "1")
 
 
 def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
@@ -119,7 +100,7 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from hf_cpu_accel import extension; "
         f"status = extension.status(); assert not status.loaded, status; assert 'not built' in status.error; {calls}"
     )
-    run("generic", code)
+    run(tmp_path, "generic", code)
     model = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch, transformers as tf; "
         "from hf_cpu_accel import accelerate_for_cpu, explain; "
@@ -128,12 +109,12 @@ def test_without_the_library_the_references_serve(tmp_path: Path) -> None:
         "expected = model(ids)[0]; accelerate_for_cpu(model, dtype='float32'); "
         "torch.testing.assert_close(model(ids)[0], expected, rtol=1e-4, atol=1e-5); print(explain(model).kernels)"
     )
-    assert run("generic", model).strip() == "reference"
+    assert run(tmp_path, "generic", model).strip() == "reference"
 
 
 @pytest.mark.skipif("avx512_bf16" not in available, reason="the CPU has no vdpbf16ps instruction")
-def test_rows_of_the_lowest_float_where_the_cpu_multiplies_bfloat16() -> None:
+def test_rows_of_the_lowest_float_where_the_cpu_multiplies_bfloat16(tmp_path: Path) -> None:
     """Which is measured at load and may not be so here."""
     code = "import torch; from tests.ops.test_attention import check_lowest; "
     code += "[check_lowest(x, torch.bfloat16) for x in (torch.finfo(torch.float32).min, -1e30, -1e9)]"
-    run("avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT="1")
+    run(tmp_path, "avx512_bf16", code, HF_CPU_ACCEL_BF16_DOT="1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hf_cpu_accel.providers import choice
@@ -43,12 +45,12 @@ def make_chooser(folder, measurements, **options):
 
 @pytest.fixture
 def force(monkeypatch, tmp_path):
-    """force(name): from now on that provider wins wherever it takes part; gives the measurements."""
+    """force(name, **options of `Chooser`): from now on that provider wins wherever it takes part; gives the measurements."""
     monkeypatch.setenv(VARIABLE, "auto")
 
-    def to(winner: str) -> Measurements:
+    def to(winner: str, **options: Any) -> Measurements:
         measurements = Measurements(winner)
-        made = make_chooser(tmp_path / winner, measurements)
+        made = make_chooser(tmp_path / winner, measurements, **options)
         monkeypatch.setattr(choice, "chooser", lambda: made)
         return measurements
 

@@ -107,10 +107,8 @@ def test_another_provider_gives_the_same_and_restores(model, force, dtype):
     torch.testing.assert_close(run(model), expected, rtol=0, atol=0)
 
 
-def test_int8_is_ours_where_nothing_keeps_its_numerics(model, force, monkeypatch):
-    monkeypatch.setattr("hf_cpu_accel.providers.torch_ops._has_amx", lambda: False)
-    measurements = force("oneDNN")
-    monkeypatch.setattr("hf_cpu_accel.providers.choice.candidates", lambda dtype: ())
+def test_int8_is_ours_where_nothing_keeps_its_numerics(model, force):
+    measurements = force("oneDNN", find_candidates=lambda dtype: ())
     accelerate_for_cpu(model, dtype="int8")
     run(model)
     assert set(providers(model).values()) == {"ours"}

@@ -17,6 +17,13 @@ from hf_cpu_accel.compiler.background.expressions import Expression
 from hf_cpu_accel.compiler.background.trace import _is_expression_of
 
 
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces alone, without a library: nothing is called."""
+    for name in ("write_library", "load_library"):
+        monkeypatch.setattr(torch_private, name, lambda *arguments: None)
+
+
 class Joined(nn.Module):
     """As the blocks of multi-modal diffusion transformers."""
 
@@ -33,7 +40,7 @@ def inputs(batch: int, texts: int, images: int, positions: int) -> tuple[Tensor,
 
 
 @torch.no_grad()
-def test_formulas_are_held_against_later_calls(tmp_path: Path) -> None:
+def test_formulas_are_held_against_later_calls(tmp_path: Path, not_compiled: None) -> None:
     block = Joined().eval()
     args = inputs(2, 3, 4, 7)
     compiled = trace.compile_block(block, args, {}, tmp_path, threads=1)
@@ -146,9 +153,7 @@ class Windows(nn.Module):
 
 
 @torch.no_grad()
-def test_guards_are_held_against_later_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("write_library", "load_library"):  # what is compiled is not called
-        monkeypatch.setattr(torch_private, name, lambda *arguments: None)
+def test_guards_are_held_against_later_calls(tmp_path: Path, not_compiled: None) -> None:
     block, bias = Windows().eval(), torch.randn(3)
     compiled = trace.compile_block(
         block, (torch.randn(2, 14, 8),), {"extra": {"bias": bias}}, tmp_path, threads=1

@@ -101,7 +101,8 @@ def check(steps: list[Step], image: Tensor) -> None:
         assert error <= (0.06 if seven_bits else 0.03), error
         apart = float((outputs[-1] - reference).norm() / reference.norm())
         assert apart <= (0.06 if seven_bits else 1.5e-2), apart
-    assert torch.equal(*outputs)
+    if extension.status().loaded:  # torch's convolutions, of which the reference is, may add in another order
+        assert torch.equal(*outputs)
 
 
 def check_images_in_bytes(seed: int) -> None:
