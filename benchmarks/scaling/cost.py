@@ -156,7 +156,8 @@ def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
     loads = [values["load"] for values in measured.values()]
     if loads:
         tables["measured"] += (
-            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, of which two are the measurement's own."
+            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, of which two are the measurement's own: "
+            "with much more than that, times say little."
         )
     return tables
 
@@ -165,8 +166,10 @@ def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = N
     """Put the tables in the place of those that are there."""
     text = page.read_text(encoding="utf-8")
     for mark, table in page_tables(read() if measured is None else measured).items():
-        pattern = rf"(<!-- {mark} -->\n).*?(\n<!-- end -->)"
-        text = re.sub(pattern, lambda found, table=table: found[1] + table + found[2], text, flags=re.DOTALL)
+        pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+        text = re.sub(
+            pattern, lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text, flags=re.DOTALL
+        )
     page.write_text(text, encoding="utf-8")
 
 

@@ -58,8 +58,12 @@ def test_what_is_recorded_is_read_and_told(tmp_path: Path) -> None:
     assert found["replicas"].speedup(2) == pytest.approx(1.6)
     assert found["partitions, GCN"].speedup(2) == pytest.approx(1.6)
     page = tmp_path / "page.md"
-    page.write_text("<!-- measured -->\nold\n<!-- end -->\ntext\n<!-- model -->\nold\n<!-- end -->\n")
+    page.write_text("<!-- measured -->\n<!-- end -->\ntext\n<!-- model -->\nold\n<!-- end -->\n")
     cost.write_page(page, kept)
+    once = page.read_text()
+    cost.write_page(page, kept)
+    assert page.read_text() == once
+    assert once.count("\ntext\n") == 1
     assert "| partitions, GCN | 2.00 s | 1.50 s | 1.25 s |" in page.read_text()
     assert "| ranks | 10.0 tokens/s | 18.2 tokens/s | 16.1 tokens/s |" in page.read_text()
     assert "| replicas | 1.0 | 1.6 |" in page.read_text()
