@@ -51,6 +51,7 @@ FUZZ_FILES ?= --cases 10000
 fuzz-files: kernels
 	$(BIN)/python -m tests.packing.mutated_files $(FUZZ_FILES)
 	$(BIN)/python -m tests.frontends.mutated_gptq $(FUZZ_FILES)
+	$(BIN)/python -m tests.frontends.mutated_gguf $(FUZZ_FILES)
 
 # The whole suite of the ops on each lower tier that this CPU runs, AMX's tiles in the emulator among them.
 TIERS ?= $$($(BIN)/python -m tests.ops.lower_tiers)

@@ -113,6 +113,21 @@ def test_the_model_is_that_of_transformers_own_loader(tmp_path: Path, model_type
     assert torch.allclose(call(model, ids), expected, atol=1e-4 * float(expected.abs().max()))
 
 
+def test_damaged_files_are_refused_or_read_as_by_transformers() -> None:
+    from tests.frontends.mutated_gguf import run
+
+    counts, wrong = run(14, seed=20_000)
+    assert not wrong
+    assert any(what.endswith("refused") for what in counts)
+
+
+def test_what_the_file_lacks_gets_no_random_values(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "qwen2")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_norm", b"blk.1.ffn_mron"))
+    with pytest.raises(ValueError, match=r"it lacks model\.layers\.1\.post_attention_layernorm\.weight"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
+
+
 def test_the_path_of_a_file_is_enough(tmp_path: Path) -> None:
     path = write_file(tmp_path, "llama")
     model = AutoModelForCausalLM.from_pretrained(str(path), cpu_optimize=True)

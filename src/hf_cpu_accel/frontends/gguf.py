@@ -7,6 +7,7 @@ conversions are those of its own older loader, which unpacks all weights to floa
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -109,6 +110,29 @@ def weights_in_blocks() -> Iterator[None]:
             quantizer_class.get_state_dict = own_state_dict
             for name in added:
                 del GGUF_ARCHS[name]
+
+
+def load_in_blocks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(...)`, a `from_pretrained` of transformers with `gguf_file=`, where weights stay in blocks.
+
+    Raises:
+        ValueError: the file cannot be read, or tensors of the model are not in it; transformers would give these random values.
+    """
+    file = kwargs["gguf_file"]
+    with weights_in_blocks():
+        try:
+            model, info = function(*args, **{**kwargs, "output_loading_info": True})
+        except (struct.error, OverflowError, LookupError, RuntimeError) as error:
+            raise ValueError(
+                f"{file} is damaged, or of a kind that transformers cannot read: {error}"
+            ) from error
+    prefix = f"{model.base_model_prefix}."
+    base = prefix if hasattr(model, model.base_model_prefix) else ""
+    missing = sorted(name for name in info["missing_keys"] if name.startswith(base))
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(f"{file} is damaged: it lacks {', '.join(missing[:3])}{more}")
+    return (model, info) if kwargs.get("output_loading_info") else model
 
 
 def _decoder(norms: Mapping[str, str], *, offset: bool = False, **names: str) -> list[Any]:

@@ -138,9 +138,11 @@ def _load(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     file = gguf.split_path(args[1]) if len(args) > 1 else None
     if file is not None and "gguf_file" not in kwargs:
         args, kwargs = (args[0], file[0], *args[2:]), {**kwargs, "gguf_file": file[1]}
-    blocks = mxfp4.experts_in_blocks() if kwargs.get("gguf_file") is None else gguf.weights_in_blocks()
-    with _one_at_a_time, blocks, weights_as_stored():
-        return function(*args, **kwargs)
+    with _one_at_a_time, weights_as_stored():
+        if kwargs.get("gguf_file") is not None:
+            return gguf.load_in_blocks(function, *args, **kwargs)
+        with mxfp4.experts_in_blocks():
+            return function(*args, **kwargs)
 
 
 def _patch_save_pretrained(owner: type, patches: HostPatches) -> None:
