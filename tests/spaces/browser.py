@@ -177,8 +177,9 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
         assert cells[0] == str(int(node.eager.argmax()))
         assert abs(float(cells[2]) - float(node.eager.max())) < 2e-4
         # The first neighbour is drawn above the node in the middle.
-        box = page.locator("#picture img").bounding_box()
-        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.1)
+        picture = page.locator("#picture img")
+        box = picture.bounding_box()
+        picture.click(position={"x": box["width"] / 2, "y": box["height"] * 0.1})  # scrolls there first
         expect(page.locator("#told")).to_contain_text(f"Node {node.neighbours[0]} ", timeout=1000 * SECONDS)
         page.get_by_text(graphs.KARATE).click()
         page.locator("#node input").fill("34")

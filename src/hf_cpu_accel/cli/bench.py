@@ -103,7 +103,7 @@ def bench(
                 on_burst=lambda system: progress.advance(bar),
             )
         except OSError as error:
-            raise cannot_load(console, contest.source, error) from error
+            raise cannot_load(console, contest.source, error, random_config=True) from error
         except ValueError as error:  # what accelerate_for_cpu and transformers refuse, with the reason
             console.print(f"{contest.source}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error

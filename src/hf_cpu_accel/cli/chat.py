@@ -52,7 +52,7 @@ def chat(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except OSError as error:
-        raise cannot_load(console, model, error) from error
+        raise cannot_load(console, model, error, random_config=True) from error
     console.print(f"[bold]{session.title}[/bold], {session.dtype}. {_HINT}.")
     if not session.has_template:
         console.print("It has no chat template: it goes on with what you type, and forgets it.", style="dim")

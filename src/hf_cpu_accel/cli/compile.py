@@ -80,7 +80,7 @@ def compile_model(
                     break
                 source.forward(built, example)
     except OSError as error:
-        raise cannot_load(console, source.title, error) from error
+        raise cannot_load(console, source.title, error, random_config=True) from error
     except ValueError as error:
         console.print(f"{source.title}: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

@@ -68,7 +68,7 @@ def export(
             status.update("checking")
             compiled = load_aot(written)
     except OSError as error:
-        raise cannot_load(console, source.title, error) from error
+        raise cannot_load(console, source.title, error, random_config=True) from error
     except (ValueError, RuntimeError) as error:
         console.print(f"{source.title}: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

@@ -10,8 +10,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def cannot_load(console: Console, model: object, error: OSError) -> typer.Exit:
-    """Say why, and give what to raise. OSError is what transformers raises when it finds no such model."""
+def cannot_load(
+    console: Console, model: object, error: OSError, *, random_config: bool = False
+) -> typer.Exit:
+    """Say why, and give what to raise. OSError is what transformers raises when it finds no such model.
+
+    Args:
+        random_config: whether the command has this option.
+    """
     console.print(f"Cannot load {model}: {error}", style="red", markup=False, highlight=False)
-    console.print("Without a network, pass a local folder or --random-config NAME.")
+    instead = "a local folder or --random-config NAME" if random_config else "a local folder"
+    console.print(f"Without a network, pass {instead}.")
     return typer.Exit(1)

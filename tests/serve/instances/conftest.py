@@ -1,17 +1,29 @@
-"""A tiny encoder, and one thread."""
+"""A tiny encoder, one thread, and an end to waiting."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 import transformers
 
 from hf_cpu_accel import accelerate_for_cpu
+from tests.serve.instances.bound import within
+
+SECONDS = 180  # for one test, on a busy machine
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)  # the fixture of all tests puts it back
+
+
+@pytest.fixture(autouse=True)
+def _bounded() -> Iterator[None]:
+    """A pool that forgets to wake whom it holds back fails its test."""
+    with within(SECONDS):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def report(
                 subject, names, repeats=repeats, threads=choice.count, on_stage=status.update
             )
         except OSError as error:
-            raise cannot_load(console, subject.title, error) from error
+            raise cannot_load(console, subject.title, error, random_config=True) from error
         except ValueError as error:
             console.print(f"{subject.title}: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(1) from error
