@@ -1,5 +1,5 @@
 """Runs the random calls of fuzz/, and what test_tiers.py checks on every tier, with the kernels that `make asan` built, under
-AddressSanitizer and UndefinedBehaviorSanitizer, on the lowest and the highest tier.
+AddressSanitizer and UndefinedBehaviorSanitizer, on the lowest and the highest tier of vectors, and on emulated tiles.
 
 Their library must not lie in the package: the folder of the package is linked together anew around it. AddressSanitizer has to be
 loaded before Python; leaks are not looked for, since Python and torch keep what they have until the end.
@@ -37,7 +37,7 @@ def main(cases: str) -> int:
             if not entry.name.startswith("_C"):
                 (package / entry.name).symlink_to(entry)
         (package / LIBRARY.name).symlink_to(LIBRARY)
-        for tier in ("generic", "avx512_bf16"):
+        for tier in ("generic", "avx512_bf16", "amx_emulated"):
             environment = {
                 **os.environ,
                 "LD_PRELOAD": " ".join(runtimes),

@@ -43,7 +43,9 @@ def main() -> int:
 
 def tiers() -> list[str]:
     flags = hardware.detect().flags
-    return [tier for tier in hardware.TIERS[:-1] if hardware.best_tier(flags, tier) == tier]
+    return [
+        tier for tier in (*hardware.TIERS, hardware.EMULATED_AMX) if hardware.best_tier(flags, tier) == tier
+    ]
 
 
 def run_tier(isa: str, first: int, end: int, families: list[str], bar: tqdm) -> Iterator[str]:
