@@ -99,7 +99,7 @@ def add_product(sum: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def tile_product(input: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """input @ weight^T as TDPBF16PS defines it: of each 32 features the even and the odd ones apart, then both to the sum so far."""
+    """input @ weight^T as TDPBF16PS defines it: of each 32 features the even and the odd ones apart, then both to the sum."""
     features = -(-input.shape[1] // 32) * 32
     a, b = (flush(np.pad(x, ((0, 0), (0, features - x.shape[1])))) for x in (input, weight))
     total = np.zeros((len(a), len(b)), np.float32)
