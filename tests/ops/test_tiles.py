@@ -165,8 +165,6 @@ def test_a_step_loads_no_more_tiles_than_it_multiplies() -> None:
         "L" if name.startswith("tileload") else "S" if name.startswith("tilestore") else "P"
         for name, _ in names
     )
-    steps = re.findall(r"LLPLPLPP", code)
-    assert len(steps) >= 8
-    assert code.count("L") <= 2 * code.count("P")
-    # All loads belong to a step, of two by two or of one by two.
-    assert "L" not in re.sub(r"LLPLPLPP|LLPLP", "", code)
+    assert len(re.findall("LLPLPLPP", code)) >= 8
+    # One by two has three loads for two products. Nothing has more, wherever the compiler put it.
+    assert 2 * code.count("L") <= 3 * code.count("P")
