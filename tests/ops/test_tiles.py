@@ -1,7 +1,7 @@
 """AMX tiles: the same integers as vectors have, bfloat16 as the instruction is defined, beside torch's own tiles, and what if not.
 
-Which kernels serve is chosen at load, so each tier computes in a process of its own. The emulated tiles refuse what the hardware refuses,
-so that machines without AMX check shapes and addresses, too.
+Which kernels serve is chosen at load, so each tier computes in a process of its own. The emulated tiles refuse what the hardware
+refuses, so that machines without AMX check shapes and addresses, too.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def add_product(sum: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def tile_product(input: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """input @ weight^T as TDPBF16PS defines it: of each 32 features the even and the odd ones apart, then their sum to what was before."""
+    """input @ weight^T as TDPBF16PS defines it: of each 32 features the even and the odd ones apart, then both to the sum."""
     features = -(-input.shape[1] // 32) * 32
     a, b = (flush(np.pad(x, ((0, 0), (0, features - x.shape[1])))) for x in (input, weight))
     total = np.zeros((len(a), len(b)), np.float32)
@@ -165,8 +165,6 @@ def test_a_step_loads_no_more_tiles_than_it_multiplies() -> None:
         "L" if name.startswith("tileload") else "S" if name.startswith("tilestore") else "P"
         for name, _ in names
     )
-    steps = re.findall(r"LLPLPLPP", code)
-    assert len(steps) >= 8
-    assert code.count("L") <= 2 * code.count("P")
-    # All loads belong to a step, of two by two or of one by two.
-    assert "L" not in re.sub(r"LLPLPLPP|LLPLP", "", code)
+    assert len(re.findall("LLPLPLPP", code)) >= 8
+    # One by two has three loads for two products. Nothing has more, wherever the compiler put it.
+    assert 2 * code.count("L") <= 3 * code.count("P")
