@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-# Read as torch is loaded, here and in all processes that tests start. Threads of OpenMP that wait in a loop take the cores from the other
-# process of tests, which the one that they wait for may be behind: on two cores most of the time went into that.
+# Read as torch is loaded, in all processes that tests start, too. Threads of OpenMP that wait in a loop take the core of that
+# which they wait for, beside another process of tests: on two cores most of the time went into that.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
-from hypothesis.internal.conjecture import providers  # noqa: E402
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
-from hf_cpu_accel.frontends import import_hook  # noqa: E402
+from hf_cpu_accel.frontends import import_hook
 
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
@@ -24,6 +24,8 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+# One thread, unless a test sets more: in the small ops of tiny models, beside another process of tests, they only wait.
+torch.set_num_threads(1)
 # No test depends on what is fastest on the machine it runs on; those of the choice itself set it up with numbers of their own.
 os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
 # An error of our own fails the test; without it, it would read as a layer that is not recognised.
@@ -59,11 +61,8 @@ def _keyword_of_loaders() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed_and_threads() -> Iterator[None]:
-    """One thread, unless a test sets more: those that wait for one another in the small ops of tiny models, beside another process of
-    tests, take far more time than they save."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 

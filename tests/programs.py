@@ -1,5 +1,5 @@
 """Programs of the documents, each in a process of its own, forked from one that has imported the hosts: half of the time of a short
-program goes into that. The package itself is not imported there, so a page that forgets to import it fails as it would elsewhere."""
+program goes into that. The package itself is not imported there: a page that forgets to import it fails as it would elsewhere."""
 
 from __future__ import annotations
 

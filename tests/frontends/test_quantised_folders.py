@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
-    pipeline,
 )
 from typer.testing import CliRunner
 
@@ -248,7 +248,9 @@ def test_accelerated_models_are_pickled(tmp_path: Path) -> None:
 
 def test_pipelines_load_them_too(tmp_path: Path) -> None:
     dense = write_folder(tmp_path, bert(), *FORMS["gptq"])
-    model = pipeline("feature-extraction", tmp_path, tokenizer=object(), cpu_optimize="float32").model
+    model = transformers.pipeline(
+        "feature-extraction", tmp_path, tokenizer=object(), cpu_optimize="float32"
+    ).model
     assert any(isinstance(m, PackedLinear) and m.packed_dtype == "affine4" for m in model.modules())
     assert dense is not None
 

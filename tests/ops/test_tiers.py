@@ -71,8 +71,8 @@ def all_checks(cap: str) -> str:
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_tier(tmp_path: Path, cap: str) -> None:
-    """Caps that the CPU lacks too: the library and runtime/hardware.py look at it in different ways and must agree. On the best tier
-    the whole suite runs, and on all others as well by `make test-tiers`."""
+    """Caps that the CPU lacks too: the library and runtime/hardware.py look at it in different ways and must agree. The whole suite
+    runs on the best tier, and on all others by `make test-tiers`."""
     checked = cap in available and cap != best
     code = all_checks(cap) if checked else PRINT_TIER  # a cap that it lacks is one of the tiers that it has
     assert run(tmp_path, cap, code).strip() == hardware.best_tier(FLAGS, cap)

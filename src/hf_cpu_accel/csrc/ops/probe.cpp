@@ -42,7 +42,7 @@ double measure_flops(const Text& dtype, int64_t threads) {
                   "hf_cpu_accel::measure_flops: dtype is float32, bfloat16 or int8");
   STD_TORCH_CHECK(threads >= 1, "hf_cpu_accel::measure_flops: threads must be at least 1");
   constexpr int64_t iterations = 2000000;
-  const double operations = dispatch().kernels.multiply_adds(kind, 1) * iterations;
+  const double operations = dispatch().kernels.multiply_adds(kind, iterations);
   return best_rate(threads, operations, [&](int64_t) { dispatch().kernels.multiply_adds(kind, iterations); }) * 1e-9;
 }
 
