@@ -146,4 +146,5 @@ def test_models_in_bfloat16(built: tuple[Decoder, nn.Module, Tensor]) -> None:
     assert fused_layers(model) == family.fused
     logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
     assert logits.dtype is torch.bfloat16
-    assert torch.cosine_similarity(logits.float().flatten(), expected.flatten(), dim=0) >= 0.995
+    similarity = 0.99 if family.routes else 0.995  # as above
+    assert torch.cosine_similarity(logits.float().flatten(), expected.flatten(), dim=0) >= similarity
