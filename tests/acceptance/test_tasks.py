@@ -36,8 +36,9 @@ def test_task(task: str, dtype: str) -> None:
     if dtype == "int8" and explain(target).tier in SEVEN_BIT_TIERS:
         accepted *= 2.5
     if (task, dtype) == ("zero-shot-classification", "bfloat16") and hardware.native_bf16_is_fast():
-        # Inputs are rounded, too, not only weights, and AMX adds in an order of its own; torch's bfloat16 errs four times as much.
-        accepted *= 3 if explain(target).tier == "amx" else 2
+        accepted *= (
+            2  # inputs are rounded, too, not only weights; torch's own bfloat16 errs four times as much
+        )
     assert agreement.max_relative_error <= accepted
     assert compare(case.run(target), before) == agreement  # what ran before leaves no trace
 

@@ -32,7 +32,8 @@ fused_or_not = pytest.mark.parametrize(
 def built(request: pytest.FixtureRequest) -> tuple[Decoder, nn.Module, Tensor]:
     """(family, its model, what `prompt_and_steps` gives for that), once for all dtypes; the model is to be copied."""
     family: Decoder = request.param
-    model = family.build()
+    # With seed 0 rounding to bfloat16 sends tokens of gpt-oss to other experts, in torch's own model as well.
+    model = family.build(seed=7)
     return family, model, prompt_and_steps(model, padded()["left"], DynamicCache(config=model.config))
 
 
@@ -146,5 +147,4 @@ def test_models_in_bfloat16(built: tuple[Decoder, nn.Module, Tensor]) -> None:
     assert fused_layers(model) == family.fused
     logits = prompt_and_steps(model, padded()["left"], CPUCache(model.config))
     assert logits.dtype is torch.bfloat16
-    similarity = 0.99 if family.routes else 0.995  # as above
-    assert torch.cosine_similarity(logits.float().flatten(), expected.flatten(), dim=0) >= similarity
+    assert torch.cosine_similarity(logits.float().flatten(), expected.flatten(), dim=0) >= 0.995
