@@ -207,7 +207,9 @@ def _unrounded(node: object) -> Node | None:
 
 def _widening(node: object, module: GraphModule) -> Widening | None:
     """How a weight is widened; None if it is not, or depends on what the graph is called with."""
-    found = _expression(node, module) if isinstance(node, Node) else None
+    if not isinstance(node, Node):
+        return None
+    found = _expression(node, module)
     return found if isinstance(found, Widening) and _widens(node) else None
 
 
