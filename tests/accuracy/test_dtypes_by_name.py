@@ -26,6 +26,8 @@ def test_the_last_that_matches_decides():
     assert [table.of(path) for path in ("x", "a.b", "a.b.x", "a.b.c", "a.b.c.e", "a.b.c.d", "a")] == [
         "int8", "float32", "float32", "bfloat16", "bfloat16", "int4", "int8",
     ]  # fmt: skip
+    assert table.of("a.b.c.d") == "int4"
+    assert table.followed_by([("a.b", "int8")]).of("a.b.c.d") == "int8"
     assert DtypeTable(()).of("a") is None
     assert DtypeTable([("a.b", "int8")]).of("a.bc") is None
 

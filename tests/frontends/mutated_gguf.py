@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import random
-import signal
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,7 @@ from hf_cpu_accel.checkpoints.stored import pack_stored, stored_weight
 from hf_cpu_accel.frontends.gguf import load_in_blocks
 from hf_cpu_accel.packing.linear import unpack_linear
 from tests.frontends.test_gguf import write_file
-
-_SECONDS = 20
+from tests.mutations import Mutation, append, flip, main, outcome, run_cases, truncate, zero_page
 
 
 def header_end(content: bytes) -> int:
@@ -35,11 +30,11 @@ def header_end(content: bytes) -> int:
 
 
 def flip_header(content: bytes, draw: random.Random) -> bytes:
-    return _flip(content, 0, header_end(content), draw)
+    return flip(content, 0, header_end(content), draw)
 
 
 def flip_payload(content: bytes, draw: random.Random) -> bytes:
-    return _flip(content, header_end(content), len(content), draw)
+    return flip(content, header_end(content), len(content), draw)
 
 
 def edit_number(content: bytes, draw: random.Random) -> bytes:
@@ -69,29 +64,7 @@ def edit_name(content: bytes, draw: random.Random) -> bytes:
     return content[:place] + other + content[place + len(word) :]
 
 
-def truncate(content: bytes, draw: random.Random) -> bytes:
-    return content[: draw.choice((draw.randrange(len(content)), draw.randrange(2000), len(content) - 1))]
-
-
-def append(content: bytes, draw: random.Random) -> bytes:
-    return content + draw.randbytes(draw.choice((1, 64, 4096)))
-
-
-def zero_page(content: bytes, draw: random.Random) -> bytes:
-    """A page that never reached the disk."""
-    start = draw.randrange(0, len(content), 4096)
-    return content[:start] + bytes(min(4096, len(content) - start)) + content[start + 4096 :]
-
-
-def _flip(content: bytes, start: int, end: int, draw: random.Random) -> bytes:
-    changed = bytearray(content)
-    for _ in range(draw.randint(1, 3)):
-        bit = draw.randrange(start * 8, end * 8)
-        changed[bit // 8] ^= 1 << (bit % 8)
-    return bytes(changed)
-
-
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     flip_header,
     flip_payload,
     edit_number,
@@ -100,24 +73,6 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     append,
     zero_page,
 )
-
-
-class Hung(BaseException):
-    """It took more CPU than it may."""
-
-
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    def stop(*unused: object) -> None:
-        raise Hung
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU: a busy machine is slow, too
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def numbers(model: Any) -> dict[str, Tensor]:
@@ -148,9 +103,7 @@ def check(folder: Path, name: str, model: Any) -> str:
 
 
 def run(cases: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """What became of the cases `seed`, `seed + 1`, ..., and those of them that went wrong."""
-    counts: Counter[str] = Counter()
-    wrong = []
+    """See `run_cases`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -158,37 +111,19 @@ def run(cases: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
         folder = Path(name)
         path = write_file(folder, "llama")
         content = path.read_bytes()
-        for case in range(seed, seed + cases):
-            draw = random.Random(case)
+
+        def read() -> str:
+            model = load_in_blocks(AutoModelForCausalLM.from_pretrained, folder, gguf_file=path.name)
+            return check(folder, path.name, model)
+
+        def attempt(draw: random.Random) -> tuple[str, str]:
             mutation = draw.choice(MUTATIONS)
             path.unlink()  # mapped by what was read before
             path.write_bytes(mutation(content, draw))
-            outcome = _outcome(folder, path.name)
-            counts[f"{mutation.__name__}: {outcome}"] += 1
-            if outcome.split()[0] not in ("refused", "as"):
-                wrong.append(f"case {case}, {mutation.__name__}: {outcome}")
-    return counts, wrong
+            return mutation.__name__, outcome(read, (ValueError, OSError), seconds=20)
 
-
-def _outcome(folder: Path, name: str) -> str:
-    try:
-        with limited(_SECONDS):
-            model = load_in_blocks(AutoModelForCausalLM.from_pretrained, folder, gguf_file=name)
-        return check(folder, name, model)
-    except (ValueError, OSError):
-        return "refused"
-    except Hung:
-        return "HUNG"
-    except Exception as error:
-        return f"RAISED {type(error).__name__}: {str(error)[:100]}"
+        return run_cases(attempt, cases, seed, right=("refused", "as"))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    seen, failures = run(options.cases, options.seed)
-    print("\n".join(f"{count:6} {what}" for what, count in sorted(seen.items())))
-    print("\n".join(failures))
-    raise SystemExit(bool(failures))
+    main(run, __doc__)

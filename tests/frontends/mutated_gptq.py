@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,8 @@ from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.frontends.quantised_folders import weights_as_stored
 from hf_cpu_accel.packing.linear import unpack_linear
 from tests.frontends.quantised_cases import GPTQ, by_activation, llama, write_folder
-from tests.packing.mutated_files import append, flip_payload, swap_pieces, truncate, zero_page
+from tests.mutations import Mutation, append, flip, main, outcome, run_cases, truncate, zero_page
+from tests.packing.mutated_files import flip_payload, swap_pieces
 
 NAME = "model.safetensors"
 _SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -89,15 +87,10 @@ def drop_tensor(content: bytes, draw: random.Random) -> bytes:
 
 
 def flip_header(content: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(content)
-    end = 8 + int.from_bytes(content[:8], "little")
-    for _ in range(draw.randint(1, 3)):
-        bit = draw.randrange(end * 8)
-        changed[bit // 8] ^= 1 << (bit % 8)
-    return bytes(changed)
+    return flip(content, 0, 8 + int.from_bytes(content[:8], "little"), draw)
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     flip_header,
     flip_payload,
     truncate,
@@ -169,9 +162,7 @@ def check(folder: Path, model: Any) -> str:
 
 
 def run(cases: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """What became of the cases `seed`, `seed + 1`, ..., and those of them that went wrong."""
-    counts: Counter[str] = Counter()
-    wrong = []
+    """See `run_cases`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -180,35 +171,21 @@ def run(cases: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
         write_example(folder)
         path, config = folder / NAME, folder / "config.json"
         content, text = path.read_bytes(), config.read_text()
-        for case in range(seed, seed + cases):
-            draw = random.Random(case)
+
+        def read() -> str:
+            with weights_as_stored():
+                model = AutoModelForCausalLM.from_pretrained(folder)
+            return check(folder, model)
+
+        def attempt(draw: random.Random) -> tuple[str, str]:
             mutation = draw.choice((*MUTATIONS, edit_config))
             path.unlink()  # mapped by what was read before
             path.write_bytes(content if mutation is edit_config else mutation(content, draw))
             config.write_text(edit_config(text, draw) if mutation is edit_config else text)
-            begun = time.monotonic()
-            try:
-                with weights_as_stored():
-                    model = AutoModelForCausalLM.from_pretrained(folder)
-                outcome = check(folder, model)
-            except (ValueError, OSError):
-                outcome = "refused"
-            except Exception as error:
-                outcome = f"RAISED {type(error).__name__}: {error}"
-            if time.monotonic() - begun > 20:
-                outcome = "HUNG"
-            counts[f"{mutation.__name__}: {outcome}"] += 1
-            if outcome.split()[0] not in ("refused", "as"):
-                wrong.append(f"case {case}, {mutation.__name__}: {outcome}")
-    return counts, wrong
+            return mutation.__name__, outcome(read, (ValueError, OSError), seconds=20)
+
+        return run_cases(attempt, cases, seed, right=("refused", "as"))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    seen, failures = run(options.cases, options.seed)
-    print("\n".join(f"{count:6} {what}" for what, count in sorted(seen.items())))
-    print("\n".join(failures))
-    raise SystemExit(bool(failures))
+    main(run, __doc__)

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
 import re
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from hf_cpu_accel.packing.linear import FORMS, pack_linear
 from hf_cpu_accel.packing.packed_file import PackedModelFile, read_packed, write_packed
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.packing.tensor_file import DamagedFile
+from tests.mutations import Mutation, append, flip, main, outcome, run_cases, truncate, zero_page
 
 
 def write_example(path: Path) -> None:
@@ -88,32 +87,16 @@ def _header(content: bytes) -> tuple[int, str]:
     return 8 + length, content[8 : 8 + length].decode()
 
 
-def _flip(content: bytes, start: int, end: int, draw: random.Random, most: int = 3) -> bytes:
-    changed = bytearray(content)
-    for _ in range(draw.randint(1, most)):
-        bit = draw.randrange(start * 8, end * 8)
-        changed[bit // 8] ^= 1 << (bit % 8)
-    return bytes(changed)
-
-
 def flip_header(content: bytes, draw: random.Random) -> bytes:
-    return _flip(content, 0, _header(content)[0], draw)
+    return flip(content, 0, _header(content)[0], draw)
 
 
 def flip_length(content: bytes, draw: random.Random) -> bytes:
-    return _flip(content, 0, 8, draw)
+    return flip(content, 0, 8, draw)
 
 
 def flip_payload(content: bytes, draw: random.Random) -> bytes:
-    return _flip(content, _header(content)[0], len(content), draw)
-
-
-def truncate(content: bytes, draw: random.Random) -> bytes:
-    return content[: draw.choice((draw.randrange(len(content)), draw.randrange(2000), len(content) - 1))]
-
-
-def append(content: bytes, draw: random.Random) -> bytes:
-    return content + draw.randbytes(draw.choice((1, 64, 4096)))
+    return flip(content, _header(content)[0], len(content), draw)
 
 
 def swap_pieces(content: bytes, draw: random.Random) -> bytes:
@@ -124,12 +107,6 @@ def swap_pieces(content: bytes, draw: random.Random) -> bytes:
         return content
     one, other = content[first : first + size], content[second : second + size]
     return content[:first] + other + content[first + size : second] + one + content[second + size :]
-
-
-def zero_page(content: bytes, draw: random.Random) -> bytes:
-    """A page that never reached the disk."""
-    start = draw.randrange(0, len(content), 4096)
-    return content[:start] + bytes(min(4096, len(content) - start)) + content[start + 4096 :]
 
 
 def edit_header(content: bytes, draw: random.Random) -> bytes:
@@ -174,7 +151,7 @@ def _with_header(content: bytes, end: int, text: str, rehash: bool) -> bytes:
     return whole + content[end:]
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     flip_header,
     flip_length,
     flip_payload,
@@ -189,42 +166,26 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def run(cases: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """What became of the cases `seed`, `seed + 1`, ..., and those of them that went wrong."""
-    counts: Counter[str] = Counter()
-    wrong = []
+    """See `run_cases`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cpu_accel.safetensors"
         write_example(path)
         content, expected = path.read_bytes(), contents(read_packed(path))
-        for case in range(seed, seed + cases):
-            draw = random.Random(case)
+
+        def read(mutation: Mutation) -> str:
+            found = contents(read_packed(path))
+            if mutation is forge_header and tensors(found) <= tensors(expected):
+                return "other names, same tensors"
+            return "unchanged" if found == expected else "WRONG"
+
+        def attempt(draw: random.Random) -> tuple[str, str]:
             mutation = draw.choice(MUTATIONS)
             path.unlink()  # mapped by what was read before
             path.write_bytes(mutation(content, draw))
-            begun = time.monotonic()
-            try:
-                found = contents(read_packed(path))
-                outcome = "unchanged" if found == expected else "WRONG"
-                if mutation is forge_header and tensors(found) <= tensors(expected):
-                    outcome = "other names, same tensors"
-            except DamagedFile:
-                outcome = "refused"
-            except Exception as error:
-                outcome = f"RAISED {type(error).__name__}: {error}"
-            if time.monotonic() - begun > 10:
-                outcome = "HUNG"
-            counts[f"{mutation.__name__}: {outcome}"] += 1
-            if outcome.split()[0] not in ("refused", "unchanged", "other"):
-                wrong.append(f"case {case}, {mutation.__name__}: {outcome}")
-    return counts, wrong
+            return mutation.__name__, outcome(partial(read, mutation), (DamagedFile,), seconds=10)
+
+        return run_cases(attempt, cases, seed, right=("refused", "unchanged", "other"))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    seen, failures = run(options.cases, options.seed)
-    print("\n".join(f"{count:6} {what}" for what, count in sorted(seen.items())))
-    print("\n".join(failures))
-    raise SystemExit(bool(failures))
+    main(run, __doc__)

@@ -82,6 +82,16 @@ def test_sums_and_parts(
         assert torch.equal(whole, torch.cat(parts, dim=-1).float().flatten())
 
 
+def test_float64_keeps_its_digits(tmp_path: Path) -> None:
+    digits = 1 + 2**-40
+
+    def work(exchange: Exchange) -> list[list[float]]:
+        mine = torch.full((2,), digits, dtype=torch.float64)
+        return [exchange.side_by_side(mine).tolist(), exchange.sum(mine).tolist()]
+
+    assert run(work, 2, tmp_path / "file") == [[[digits] * 4, [2 * digits] * 2]] * 2
+
+
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:
     def work(exchange: Exchange) -> None:
         if exchange.rank == 1:

@@ -6,8 +6,7 @@ Weights are numbers of 8 bits that the graph widens before each product; activat
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from weakref import ref
+from typing import TypeGuard
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,15 +20,11 @@ def is_rounding(target: object, name: str = "") -> bool:
     return str(target).startswith(f"quantized_decomposed.{name}")
 
 
-def is_quantised_graph(module: nn.Module) -> bool:
+def is_quantised_graph(module: nn.Module) -> TypeGuard[GraphModule]:
     """Whether `module` is a graph that widens what is in 8 bits. Such a graph has no modes, whatever its flag says."""
-    return isinstance(module, GraphModule) and _widens(ref(module), len(module.graph.nodes))
-
-
-@lru_cache(maxsize=64)
-def _widens(module: ref[GraphModule], nodes: int) -> bool:
-    held = module()
-    return held is not None and any(is_rounding(node.target, "dequantize_per") for node in held.graph.nodes)
+    return isinstance(module, GraphModule) and any(
+        is_rounding(node.target, "dequantize_per") for node in module.graph.nodes
+    )
 
 
 class WidenedLinear(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -116,11 +117,7 @@ class LinearsStack(StoredStack):
         return LinearsStack(self.experts, held, self.dtype, self.refusal)
 
     def groups_of(self, expert: int) -> AffineGroups:
-        layouts = [
-            layout for parts in self.experts for _, layout in parts if isinstance(layout, IntegerLayout)
-        ]
-        bits = max(layout.packed_bits for layout in layouts)
-        group = math.gcd(*(layout.packed_group or 0 for layout in layouts))
+        bits, group = self._bits_and_group
         found = [
             layout.rows(tensors, 0, layout.out_features).regroup(bits, group)
             for layout, tensors in self._linears(expert)
@@ -130,6 +127,15 @@ class LinearsStack(StoredStack):
             torch.cat([getattr(part, name) for part in found]) for name in ("q", "scale", "offset")
         )
         return AffineGroups(q, scale, offset, bits, group)
+
+    @cached_property
+    def _bits_and_group(self) -> tuple[int, int]:
+        """In which all of them are packed, as one weight."""
+        layouts = [
+            layout for parts in self.experts for _, layout in parts if isinstance(layout, IntegerLayout)
+        ]
+        bits = max(layout.packed_bits for layout in layouts)
+        return bits, math.gcd(*(layout.packed_group or 0 for layout in layouts))
 
     def matrix_of(self, expert: int) -> Tensor:
         return torch.cat([layout.dequantize(tensors) for layout, tensors in self._linears(expert)])

@@ -56,14 +56,14 @@ class StoredQuantizer(HfQuantizer):
     ) -> None:
         stored = _tensors_of(checkpoint_files or (), model)
         self._joined = put_linears(model, stored, self._checkpoint)
-        experts = {f"{one.path}." for one in self._joined}
+        experts = tuple(f"{one.path}." for one in self._joined)
         layouts = {
             path: self._checkpoint.layout(path, *_shape(module), stored.get(path, {}))
             for path, module in _linears(model)
         }
         for path, tensors in stored.items():
             found = sorted(set(tensors) & set(self._checkpoint.marks))
-            if found and layouts.get(path) is None and not path.startswith(tuple(experts)):
+            if found and layouts.get(path) is None and not path.startswith(experts):
                 raise UnreadableCheckpoint(
                     f"{path}.{found[0]} is quantised, and the model has no linear there"
                 )

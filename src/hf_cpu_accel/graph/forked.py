@@ -36,6 +36,11 @@ def share_out(work: Callable[[int], None], pieces: int, processes: int, done: Ca
         RuntimeError: another process failed, with its traceback, or was killed. The others end early.
         BaseException: what `work` raised here.
     """
+    if processes == 1:  # also where there are no semaphores for processes to count with
+        for piece in range(pieces):
+            work(piece)
+            done()
+        return
     counts = _Counts(pieces)
     others = [_Other(work, counts, processes) for _ in range(processes - 1)]
     threads = torch.get_num_threads()

@@ -21,8 +21,8 @@ from torch import Tensor
 
 _CAPACITY = 1 << 20  # floats of each process; more go by gloo
 _LINE = 64  # bytes, so that no two processes write to one line of a cache
-_AWAKE = 2000  # looks before others are let in, and how many of these until it is asked who is alive still
-_PATIENT = 20000
+_AWAKE = 2000  # looks at what another has written; between further ones other programs may run
+_PATIENT = 20000  # after so many, and so many again, it is asked whether the other is alive
 
 
 class Exchange:
@@ -47,22 +47,26 @@ class Exchange:
         return self  # the processes are the same
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, which have values of one shape and dtype."""
-        if not self.is_shared or values.numel() > _CAPACITY:
+        """The sum over all processes, which have floating point values of one shape and dtype."""
+        if not self._has_room_for(values):
             values = values.contiguous()
             dist.all_reduce(values, group=self._group)
             return values
         return self._all(values).sum(0).view(values.shape).to(values.dtype)
 
     def side_by_side(self, values: Tensor) -> Tensor:
-        """[..., N of each] -> [..., N of all], in the order of the processes."""
-        if not self.is_shared or values.numel() > _CAPACITY:
+        """[..., N of each] -> [..., N of all], in the order of the processes; floating point of one shape and dtype."""
+        if not self._has_room_for(values):
             values = values.contiguous()
             parts = [torch.empty_like(values) for _ in range(self.size)]
             dist.all_gather(parts, values, group=self._group)
             return torch.cat(parts, dim=-1)
         parts_of_all = self._all(values).view(self.size, *values.shape)
         return torch.cat(parts_of_all.unbind(0), dim=-1).to(values.dtype)
+
+    def _has_room_for(self, values: Tensor) -> bool:
+        """Whether they go through shared memory, as they are: float64 would be rounded there."""
+        return self.is_shared and values.numel() <= _CAPACITY and values.dtype is not torch.float64
 
     def _all(self, values: Tensor) -> Tensor:
         """float32 [processes, numbers], which the exchange after the next overwrites: by then all have begun the next, and so have

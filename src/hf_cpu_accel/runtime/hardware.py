@@ -158,7 +158,7 @@ def probe(
 def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
     """The highest of ``TIERS``, up to ``cap`` unless that is empty, that a CPU with these ``flags`` runs.
 
-    ``EMULATED_AMX``, which is in none of its places, is given to who names it. Raises ValueError if ``cap`` is no tier.
+    ``EMULATED_AMX``, which is none of them, is only given to who names it as ``cap``. Raises ValueError if ``cap`` is no tier.
     """
     available = frozenset(flags)
     if cap == EMULATED_AMX:

@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.packing.tensor_file import DamagedFile
 from tests.frontends.packed.packed_cases import bert, mixtral
-from tests.packing.mutated_files import flip_header, flip_payload, truncate
+from tests.mutations import truncate
+from tests.packing.mutated_files import flip_header, flip_payload
 
 FILE = "cpu_accel.safetensors"
 pytestmark = pytest.mark.usefixtures("installed")

@@ -162,3 +162,35 @@ def test_a_copy_is_the_graph_that_was_exported() -> None:
     before = graph(x)
     accelerate_for_cpu(graph)
     assert torch.equal(copy.deepcopy(graph)(x), before)
+
+
+class Pieces(nn.Module):
+    """Two products of one weight that is put together of two, with biases of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(Product(nn.Linear(64, 32, bias=False), "no") for _ in range(2))
+        self.biases = nn.ParameterList(torch.randn(64) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.cat(
+            [
+                ROUNDING.dequantize_per_channel(half.values, half.scale, half.zeros, 0, -127, 127, torch.int8)
+                for half in self.halves
+            ]
+        )
+        first, second = (F.linear(x, weight, bias) for bias in self.biases)
+        return first * second.sigmoid()
+
+
+def test_one_weight_of_several_parts_with_two_biases() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 64)
+    graph = torch.export.export(Pieces().eval(), (x,)).module()
+    with torch.no_grad():
+        before = graph(x)
+        accelerate_for_cpu(graph, dtype="float32")
+        assert distance(graph(x), before) < 1e-5
+    assert len(explain(graph).replaced) == 2
+    restore(graph)
+    assert torch.equal(graph(x), before)

@@ -18,17 +18,15 @@ class DtypeTable:
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        entries = [(pattern, (place, dtype)) for place, (pattern, dtype) in enumerate(pairs)]
+        self._pairs = tuple(pairs)
+        entries = [(pattern, (place, dtype)) for place, (pattern, dtype) in enumerate(self._pairs)]
         # Of paths there may be one for each layer, of patterns there are a few.
         self._paths = {path: entry for path, entry in entries if not _WILD & set(path)}
         self._patterns = [(pattern, entry) for pattern, entry in entries if _WILD & set(pattern)]
 
-    def with_paths(self, pairs: Iterable[tuple[str, str]]) -> DtypeTable:
-        """The same with a dtype for these paths."""
-        table = DtypeTable(())
-        table._patterns = self._patterns
-        table._paths = self._paths | {path: (len(self._paths), dtype) for path, dtype in pairs}
-        return table
+    def followed_by(self, pairs: Iterable[tuple[str, str]]) -> DtypeTable:
+        """The same with further pairs, which come last."""
+        return DtypeTable((*self._pairs, *pairs))
 
     def of(self, path: str) -> str | None:
         """The dtype of the module at `path`; None if nothing stands for it."""

@@ -144,7 +144,8 @@ def _release(weight: StoredWeight, packed: PackedLinear, context: Context) -> No
     """Free what held the weight of a module that is out of the tree, unless an embedding reads it, too, or it is to be kept."""
     if context.config.originals == "memory" or any(map(context.is_tied, weight.tensors)):
         return
-    for owner, tensor in ((owner, tensor) for owner in weight.tensors[:1] for tensor in weight.tensors[1:]):
+    for tensor in weight.tensors[1:]:
+        owner = weight.tensors[0]
         if tensor.numel() and tensor.data_ptr() == owner.data_ptr():
             share_values(context.journal, tensor, owner)
     for tensor in weight.tensors:

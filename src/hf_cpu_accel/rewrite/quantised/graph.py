@@ -14,8 +14,9 @@ from operator import attrgetter, getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
 
 from hf_cpu_accel.checkpoints.exported import WidenedLinear, is_quantised_graph, is_rounding
 from hf_cpu_accel.patching.override import Override
@@ -30,17 +31,26 @@ _PRODUCTS = (_ATEN.linear.default, _ATEN.conv2d.default)
 
 @dataclass(frozen=True)
 class Widening:
-    """What a graph computes of tensors of its module alone: calling it gives the value."""
+    """What a graph computes of tensors of its module alone: calling it gives the value.
+
+    Attributes:
+        op: what the node calls.
+        args, kwargs: with what; in the place of other nodes stand tensors, and what computes them.
+    """
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def __call__(self) -> Tensor:
-        args = (arg() if isinstance(arg, Widening) else arg for arg in self.args)
+        args, kwargs = map_aggregate((self.args, self.kwargs), _computed)
         with torch.no_grad():
-            value: Tensor = self.op(*args, **self.kwargs)
+            value: Tensor = self.op(*args, **kwargs)
         return value
+
+
+def _computed(argument: Any) -> Any:
+    return argument() if isinstance(argument, Widening) else argument
 
 
 class LoweredForward(Override):
@@ -59,7 +69,7 @@ class LoweredForward(Override):
 def lower_quantised_graphs(context: Context) -> Iterable[PlanItem]:
     """Put the products of quantised graphs among the modules that rules are offered."""
     for path, module in list(context.modules):
-        if isinstance(module, GraphModule) and is_quantised_graph(module) and not context.skipped(path):
+        if is_quantised_graph(module) and not context.skipped(path):
             yield from _lower(path, module, context)
 
 
@@ -90,7 +100,7 @@ def _lower(path: str, module: GraphModule, context: Context) -> Iterator[PlanIte
     convolutions = [name for name in rounded if isinstance(products[str(name)], nn.Conv2d)]
     if context.config.dtype == "auto":
         paths = (_joined(path, str(name)) for name in convolutions)
-        context.chosen = context.chosen.with_paths((at, "int8") for at in paths if not context.own_dtype(at))
+        context.chosen = context.chosen.followed_by((at, "int8") for at in paths if not context.own_dtype(at))
 
 
 def _offer(
@@ -116,7 +126,7 @@ def _joined(*names: str) -> str:
 def _products(module: GraphModule, graph: Graph) -> dict[str, nn.Module]:
     """The modules of products, by their paths; the graph calls them."""
     made: dict[str, nn.Module] = {}
-    of_weight: dict[Node, str] = {}
+    path_of_product: dict[tuple[Any, ...], str] = {}
     for node in list(graph.nodes):
         if node.target not in _PRODUCTS or node.kwargs:
             continue
@@ -124,9 +134,10 @@ def _products(module: GraphModule, graph: Graph) -> dict[str, nn.Module]:
         widen, given = _widening(weight, module), _held(bias, module)
         if widen is None or (bias is not None and given is None):
             continue
-        path = of_weight.get(weight)
+        product = node.target, *node.args[1:]  # all that it does to an input
+        path = path_of_product.get(product)
         if path is None:
-            path = of_weight[weight] = _path_of(node, made)
+            path = path_of_product[product] = _path_of(node, made)
             made[path] = _module_of(node, widen, given, geometry)
         with graph.inserting_before(node):
             call = graph.call_module(path, (input,))
@@ -196,16 +207,14 @@ def _unrounded(node: object) -> Node | None:
 
 def _widening(node: object, module: GraphModule) -> Widening | None:
     """How a weight is widened; None if it is not, or depends on what the graph is called with."""
-    if not isinstance(node, Node) or not any(is_rounding(n.target, "dequantize_per") for n in _above(node)):
+    if not isinstance(node, Node):
         return None
     found = _expression(node, module)
-    return found if isinstance(found, Widening) else None
+    return found if isinstance(found, Widening) and _widens(node) else None
 
 
-def _above(node: Node) -> Iterator[Node]:
-    yield node
-    for other in node.all_input_nodes:
-        yield from _above(other)
+def _widens(node: Node) -> bool:
+    return is_rounding(node.target, "dequantize_per") or any(map(_widens, node.all_input_nodes))
 
 
 def _expression(node: Node, module: GraphModule) -> Widening | Tensor | None:
@@ -213,10 +222,12 @@ def _expression(node: Node, module: GraphModule) -> Widening | Tensor | None:
         return _held(node, module)
     if node.op != "call_function":
         return None
-    values: dict[Node, Any] = {other: _expression(other, module) for other in node.all_input_nodes}
-    if any(value is None for value in values.values()):
-        return None
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    values: dict[Node, Any] = {}
+    for other in node.all_input_nodes:
+        values[other] = _expression(other, module)
+        if values[other] is None:
+            return None
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     return Widening(node.target, args, kwargs)
 
 
