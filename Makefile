@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers fuzz fuzz-files asan tsan soak audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,10 @@ SOAK_MINUTES ?= 30
 SOAK_CYCLES ?= 1000
 soak: kernels
 	$(BIN)/python -m benchmarks.soak --minutes $(SOAK_MINUTES) --cycles $(SOAK_CYCLES)
+
+# A server as a process under eight clients, some of which leave in the middle of a stream: the same, over HTTP.
+soak-server: kernels
+	$(BIN)/python -m benchmarks.serving.load --minutes $(SOAK_MINUTES)
 
 # PyTorch Geometric's own tests of its layers, which its packages lack: PYG_SOURCE is a checkout at the installed version.
 PYG_SOURCE ?=

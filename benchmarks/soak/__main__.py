@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 # Rows of one text may be computed by another provider from one call to the next, and then differ by rounding.
 os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
 
-MOST_GROWTH = 0.02  # of resident memory, after the warm-up
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
@@ -30,6 +28,7 @@ def main() -> int:
         help="requests to each model by four and by eight clients, at the end",
     )
     arguments = parser.parse_args()
+    from benchmarks.soak.memory import MOST_GROWTH
     from benchmarks.soak.run import Soak, crowds, cycles, until
     from benchmarks.soak.served import SERVED
 

@@ -6,11 +6,14 @@ import ctypes
 import gc
 import os
 import re
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_cpu_accel.runtime.memory import allocator, trim_heap
 
+MOST_GROWTH = 0.02  # of resident memory, after the warm-up
 _FIELDS = [
     "arena",
     "ordblks",
@@ -52,6 +55,19 @@ class Held:
         assert resident is not None
         files = len(os.listdir("/proc/self/fd"))
         return cls(int(resident.group(1)) * 1024, _used(), len(gc.get_objects()), files)
+
+
+def growth(sizes: Sequence[int], parts: int = 4) -> float:
+    """By how much memory rose from the second of so many parts of these sizes to the last: 0.01 is one percent.
+
+    The first part is the warm-up; of the others the median counts, as caches hold more or less at a moment.
+
+    Args:
+        sizes: bytes, at least one number.
+    """
+    length = max(1, len(sizes) // parts)
+    early, late = sizes[length : 2 * length] or sizes[:1], sizes[-length:]
+    return statistics.median(late) / statistics.median(early) - 1
 
 
 def _used() -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.soak.clients import Clients
-from benchmarks.soak.memory import Held
+from benchmarks.soak.memory import Held, growth
 from benchmarks.soak.served import SERVED, Served
 from hf_cpu_accel import accelerate_for_cpu, restore
 
@@ -36,14 +35,8 @@ class Report:
     held: list[Held] = field(default_factory=list)
 
     def growth(self) -> float:
-        """By how much resident memory rose from the second quarter of the rounds to the last: 0.01 is one percent.
-
-        The first quarter is the warm-up; of the others the median counts, as a round ends with more or less in caches.
-        """
-        quarter = max(1, len(self.held) // 4)
-        early, late = self.held[quarter : 2 * quarter] or self.held[:1], self.held[-quarter:]
-        before, after = (statistics.median(held.resident for held in part) for part in (early, late))
-        return after / before - 1
+        """Of resident memory over the rounds."""
+        return growth([held.resident for held in self.held])
 
 
 class Soak:

@@ -54,6 +54,8 @@ def test_what_is_recorded_is_read_and_told(tmp_path: Path) -> None:
     kept = read(file)
     assert kept["replicas"]["machine"]
     assert kept["replicas"]["load"] >= 0
+    for values in kept.values():
+        values.update(load=2.0, machine={"cores": 2})
     found = cost.rows(kept, 20, 10)
     assert found["replicas"].speedup(2) == pytest.approx(1.6)
     assert found["partitions, GCN"].speedup(2) == pytest.approx(1.6)
@@ -68,6 +70,20 @@ def test_what_is_recorded_is_read_and_told(tmp_path: Path) -> None:
     assert "| ranks | 10.0 tokens/s | 18.2 tokens/s | 16.1 tokens/s |" in page.read_text()
     assert "| replicas | 1.0 | 1.6 |" in page.read_text()
     assert "old" not in page.read_text()
+
+
+def test_what_was_measured_beside_other_work_is_not_told(tmp_path: Path) -> None:
+    quiet, busy = ({**RANKS, "load": load, "machine": {"cores": 2}} for load in (3.0, 11.3))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- measured -->\n<!-- end -->\n<!-- model -->\n<!-- end -->\n")
+    cost.write_page(page, {"seen": quiet, "ranks": busy})
+    text = page.read_text()
+    assert "| seen | 10.0 tokens/s |" in text
+    assert "| ranks" not in text
+    assert "to be measured again: ranks (load 11.3, 2 cores)." in text
+    cost.write_page(page, {"ranks": busy})
+    assert page.read_text().count("Not measured yet on a machine with nothing else to do.") == 2
+    assert "|" not in page.read_text()
 
 
 def test_the_page_has_the_tables_of_what_was_measured() -> None:

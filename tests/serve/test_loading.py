@@ -107,3 +107,7 @@ def test_packed_folders_are_served_as_they_are(tmp_path: Path) -> None:
         assert served.close(5)
     with pytest.raises(RuntimeError, match="load the checkpoint that it was packed from"):
         load(f"chat={tmp_path}", Metrics(), Settings({"dtype": "float32", "threads": 1}))
+    refused = serve(f"chat={tmp_path}", "--dtype", "float32")
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, SystemExit)  # in words, without a traceback
+    assert "load the checkpoint that it was packed from" in " ".join(refused.output.split())

@@ -182,6 +182,7 @@ def test_graph_explorer(chromium: Any, viewport: dict[str, int], request: pytest
         picture.click(position={"x": box["width"] / 2, "y": box["height"] * 0.1})  # scrolls there first
         expect(page.locator("#told")).to_contain_text(f"Node {node.neighbours[0]} ", timeout=1000 * SECONDS)
         page.get_by_text(graphs.KARATE).click()
+        expect(page.locator("#node input")).to_have_value("0")  # no node of the other graph
         page.locator("#node input").fill("34")
         refused(page, "There is no node 34; they have the numbers 0 to 33.")
 

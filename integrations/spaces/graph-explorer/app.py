@@ -57,7 +57,8 @@ def page() -> gr.Blocks:
             click, [name, number], number, api_visibility="private", concurrency_id="model"
         )
         clicked.then(with_clear_errors(choose), [name, number], outputs, api_visibility="private", **settings)
-        name.change(lambda: 0, None, number, api_visibility="private")
+        # By the browser, at once: an answer of the server's could come when another number is being typed.
+        name.change(None, None, number, js="() => 0", api_visibility="private")
     return blocks
 
 

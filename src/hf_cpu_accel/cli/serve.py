@@ -128,7 +128,7 @@ def _load_all(console: Console, models: list[str], metrics: Metrics, settings: S
                 loaded.append(load(model, metrics, settings))
         except OSError as error:
             raise cannot_load(console, model, error) from error
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             console.print(f"{model}: {error}", style="red", markup=False)
             raise typer.Exit(1) from error
     return loaded

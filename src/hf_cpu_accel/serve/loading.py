@@ -42,6 +42,7 @@ def load(argument: str, metrics: Metrics, settings: Settings) -> Served:
     Raises:
         OSError: there is no such model.
         ValueError: it is of a kind that the server has no endpoint for, or one that needs a package which is not here.
+        RuntimeError: it is a packed folder, which has no weights for another dtype than its own.
     """
     source = argument.partition("=")[2] or argument
     return _KINDS[kind(source)](called(argument), source, metrics, settings)

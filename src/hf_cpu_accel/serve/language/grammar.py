@@ -97,10 +97,11 @@ class GrammarMask:
         if self._seen is not None:
             self._matcher.consume_tokens(ids[0, self._seen :].tolist())
         self._seen = ids.shape[1]
-        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.bool)
+        # A byte for each token of the tokenizer, 0 where it may not follow.
+        forbidden = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) == 0
         if self._matcher.is_error():
             raise RuntimeError(f"the grammar of the answer: {self._matcher.get_error()}")
-        known = min(len(allowed), scores.shape[1])  # models have rows for tokens that no tokenizer knows
-        scores[0, :known].masked_fill_(~allowed[:known], -torch.inf)
+        known = min(len(forbidden), scores.shape[1])  # models have rows for tokens that no tokenizer knows
+        scores[0, :known].masked_fill_(forbidden[:known], -torch.inf)
         scores[0, known:] = -torch.inf
         return scores
