@@ -56,8 +56,9 @@ fuzz-files: kernels
 # The whole suite of the ops on each lower tier that this CPU runs, AMX's tiles in the emulator among them.
 TIERS ?= $$($(BIN)/python -m tests.ops.lower_tiers)
 test-tiers: kernels
-	set -e; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
-	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py; done
+	failed=; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
+	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py \
+	  || failed="$$failed $$tier"; done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext
