@@ -89,11 +89,15 @@ def ring_us(count: int, numbers: int, link_us: float, link_gbs: float) -> float:
 
 
 def rows(measured: dict[str, dict[str, Any]], link_us: float, link_gbs: float) -> dict[str, Workers | Ranks]:
-    """What can be told of the things that were measured, by their names."""
+    """What can be told of the things that were measured, by their names.
+
+    Nothing of workers of which two did no more than one: something else was full, and the formula would say so of all numbers.
+    """
     found: dict[str, Workers | Ranks] = {}
     for name, values in measured.items():
         if "one_per_s" in values:
-            found[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
+            if values["two_per_s"] > values["one_per_s"]:
+                found[name] = Workers.of(values["two_per_s"] / values["one_per_s"])
         elif "one_s" in values:
             found[name] = Workers.of(values["one_s"] / values["two_s"])
         else:

@@ -30,6 +30,10 @@ def test_more_than_twice_and_less_than_once_are_bounded() -> None:
         cost.Workers.of(0)
 
 
+def test_nothing_is_told_of_two_that_did_no_more_than_one() -> None:
+    assert not cost.rows({"replicas": {"one_per_s": 144.0, "two_per_s": 137.0}}, 20, 10)
+
+
 def test_ranks_give_back_what_two_showed_and_pay_for_sums() -> None:
     local = cost.rows({"ranks": RANKS}, 20, 10)["ranks, one machine"]
     assert local.speedup(1) == 1
