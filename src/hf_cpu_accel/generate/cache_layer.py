@@ -92,11 +92,7 @@ class CPUCacheLayer(CacheLayerMixin):
             return
         if (batch, kv_heads, key_dim, value_dim) != (*keys.shape[:2], features_of(keys), features_of(values)):
             if self.length:
-                raise ValueError(
-                    f"past_key_values: this cache holds keys of batch size {keys.shape[0]} with {keys.shape[1]} heads of "
-                    f"{features_of(keys)} features, but batch size {batch} with {kv_heads} heads of {key_dim} was passed: "
-                    "accepted is a cache of the same model and batch, or None"
-                )
+                raise of_another_model((*keys.shape[:2], features_of(keys)), (batch, kv_heads, key_dim))
             self._allocate(batch, kv_heads, key_dim, value_dim, new_tokens)
         elif self.length + new_tokens > keys.shape[2]:
             self._make_room(new_tokens)
@@ -235,6 +231,15 @@ class CPUCacheLayer(CacheLayerMixin):
 def outside_inference_mode() -> AbstractContextManager[Any]:
     """Tensors that are made inside can be written to in any mode. What compiled graphs return can be in any case."""
     return nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
+
+
+def of_another_model(held: tuple[int, ...], given: tuple[int, ...]) -> ValueError:
+    """The error where keys are to go behind others of another shape: (batch, kv_heads, key_dim) of both."""
+    return ValueError(
+        f"past_key_values: this cache holds keys of batch size {held[0]} with {held[1]} heads of {held[2]} features, but "
+        f"batch size {given[0]} with {given[1]} heads of {given[2]} was passed: accepted is a cache of the same model and "
+        "batch, or None"
+    )
 
 
 def bucket(tokens: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.rewrite.attention.masks import as_key_padding
+from hf_cpu_accel.rewrite.decoder.caches import cross_layer
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 
@@ -20,7 +21,7 @@ class EncoderMemory:
     Attributes:
         states: [B, length, C].
         mask: as the host made it, readable by `padding_of`, or None.
-        cache: transformers' EncoderDecoderCache with caches of ours in it, or None where nothing is kept.
+        cache: transformers' EncoderDecoderCache, or None where nothing is kept.
     """
 
     states: Tensor
@@ -60,15 +61,15 @@ def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> Cros
     for layer in layers:
         index, cross = layer.role.cache_index, layer.role.parts.cross
         assert cross is not None
-        held = None if cache is None else cache.cross_attention_cache.layers[index]
+        held = None if cache is None else cross_layer(cache, index)
         if held is not None and cache.is_updated.get(index):
-            key, value, row = held.key_storage, held.value_storage, held.encoder_sequences
+            key, value, row = _stored(held)
         else:
             sequences = sequences or _encoder_sequences(memory.states)
-            row = sequences[1]
             key, value = cross.encode(layer, sequences[0])
+            row = sequences[1]
             if held is not None:
-                key, value = held.store(key, value, row)
+                key, value, row = _store(held, key, value, row)
                 cache.is_updated[index] = True
         keys.append(key)
         values.append(value)
@@ -79,6 +80,22 @@ def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> Cros
         values = [value if row is None else value[row.long()] for _, value, row in pairs]
         rows = [None]
     return CrossArguments(keys, values, memory.padding(), rows[0])
+
+
+def _stored(held: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(keys, values, the row of each sequence) of a layer of a cache; transformers' own hold a row for each."""
+    if hasattr(held, "encoder_sequences"):
+        return held.key_storage, held.value_storage, held.encoder_sequences
+    return held.keys, held.values, None
+
+
+def _store(held: Any, key: Tensor, value: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Have a layer of a cache hold these; returned as they are held."""
+    if hasattr(held, "encoder_sequences"):
+        return *held.store(key, value, row), row
+    if row is not None:
+        key, value = key[row.long()], value[row.long()]
+    return *held.update(key, value), None
 
 
 def _encoder_sequences(states: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -15,11 +15,14 @@ from torch import Tensor
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
+from hf_cpu_accel.rewrite.decoder.caches import remember_start, start_of, storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.generate.cache import CPUCache
+    from transformers import Cache
+
+    from hf_cpu_accel.generate.host_layers import KeyValueStorage
 
 _NO_CROSS = CrossArguments([], [], None, None)
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
@@ -37,7 +40,7 @@ class Call:
     """
 
     layer: BoundLayer
-    cache: CPUCache | None
+    cache: Cache | None
     mask: CausalMask | Tensor | None
     rotary: Any
     relative: Tensor | None = None
@@ -172,7 +175,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     cache = calls[0].cache
     keys, values, past = [], [], []
     rows = None
-    stores: list[Any] = []
+    stores: list[KeyValueStorage] = []
     trace = 0
     if cache is None:
         scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -184,8 +187,11 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
             past.append(0)
     else:
         for layer, sizes in zip(layers, bound.cache_heads, strict=True):
-            store: Any = cache.layers[layer.role.cache_index]
+            store = storage_of(cache, layer.role.cache_index, layer.role.parts.repeats)
+            assert store is not None
             store.reserve(batch, *sizes, hidden_states.dtype, q_len)
+            assert store.key_storage is not None
+            assert store.value_storage is not None
             stores.append(store)
             keys.append(store.key_storage)
             values.append(store.value_storage)
@@ -210,9 +216,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     return output
 
 
-def _padding(
-    calls: Sequence[Call], cache: CPUCache | None, dropped: int
-) -> tuple[Tensor | None, Tensor | None]:
+def _padding(calls: Sequence[Call], cache: Cache | None, dropped: int) -> tuple[Tensor | None, Tensor | None]:
     """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
 
     `dropped` positions are not in the storage any more.
@@ -221,9 +225,9 @@ def _padding(
         return None, calls[0].mask
     masks = [call.mask for call in calls if isinstance(call.mask, CausalMask)]
     padded = next((mask for mask in masks if mask.padding is not None), None)
-    start = padded.start if padded is not None else None if cache is None else cache.start
-    if padded is not None and cache is not None:
-        cache.start = start
+    start = padded.start if padded is not None else start_of(cache)
+    if padded is not None:
+        remember_start(cache, start)
     if start is not None:
         return start if not dropped else (start - dropped).clamp_min(0), None
     if padded is None or padded.padding is None:

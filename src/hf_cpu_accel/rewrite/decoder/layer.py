@@ -7,7 +7,6 @@ once.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.paged import in_place
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.decoder.caches import cross_layer, start_of, storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
@@ -28,15 +28,15 @@ from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, to
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, LayerArguments, Role
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.generate.cache import CPUCache
+    from transformers import Cache
 
 
 class FusedDecoderLayer(BoundLayer):
     """Mixed into the layer's own class by `fuse`: the children, hooks and attributes are those of the original.
 
-    A call that asks for what the op does not do (attention weights, another cache than ours, a mask of the caller's own) takes the
-    class's own forward, over the same packed linears. So does one while hooks watch the modules inside, and one with so many
-    tokens that other providers make the linears faster than fusing them does.
+    A call that asks for what the op does not do (attention weights, a cache that is quantised or offloaded, a mask of the caller's
+    own) takes the class's own forward, over the same packed linears. So does one while hooks watch the modules inside, and one with
+    so many tokens that other providers make the linears faster than fusing them does.
     """
 
     _hooks_of_next: dict[int, Any]
@@ -68,7 +68,7 @@ class FusedDecoderLayer(BoundLayer):
             dtype=None if call.cache is None else self._kept_as(call.cache),
         )
 
-    def _kept_as(self, cache: CPUCache) -> str | None:
+    def _kept_as(self, cache: Cache) -> str | None:
         """The dtype that `cache` keeps keys and values in, where it was asked for."""
         dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
         return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -139,7 +139,7 @@ class FusedDecoderLayer(BoundLayer):
         self,
         given: LayerArguments,
         mask: Any,
-        cache: CPUCache | None,
+        cache: Cache | None,
         memory: EncoderMemory | None,
         states: Tensor,
     ) -> bool:
@@ -156,7 +156,7 @@ class FusedDecoderLayer(BoundLayer):
             return True
         batch, kv_len = len(states), past + q_len
         tokens = mask.padding if isinstance(mask, CausalMask) else None
-        if mask is None and cache is not None and cache.start is not None:
+        if mask is None and start_of(cache) is not None:
             tokens = tokens_of(cache, kv_len, batch)
         return role.slopes.says(given.slopes, tokens, batch, kv_len)
 
@@ -166,13 +166,8 @@ class FusedDecoderLayer(BoundLayer):
             return None
         if mask is not None and (not isinstance(mask, Tensor) or padding_of(mask, len(states)) is None):
             return None
-        if cache is not None:
-            _, _, both, cross_layer = _cache_classes()
-            if type(cache) is not both or self.role.cache_index >= len(cache.cross_attention_cache.layers):
-                return None
-            held = cache.cross_attention_cache.layers[self.role.cache_index]
-            if not isinstance(held, cross_layer):
-                return None
+        if cache is not None and cross_layer(cache, self.role.cache_index) is None:
+            return None
         return EncoderMemory(states, mask, cache)
 
     def _bias(
@@ -190,9 +185,7 @@ class FusedDecoderLayer(BoundLayer):
         length = call.memory.states.shape[1]
         return PositionBias.of(None, parts.cross.heads, q_len, length, hidden_states.dtype)
 
-    def _read_mask(
-        self, mask: Any, hidden_states: Tensor, cache: CPUCache | None
-    ) -> CausalMask | Tensor | None:
+    def _read_mask(self, mask: Any, hidden_states: Tensor, cache: Cache | None) -> CausalMask | Tensor | None:
         """The mask as the op takes it; None if it cannot."""
         role, (batch, q_len, _) = self.role, hidden_states.shape
         if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
@@ -201,18 +194,10 @@ class FusedDecoderLayer(BoundLayer):
 
     def _is_ours(self, cache: Any) -> bool:
         """Whether the op can write to `cache`."""
-        cpu_cache, cpu_layer, *_ = _cache_classes()
-        if not isinstance(cache, cpu_cache) or self.role.cache_index >= len(cache.layers):
-            return False
-        layer = cache.layers[self.role.cache_index]
-        if not isinstance(layer, cpu_layer):
-            return False
-        if not layer.length:
-            layer.repeats = self.role.parts.repeats
-        if layer.repeats != self.role.parts.repeats:
+        if storage_of(cache, self.role.cache_index, self.role.parts.repeats) is None:
             return False
         window = self.role.parts.window
-        held: int | None = getattr(layer, "sliding_window", None)
+        held: int | None = getattr(cache.layers[self.role.cache_index], "sliding_window", None)
         return held is None or (window is not None and held >= window)
 
     def _is_handed_on(self) -> bool:
@@ -243,13 +228,3 @@ def _says(bias: Any, q_len: int, kv_len: int, *, zeros: bool) -> bool:
         and bias.shape[2:] == (q_len, kv_len)
         and (bias.table is None or not zeros)
     )
-
-
-@cache
-def _cache_classes() -> tuple[type[Any], ...]:
-    """Ours for all layers and for one, transformers' for decoders with an encoder, ours for a layer of what the encoder gave."""
-    from transformers import EncoderDecoderCache
-
-    from hf_cpu_accel.generate.cache import CPUCache, CPUCacheLayer, CPUCrossCacheLayer
-
-    return CPUCache, CPUCacheLayer, EncoderDecoderCache, CPUCrossCacheLayer

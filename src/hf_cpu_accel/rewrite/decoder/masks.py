@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask, read_mask
+from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.rewrite.decoder.caches import start_of
 
 if TYPE_CHECKING:
-    from hf_cpu_accel.generate.cache import CPUCache
+    from transformers import Cache
 
 # True or 0 where to attend; True where not to attend (MPT); numbers to add to the scores, for each head (Falcon's ALiBi).
 MaskForm = Literal["seen", "hidden", "added"]
@@ -32,7 +34,7 @@ def form_of(mask: object, window: int | None) -> MaskForm | None:
 
 
 def understood(
-    mask: Tensor, form: MaskForm, window: int | None, cache: CPUCache | None, cache_index: int, batch: int, q_len: int
+    mask: Tensor, form: MaskForm, window: int | None, cache: Cache | None, cache_index: int, batch: int, q_len: int
 ) -> CausalMask | Tensor | None:  # fmt: skip
     """The mask of a call as what the op takes: a `CausalMask`, or in the form "added" numbers [B, heads, q_len, kv_len].
 
@@ -41,7 +43,8 @@ def understood(
     if mask.dim() != 4 or mask.shape[0] != batch or mask.shape[2] != q_len:
         return None
     if not isinstance(mask, CausalMask):
-        past = 0 if cache is None else cache.get_seq_length(cache_index)
+        past = 0 if cache is None else int(cache.get_seq_length(cache_index))
+        mask = _up_to(mask, past + q_len)
         offset = past + q_len - mask.shape[3]
         if offset != _first_key(cache, cache_index, q_len):
             return None
@@ -54,13 +57,14 @@ def understood(
     return mask if mask.window == window else None
 
 
-def tokens_of(cache: CPUCache | None, positions: int, batch: int) -> Tensor | None:
+def tokens_of(cache: Cache | None, positions: int, batch: int) -> Tensor | None:
     """bool [batch, positions], True where there is a token, as far as the cache knows; None if there are none."""
     if not positions or cache is None:
         return None
-    if cache.start is None:
+    start = start_of(cache)
+    if start is None:
         return torch.ones(batch, positions, dtype=torch.bool)
-    return torch.arange(positions) >= cache.start[:, None]
+    return torch.arange(positions) >= start[:, None]
 
 
 def has_padded_queries(mask: CausalMask | Tensor) -> bool:
@@ -95,12 +99,19 @@ def mask_like(other: Any, mask: CausalMask, form: MaskForm) -> Tensor:
     return numbers.masked_fill(~mask.tensor, torch.finfo(other.dtype).min)
 
 
-def _first_key(cache: CPUCache | None, cache_index: int, q_len: int) -> int:
+def _first_key(cache: Cache | None, cache_index: int, q_len: int) -> int:
     """The position of the first key that a mask is about."""
     if cache is None:
         return 0
     layer: Any = cache.layers[cache_index]
     return int(layer.get_mask_sizes(q_len)[1])
+
+
+def _up_to(mask: Tensor, kv_len: int) -> Tensor:
+    """The first `kv_len` keys of `mask`: a `StaticCache` has masks say of all its positions that there is nothing in them yet."""
+    if mask.shape[3] <= kv_len:
+        return mask
+    return remember(mask, ("first keys", kv_len), lambda: mask[..., :kv_len])
 
 
 def _hides_later_keys(mask: Tensor) -> bool:

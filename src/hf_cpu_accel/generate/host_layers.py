@@ -1,0 +1,205 @@
+"""Layers of transformers' own caches as storage that a fused layer writes: those that `model(**inputs)` makes, or is handed.
+
+What a fused layer has written stays where transformers looks for it, so that stock code can go on from it and we from stock code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+)
+
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket, of_another_model, outside_inference_mode
+
+__all__ = ["KeyValueStorage", "cache_layer", "storage_of"]
+
+
+class KeyValueStorage(Protocol):
+    """Where a fused layer writes keys and values; see `CPUCacheLayer`, whose attributes these are."""
+
+    @property
+    def key_storage(self) -> Tensor | None: ...
+
+    @property
+    def value_storage(self) -> Tensor | None: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def dropped(self) -> int: ...
+
+    @property
+    def rows(self) -> Tensor | None: ...
+
+    def reserve(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None: ...
+
+    def advance(self, new_tokens: int) -> None: ...
+
+
+def cache_layer(cache: Any, index: int) -> Any:
+    """Layer `index` of a cache whose class we know, which may make its layers as they are asked for; None of any other."""
+    if isinstance(cache, CPUCache):
+        return cache.layers[index] if index < len(cache.layers) else None
+    if type(cache) not in (DynamicCache, StaticCache) or cache.offloading:
+        return None
+    if index >= len(cache.layers) and cache.layer_class_to_replicate is not DynamicLayer:
+        return None
+    while index >= len(cache.layers):
+        cache.layers.append(DynamicLayer())
+    return cache.layers[index]
+
+
+def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | None:
+    """Where a fused layer writes its keys and values in layer `index` of `cache`; None if it can not.
+
+    Args:
+        repeats: how often the layer passes each head to a cache; one of each is stored, which transformers' layers do not.
+    """
+    layer = cache_layer(cache, index)
+    if isinstance(layer, CPUCacheLayer):
+        if not layer.length:
+            layer.repeats = repeats
+        return layer if layer.repeats == repeats else None
+    if repeats != 1:
+        return None
+    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        return _DynamicStorage(layer)
+    return _StaticStorage(layer) if type(layer) is StaticLayer else None
+
+
+@dataclass(frozen=True)
+class _Room:
+    """A storage of which a layer has the tokens `first` to `end` as its `keys` and `values`, and room behind them."""
+
+    key_storage: Tensor
+    value_storage: Tensor
+    keys: Tensor
+    values: Tensor
+    first: int
+    end: int
+
+
+# Beside the layers, not in them: a copy of a layer has the same tensors, and only one of the two may write behind them.
+_rooms: WeakKeyDictionary[CacheLayerMixin, _Room] = WeakKeyDictionary()
+
+
+class _DynamicStorage:
+    """`DynamicLayer` and `DynamicSlidingWindowLayer`, which copy all that they have for each token that they get.
+
+    Here they hold views of a storage with room behind. As soon as they hold anything else (cropped, reordered, other code's) that
+    is copied, as they would.
+    """
+
+    key_storage: Tensor | None = None
+    value_storage: Tensor | None = None
+    rows = None
+    length = dropped = 0
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.first = 0
+
+    def reserve(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None:
+        layer = self.layer
+        seen = int(layer.get_seq_length())
+        held = layer.keys is not None and layer.keys.numel() > 0
+        past = layer.keys.shape[2] if held else 0
+        room = _rooms.get(layer)
+        asked = (batch, kv_heads, key_dim, value_dim)
+        if held and (*layer.keys.shape[:2], layer.keys.shape[3], layer.values.shape[3]) != asked:
+            raise of_another_model((*layer.keys.shape[:2], layer.keys.shape[3]), asked[:3])
+        if (
+            room is not None
+            and room.keys is layer.keys
+            and room.values is layer.values
+            and room.end + new_tokens <= room.key_storage.shape[2]
+            and room.key_storage.dtype is dtype
+        ):
+            self.key_storage, self.value_storage = room.key_storage, room.value_storage
+            self.first, self.length = room.first, room.end
+        else:
+            # Most calls with an empty cache are all there is: of a text that is scored, or embedded.
+            capacity = bucket(past + new_tokens) if past else new_tokens
+            with outside_inference_mode():
+                self.key_storage = torch.zeros(batch, kv_heads, capacity, key_dim, dtype=dtype)
+                self.value_storage = torch.zeros(batch, kv_heads, capacity, value_dim, dtype=dtype)
+            if held:
+                self.key_storage[:, :, :past] = layer.keys
+                self.value_storage[:, :, :past] = layer.values
+            self.first, self.length = 0, past
+        self.dropped = seen - self.length
+
+    def advance(self, new_tokens: int) -> None:
+        layer, keys, values = self.layer, self.key_storage, self.value_storage
+        assert keys is not None
+        assert values is not None
+        self.length += new_tokens
+        if not layer.is_initialized:
+            layer.lazy_initialization(keys, values)
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.cumulative_length += new_tokens
+            if not layer.record_past:
+                self.first = max(self.first, self.length - layer.sliding_window + 1)
+        layer.keys, layer.values = (
+            keys[:, :, self.first : self.length],
+            values[:, :, self.first : self.length],
+        )
+        _rooms[layer] = _Room(keys, values, layer.keys, layer.values, self.first, self.length)
+
+
+class _StaticStorage:
+    """`StaticLayer`, whose tensors are a storage already."""
+
+    rows = None
+    dropped = 0
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    @property
+    def key_storage(self) -> Any:
+        return self.layer.keys
+
+    @property
+    def value_storage(self) -> Any:
+        return self.layer.values
+
+    @property
+    def length(self) -> int:
+        return int(self.layer.get_seq_length())
+
+    def reserve(
+        self, batch: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, new_tokens: int
+    ) -> None:
+        layer = self.layer
+        if not layer.is_initialized:
+            shape = (batch, kv_heads, 1)
+            layer.lazy_initialization(
+                torch.empty(*shape, key_dim, dtype=dtype), torch.empty(*shape, value_dim, dtype=dtype)
+            )
+        if (*layer.keys.shape[:2], layer.keys.shape[3]) != (batch, kv_heads, key_dim):
+            raise of_another_model((*layer.keys.shape[:2], layer.keys.shape[3]), (batch, kv_heads, key_dim))
+        if self.length + new_tokens > layer.max_cache_len:
+            raise ValueError(
+                f"past_key_values: {self.length} tokens and {new_tokens} more do not fit into this cache with "
+                f"max_cache_len={layer.max_cache_len}: accepted is a longer one, or a DynamicCache"
+            )
+
+    def advance(self, new_tokens: int) -> None:
+        self.layer.cumulative_length.add_(new_tokens)
