@@ -13,7 +13,9 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
-from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names
+from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names, passed_names
+from hf_cpu_accel.rewrite.encoder.packed_layer import FusedPackedLayer
+from hf_cpu_accel.rewrite.encoder.parts import SEQUENCES
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.rewrite.norm.match import identify_norm
@@ -38,11 +40,13 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLay
         return None
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
-    attempted = partial(fuse, skips_padding=False, bf16_intermediates=False)
+    packed = SEQUENCES in passed_names(layer)
+    kind = partial(fuse, fused_class=FusedPackedLayer) if packed else fuse
+    attempted = partial(kind, skips_padding=False, bf16_intermediates=False)
     matched = _refusal(layer) or match_layer(layer, attempted)
     if isinstance(matched, Refusal):
         return matched
-    fused = fuse(layer, *matched, skips_padding=context.config.padding == "skip")
+    fused = kind(layer, *matched, skips_padding=context.config.padding == "skip" and not packed)
     if fused._skips_padding:
         fused._computed_ends = BOTH_ENDS  # until it is known who reads padding
     return fused

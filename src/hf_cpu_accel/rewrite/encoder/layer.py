@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     lengthened,
 )
 
-_ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
+ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _NO_TABLES = (None, None)
 _CAUSAL = "is_causal"
 
@@ -62,10 +62,10 @@ class FusedEncoderLayer(FusedModuleMixin):
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
-        if not native_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1]):
+        if not serves_rows(self, hidden_states.shape[0] * hidden_states.shape[1]):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         inputs, bias = found
-        output = _ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
+        output = ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
         return self._signature.returned(output, bias)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -74,9 +74,13 @@ class FusedEncoderLayer(FusedModuleMixin):
         if not isinstance(hidden_states, Tensor):
             return None
         found = self._inputs(hidden_states, tuple(rest), others)
-        if found is None or not native_everywhere(self._parts.linears, hidden_states.shape[:-1].numel()):
+        if found is None or not serves_rows(self, hidden_states.shape[:-1].numel()):
             return None
         return Reference((hidden_states, *rest), others, tokens=found[0].padding)
+
+    def serves(self, hidden_states: Tensor, **arguments: Any) -> bool:
+        """Whether the op can do what is asked for."""
+        return self._inputs(hidden_states, (), arguments) is not None
 
     def tokens_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """bool [B, L]: where a call with these arguments computes; None if everywhere."""
@@ -182,6 +186,11 @@ class FusedEncoderLayer(FusedModuleMixin):
         return self
 
 
+def serves_rows(layer: FusedEncoderLayer, rows: int) -> bool:
+    """Whether no other provider makes the linears of so many rows faster than fusing them does."""
+    return native_everywhere(layer._parts.linears, rows)
+
+
 def fuse(
     layer: nn.Module,
     parts: EncoderLayerParts,
@@ -189,10 +198,11 @@ def fuse(
     *,
     skips_padding: bool,
     bf16_intermediates: bool = True,
+    fused_class: type[FusedEncoderLayer] = FusedEncoderLayer,
 ) -> FusedEncoderLayer:
-    """`layer` with the fused forward; the original is not changed."""
+    """`layer` with the forward of `fused_class`; the original is not changed."""
     fused: FusedEncoderLayer = fused_layer(
-        FusedEncoderLayer,
+        fused_class,
         layer,
         _parts=parts,
         _signature=signature,

@@ -24,10 +24,12 @@ from hf_cpu_accel.rewrite.encoder.candidates import (
     set_layer_scale_about_one,
     unexplained,
 )
+from hf_cpu_accel.rewrite.encoder.packed_layer import call_packed, packed_arguments
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     MASK,
     ROTARY,
+    SEQUENCES,
     EncoderLayerParts,
     EncoderSignature,
     lengthened,
@@ -39,6 +41,7 @@ _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention mod
 _POSITIONS = "position_ids"  # tables say all about them
 # Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
 _SWITCHES = frozenset({"use_cache", "return_dict"})
+_LONGEST = "max_seqlen"  # `cu_seqlens` say it
 
 EncoderMatch = tuple[EncoderLayerParts, EncoderSignature]
 Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
@@ -48,6 +51,17 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     """Of its forward, without those that take what is left."""
     parameters = inspect.signature(module.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def passed_names(layer: nn.Module) -> tuple[str, ...]:
+    """Of what its forward takes after hidden states, with what it passes on by `**kwargs` to attention over packed sequences."""
+    names = parameter_names(layer)[1:]
+    kinds = {p.kind for p in inspect.signature(layer.forward).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds or SEQUENCES in names:
+        return names
+    inner = {name for child in layer.children() for name in parameter_names(child)}
+    more = (SEQUENCES, ROTARY) if SEQUENCES in inner else ()
+    return (*names, *(name for name in more if name in inner and name not in names))
 
 
 def match_layer(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
@@ -76,7 +90,8 @@ class _Matcher:
         width = next(m.in_features for m in modules if isinstance(m, PackedLinear))
         dtype = next((p.dtype for p in self.layer.parameters() if p.is_floating_point()), torch.float32)
         self.hidden_states = probe(width, dtype)
-        self.names = parameter_names(self.layer)[1:]
+        self.names = passed_names(self.layer)
+        self.packed = SEQUENCES in self.names
         self.head_size = next(
             (vars(m)[name] for name in _HEAD_SIZES for m in modules if isinstance(vars(m).get(name), int)),
             None,
@@ -89,7 +104,7 @@ class _Matcher:
         """
         trace = LayerTrace(self.layer)
         with trace:
-            output = self._call(self.hidden_states, **self._alone(turn=False))
+            output = self._call(self.hidden_states, **self._one_sequence(), **self._alone(turn=False))
         signature = self._signature(trace, output)
         relative = self._relative(trace)
         possible = [replace(parts, relative=relative) for parts in candidates(self.layer, trace)]
@@ -110,7 +125,17 @@ class _Matcher:
         Raises:
             Refused: the layer does not take that.
         """
-        return required(call_foreign(self.layer, hidden_states, **arguments))
+        return required(self._outputs(self.layer, hidden_states, arguments))
+
+    def _outputs(self, layer: nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> Any:
+        """What `layer` makes of a batch, however it takes that, or a `Refusal`."""
+        if self.packed:
+            return call_packed(layer, hidden_states, arguments)
+        return call_foreign(layer, hidden_states, **arguments)
+
+    def _one_sequence(self) -> dict[str, Any]:
+        """The batch as one sequence, so that attention is called once."""
+        return {SEQUENCES: torch.tensor([0, self.hidden_states.shape[:2].numel()])} if self.packed else {}
 
     def _states(self, **arguments: Any) -> Tensor:
         """What the layer makes of the hidden states.
@@ -133,15 +158,23 @@ class _Matcher:
         for parts in possible:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
-            served = [fused._inputs(self.hidden_states, (), call) is not None for call in calls]
+            served = [self._is_served(fused, call) for call in calls]
             lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
             if not (served[-1] if lacks_bias else all(served)):
                 continue
-            given = [hidden_states_of(fused(self.hidden_states, **call)) for call in calls]
+            given = [
+                hidden_states_of(required(self._outputs(fused, self.hidden_states, call))) for call in calls
+            ]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:
                 best, best_error = parts, error
         return best
+
+    def _is_served(self, fused: Any, call: dict[str, Any]) -> bool:
+        if not self.packed:
+            return bool(fused.serves(self.hidden_states, **call))
+        rows, arguments = packed_arguments(self.hidden_states, call)
+        return bool(fused.serves(rows, **arguments))
 
     def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
         """With padding and without, and with a bias that the layer is handed."""
@@ -157,7 +190,9 @@ class _Matcher:
             ~tokens[:, None, None], torch.finfo(torch.float32).min
         )
         yield dict(alone)
-        if MASK not in self.names:
+        if self.packed:  # sequences of different lengths
+            yield {**alone, SEQUENCES: torch.tensor([0, length - 2, batch * length])}
+        if MASK not in self.names or self.packed:
             return
         alone[MASK] = hidden.to(self.hidden_states.dtype)
         yield dict(alone)
@@ -196,11 +231,11 @@ class _Matcher:
             rest.append(None if value is None else "bias")
         rotated, unrotated = (self._states(**self._alone(turn=turn)) for turn in (True, False))
         rotates = not torch.equal(rotated, unrotated)
-        ignored = _SWITCHES | {_POSITIONS} if rotates else _SWITCHES
+        ignored = _SWITCHES | ({_POSITIONS} if rotates else set()) | ({_LONGEST} if self.packed else set())
         return EncoderSignature(
             self.names,
             rotates,
-            rotates and self._turns_the_last(),
+            rotates and not self.packed and self._turns_the_last(),
             ignored=ignored,
             rest=tuple(rest) if isinstance(output, tuple) else None,
         )

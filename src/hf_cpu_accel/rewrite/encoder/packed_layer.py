@@ -1,0 +1,140 @@
+"""Encoder layers over sequences that lie one after another, as the towers that read images for language models have them.
+
+Their hidden states are [tokens, H], and `cu_seqlens`, as FlashAttention names it, says where each sequence begins: images,
+or windows in images. The host calls attention once for each; here all are one call of the op, padded where they have different
+lengths, which costs no arithmetic: padding is not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs
+from hf_cpu_accel.patching.fused_module import Reference
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, serves_rows
+from hf_cpu_accel.rewrite.encoder.parts import ROTARY, SEQUENCES
+
+_MOST_PADDED = 4  # times as much memory as without padding
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where sequences of these lengths lie among all tokens, and in a batch [sequences, longest].
+
+    Attributes:
+        places: [tokens], in the batch with its first two dimensions as one; None where all lengths are the same.
+        padding: bool [sequences, longest], True where there is a token, or None.
+    """
+
+    lengths: tuple[int, ...]
+    places: Tensor | None
+    padding: Tensor | None
+
+    @classmethod
+    def of(cls, ends: Tensor) -> Sequences:
+        """Those that begin and end at `ends`, [sequences + 1]; empty ones are left out."""
+        lengths = tuple(length for length in ends.diff().tolist() if length)
+        if len(set(lengths)) <= 1:
+            return cls(lengths, None, None)
+        padding = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        return cls(lengths, padding.flatten().nonzero()[:, 0], padding)
+
+    def batch(self, rows: Tensor) -> Tensor:
+        """[tokens, features] -> [sequences, longest, features]."""
+        shape = (len(self.lengths), max(self.lengths))
+        if self.places is None:
+            return rows.unflatten(0, shape)
+        padded = rows.new_zeros(shape[0] * shape[1], rows.shape[1])
+        return padded.index_copy_(0, self.places, rows).unflatten(0, shape)
+
+    def rows(self, batch: Tensor) -> Tensor:
+        """[sequences, longest, features] -> [tokens, features]."""
+        rows = batch.flatten(0, 1)
+        return rows if self.places is None else rows.index_select(0, self.places)
+
+
+class FusedPackedLayer(FusedEncoderLayer):
+    """See `FusedEncoderLayer`; for hidden states [tokens, H] and `cu_seqlens`."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """hidden_states [tokens, H], cu_seqlens [sequences + 1], and what else the layer takes -> as the original."""
+        found = self._divided(hidden_states, args, kwargs)
+        if found is None:
+            return self._original_class.forward(self, hidden_states, *args, **kwargs)
+        check_inference(self, hidden_states)
+        sequences, batch, inputs = found
+        output = ENCODER_LAYER(batch, *inputs, *(self._bound or self._bind()))
+        return self._signature.returned(sequences.rows(output), None)
+
+    def serves(self, hidden_states: Tensor, **arguments: Any) -> bool:
+        return self._divided(hidden_states, (), arguments) is not None
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        hidden_states, *rest = args or (kwargs.get("hidden_states"),)
+        others = {name: value for name, value in kwargs.items() if name != "hidden_states" or args}
+        if not isinstance(hidden_states, Tensor) or self._divided(hidden_states, tuple(rest), others) is None:
+            return None
+        return Reference((hidden_states, *rest), others)
+
+    def _divided(
+        self, hidden_states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Sequences, Tensor, EncoderInputs] | None:
+        """The sequences, their hidden states as a batch, and the op's other inputs; None if the op cannot do what is asked for."""
+        arguments = dict(zip(self._signature.names, args, strict=False)) | kwargs
+        ends = arguments.pop(SEQUENCES, None)
+        if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or torch.compiler.is_compiling():
+            return None
+        if ends.dim() != 1 or len(ends) < 2 or not serves_rows(self, len(hidden_states)):
+            return None
+        sequences = remember(ends, "sequences", lambda: Sequences.of(ends), by_value=True)
+        lengths = sequences.lengths
+        if not lengths or int(ends[0]) or min(lengths) < 0 or sum(lengths) != len(hidden_states):
+            return None
+        if len(lengths) * max(lengths) > _MOST_PADDED * len(hidden_states):
+            return None
+        tables = arguments.get(ROTARY)
+        if isinstance(tables, tuple) and all(
+            isinstance(table, Tensor) and table.dim() == 2 for table in tables
+        ):
+            arguments[ROTARY] = tuple(self._batch_of(table, sequences) for table in tables)
+        batch = sequences.batch(hidden_states)
+        found = self._inputs(batch, (), arguments)
+        return None if found is None else (sequences, batch, found[0]._replace(padding=sequences.padding))
+
+    @staticmethod
+    def _batch_of(table: Tensor, sequences: Sequences) -> Tensor:
+        """A table of all tokens as a batch. All layers are handed the same ones."""
+        if len(table) != sum(sequences.lengths):
+            return table  # which `_inputs` refuses
+        return remember(table, ("sequences", sequences.lengths), lambda: sequences.batch(table))
+
+
+def packed_arguments(hidden_states: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """What a layer over sequences one after another is called with for a batch [B, L, H] and tables [1, L, features] of it.
+
+    `cu_seqlens` is that of the batch's sequences if it is not among the arguments.
+    """
+    batch, length = hidden_states.shape[:2]
+    packed = {SEQUENCES: torch.arange(batch + 1, dtype=torch.int32) * length, **arguments}
+    if ROTARY in packed:
+        packed[ROTARY] = tuple(table.expand(batch, -1, -1).flatten(0, 1) for table in packed[ROTARY])
+    return hidden_states.flatten(0, 1), packed
+
+
+def call_packed(layer: nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> Any:
+    """What such a layer makes of a batch [B, L, H], in that shape, or a `Refusal`."""
+    rows, packed = packed_arguments(hidden_states, arguments)
+    output = call_foreign(layer, rows, **packed)
+    if isinstance(output, Tensor) and output.shape == rows.shape:
+        return output.view(hidden_states.shape)
+    if isinstance(output, Refusal):
+        return output
+    return Refusal("it does not return hidden states as it takes them")
