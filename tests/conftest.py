@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,10 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from hf_cpu_accel.frontends import import_hook
+
+# What is imported stays: looking for garbage among the millions of objects of torch, transformers and diffusers took a third of the
+# time that collecting the tests takes. See `pytest_collection_finish`.
+gc.disable()
 
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
@@ -36,7 +41,11 @@ os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 # process runs each of these groups, and every other file as one (`--dist loadgroup`).
 GROUPS = {
     "compiling": ("compiler", "hosts/test_pyg_compile.py"),
-    "programs": ("acceptance/test_docs.py", "acceptance/test_examples.py", "ops/test_tiers.py"),
+    "programs": (
+        *("acceptance/test_docs.py", "acceptance/test_examples.py"),
+        *("benchmarks/test_generation.py", "benchmarks/test_harness.py", "benchmarks/test_peers.py"),
+        *("ops/test_fuzz.py", "ops/test_tiers.py", "ops/test_tiles.py"),
+    ),
 }
 
 
@@ -48,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = {str(path), *map(str, path.parents)}
         group = next((name for name, parts in GROUPS.items() if names.intersection(parts)), str(path))
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """From here on there is garbage. What has been imported so far is not looked at."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,7 @@ def test_requirements_are_pinned_to_one_torch() -> None:
         assert all(re.fullmatch(r"[\w.-]+==[\w.]+", package) for package in packages)
 
 
+@pytest.mark.usefixtures("forked_workers", "no_probes")
 def test_a_rival_without_environment_is_a_row_with_the_remedy(own_home: Path) -> None:
     with pytest.raises(WorkerError, match="setup openvino"):
         launch.start("bert-tiny:1x8", "openvino-int8", 1)
