@@ -10,6 +10,9 @@ from pathlib import Path
 # Read as torch is loaded, in all processes that tests start, too. Threads of OpenMP that wait in a loop take the core of that
 # which they wait for, beside another process of tests: on two cores most of the time went into that.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A compiler that builds torch's headers knows the instructions that this CPU has. Inductor would try each set of them, ten seconds
+# in each folder that it compiles into.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
