@@ -40,27 +40,12 @@ os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
 os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 
-# Files whose tests share what takes long to make (code that is compiled once, hosts that are imported once to be forked from): one
-# process runs each of these groups, and every other file as one (`--dist loadgroup`).
-GROUPS = {
-    "programs": (
-        *("acceptance/test_docs.py", "acceptance/test_examples.py", "compiler/test_caches.py"),
-        *("benchmarks/test_generation.py", "benchmarks/test_harness.py", "benchmarks/test_peers.py"),
-        *("ops/test_fuzz.py", "ops/test_tiers.py", "ops/test_tiles.py"),
-        "rewrite/tensor_parallel",
-    ),
-    "compiling": ("compiler", "hosts/test_pyg_compile.py"),
-}
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """With `--dist loadscope`, files go to the processes as `tests/groups.py` has them."""
+    from tests.groups import Groups
 
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
-        names = {str(path), *map(str, path.parents)}
-        group = next((name for name, parts in GROUPS.items() if names.intersection(parts)), str(path))
-        item.add_marker(pytest.mark.xdist_group(group))
+    return Groups(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 def pytest_collection_finish() -> None:
