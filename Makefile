@@ -35,8 +35,9 @@ demo: kernels
 
 # File by file in two processes, as most tests keep one core busy; then what measures memory and priorities, alone.
 TEST_PROCESSES ?= 2
+TEST_SHARES = --dist loadscope --no-loadscope-reorder
 test: kernels
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup -m "not serial"
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) -m "not serial"
 	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' 'mark[.]serial' tests)
 
 # Random calls of every op, good and bad, on every tier of this CPU; FUZZ="--cases 500 --seed 7 --isa avx2 --op attention" for others. And
@@ -57,7 +58,7 @@ fuzz-files: kernels
 TIERS ?= $$($(BIN)/python -m tests.ops.lower_tiers)
 test-tiers: kernels
 	failed=; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
-	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadgroup tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py \
+	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py \
 	  || failed="$$failed $$tier"; done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
 asan: $(VENV)/.ready

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch._inductor.config
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu
@@ -29,8 +28,10 @@ def _eager(model: nn.Module) -> nn.Module:
 
 
 def _compiled(model: nn.Module, freezing: bool = False) -> nn.Module:
+    from torch._inductor import config  # takes a second, which only these two systems need
+
     # While tracing, only the global switch is read; a worker is one system, so nothing else sees it.
-    torch._inductor.config.freezing = freezing
+    config.freezing = freezing
     return torch.compile(model, dynamic=False)  # type: ignore[return-value]
 
 

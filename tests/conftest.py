@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 # Read as torch is loaded, in all processes that tests start, too. Threads of OpenMP that wait in a loop take the core of that
 # which they wait for, beside another process of tests: on two cores most of the time went into that.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A compiler that builds torch's headers knows the instructions that this CPU has. Inductor would try each set of them, ten seconds
+# in each folder that it compiles into.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
@@ -16,6 +20,10 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from hf_cpu_accel.frontends import import_hook
+
+# What is imported stays: looking for garbage among the millions of objects of torch, transformers and diffusers took a third of the
+# time that collecting the tests takes. See `pytest_collection_finish`.
+gc.disable()
 
 # The same examples in every run: a check that fails on one machine can be repeated on another. Hypothesis mixes constants of the
 # local modules that happen to be loaded into what it draws: the order of the tests, or a new file, would change the examples.
@@ -32,22 +40,27 @@ os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
 os.environ.setdefault("HF_CPU_ACCEL_STRICT", "1")
 
 
-# Files whose tests share what takes long to make (code that is compiled once, hosts that are imported once to be forked from): one
-# process runs each of these groups, and every other file as one (`--dist loadgroup`).
-GROUPS = {
-    "compiling": ("compiler", "hosts/test_pyg_compile.py"),
-    "programs": ("acceptance/test_docs.py", "acceptance/test_examples.py", "ops/test_tiers.py"),
-}
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """With `--dist loadscope`, files go to the processes as `tests/groups.py` has them."""
+    from tests.groups import Groups
+
+    return Groups(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
-        names = {str(path), *map(str, path.parents)}
-        group = next((name for name, parts in GROUPS.items() if names.intersection(parts)), str(path))
-        item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_finish() -> None:
+    """From here on there is garbage. Who looks for it leaves out what has been imported; who looks for referrers does not."""
+    gc.freeze()
+    gc.enable()
+    get_referrers = gc.get_referrers
+
+    def referrers(*objects: object) -> list[object]:
+        gc.unfreeze()
+        found = get_referrers(*objects)
+        gc.freeze()
+        return found
+
+    gc.get_referrers = referrers
 
 
 @pytest.fixture(autouse=True)

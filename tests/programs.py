@@ -1,5 +1,5 @@
-"""Programs of the documents, each in a process of its own, forked from one that has imported the hosts: half of the time of a short
-program goes into that. The package itself is not imported there: a page that forgets to import it fails as it would elsewhere."""
+"""Programs, each in a process of its own, forked from one that has imported the hosts: half of the time of a short program goes
+into that. The package itself is not imported there: a page that forgets to import it fails as it would elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import atexit
 import multiprocessing
 import os
 import resource
+import runpy
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, TimeoutExpired
+from typing import IO
 
 from tests.children import LAST_RESORT
 
@@ -54,6 +57,62 @@ def run_program(
     return CompletedProcess([source], process.exitcode, output.read_text(), errors.read_text())
 
 
+class Forked:
+    """In the place of `subprocess.Popen` for a Python that runs a module and talks by pipes (`python -m module ...`).
+
+    Args:
+        command, cwd, env, stderr: as there; `stderr` is a file with a name.
+        options: of the pipes, which are there and carry text.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stderr: IO[str], **options: object
+    ) -> None:
+        assert command[:2] == [sys.executable, "-m"], command
+        (stdin, given), (answers, stdout) = Pipe(duplex=False), Pipe(duplex=False)
+        arguments = (list(command[2:]), cwd, dict(env), stdin, stdout, stderr.name)
+        self._process = _context.Process(target=_run_module, args=arguments)
+        self._process.start()
+        self.stdin, self.stdout = (
+            os.fdopen(os.dup(end.fileno()), mode) for end, mode in ((given, "w"), (answers, "r"))
+        )
+        for end in (stdin, given, answers, stdout):
+            end.close()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutExpired([], timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _run_module(
+    arguments: list[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    stdin: Connection,
+    stdout: Connection,
+    errors: str,
+) -> None:
+    os.dup2(stdin.fileno(), 0)
+    os.dup2(stdout.fileno(), 1)
+    sys.stdin = os.fdopen(0)
+    with open(errors, "a") as file:
+        os.dup2(file.fileno(), 2)
+    for end in (stdin, stdout):
+        end.close()
+    sys.argv = arguments
+    _as_program(
+        folder, environment, lambda: runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    )
+
+
 def _run(
     source: str, folder: Path, environment: Mapping[str, str], output: Path, errors: Path, cpu_seconds: int
 ) -> None:
@@ -61,16 +120,22 @@ def _run(
         with path.open("w") as file:
             os.dup2(file.fileno(), stream.fileno())
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    _as_program(
+        folder, environment, lambda: exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})
+    )
+
+
+def _as_program(folder: Path, environment: Mapping[str, str], run: Callable[[], object]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     sys.path[0] = str(folder)
-    status = 0
     try:
-        exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})
+        run()
+    except SystemExit:
+        raise
     except BaseException:
         traceback.print_exc()
-        status = 1
+        sys.exit(1)
     finally:
         atexit._run_exitfuncs()  # a process of multiprocessing ends without them
-    sys.exit(status)

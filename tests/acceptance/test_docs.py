@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from tests.frontends.quantised_cases import write_form
-from tests.frontends.test_gguf import write_file
+from tests.frontends.gguf_files import write_file
 Path('folder').mkdir()
 write_form(Path('gptq-folder'), 'gptq')
 write_file(Path('folder'), 'llama').rename('folder/model.Q4_1.gguf')

@@ -10,7 +10,6 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
-from benchmarks import harness
 from benchmarks.driver import WorkerError
 from benchmarks.generation import __main__ as generation
 from benchmarks.generation import cases, report, systems
@@ -19,8 +18,7 @@ from benchmarks.peers import build_llamacpp, llamacpp
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure.generation import Generated
 from hf_cpu_accel.runtime import hardware
-
-_PROBE = {"float32": 200.0, "bfloat16": 100.0, "int8": 800.0, "read_bandwidth": 40.0, "threads": 2}
+from tests.benchmarks.conftest import PROBE
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +57,14 @@ def record(system: str, *runs: Run, **facts: object) -> Record:
         base,
         {"dtype": "int8", "step_bytes": 10**9, **facts},
         {"first_flops": 4 * 10**9},
-        (_PROBE, {**_PROBE, "int8": 400.0}),
+        (PROBE, {**PROBE, "int8": 400.0}),
     )
 
 
+@pytest.mark.usefixtures("forked_workers", "no_probes")
 def test_systems_write_side_by_side_and_broken_ones_are_rows(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The real probes take seconds each, and are tested where they live.
-    monkeypatch.setattr(harness, "probe", lambda threads: _PROBE)
     monkeypatch.setattr(hardware, "measure_read_bandwidth", lambda threads: 40.0)
     said: list[str] = []
     records = run(

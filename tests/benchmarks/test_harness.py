@@ -7,13 +7,15 @@ import pytest
 from benchmarks import harness
 from benchmarks.driver import WorkerError
 from benchmarks.quiet import exclusive, group_priority
+from tests.benchmarks.conftest import PROBE
 
 
 @pytest.fixture(autouse=True)
-def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_probes: None) -> None:
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_systems_run_side_by_side_and_a_broken_one_is_reported() -> None:
     said: list[str] = []
     records = harness.run(
@@ -35,6 +37,7 @@ def test_systems_run_side_by_side_and_a_broken_one_is_reported() -> None:
     assert ours.agreement.max_relative_error < 1e-4
     assert ours.ready["model_bytes"] > 4e6
     assert "KeyError: 'no-such-system'" in str(broken.error)
+    assert ours.probes == (PROBE, PROBE)
     assert "bert-tiny:1x8: measuring" in said
 
 

@@ -14,6 +14,7 @@ from benchmarks.harness import Record, run
 from benchmarks.peers import cases, conversion, registry, setup, summary
 from benchmarks.peers import run as peers_run
 from hf_cpu_accel.measure import Agreement, Timing
+from tests.benchmarks.conversions import fail, write_once
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,7 @@ def test_requirements_are_pinned_to_one_torch() -> None:
         assert all(re.fullmatch(r"[\w.-]+==[\w.]+", package) for package in packages)
 
 
+@pytest.mark.usefixtures("forked_workers", "no_probes")
 def test_a_rival_without_environment_is_a_row_with_the_remedy(own_home: Path) -> None:
     with pytest.raises(WorkerError, match="setup openvino"):
         launch.start("bert-tiny:1x8", "openvino-int8", 1)
@@ -77,15 +79,6 @@ def test_a_case_holds_the_very_model_and_inputs() -> None:
     assert {batch["input_ids"].shape for batch in batches} == {(2, 5)}
     assert not any(np.array_equal(batch["input_ids"], expected["input_ids"]) for batch in batches)
     assert cases.folder("bert-tiny:1x4").parent == case.parent
-
-
-def write_once(case: Path, folder: Path) -> None:
-    (folder / "model.xml").write_text("made")
-    (case / "count").write_text((case / "count").read_text() + "x")
-
-
-def fail(case: Path, folder: Path) -> None:
-    raise RuntimeError("unsupported operator")
 
 
 def test_conversions_are_kept_and_failures_leave_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import package
 from transformers import BertConfig, BertForQuestionAnswering
 
 from hf_cpu_accel import accelerate_for_cpu, explain
@@ -18,6 +19,23 @@ def tokens(batch: int, length: int) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 99, (batch, length)), "attention_mask": mask}
 
 
+@pytest.fixture
+def another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles the same at the same time: while files are packed, it has just opened those of Inductor's folder to write them."""
+    folder = tmp_path / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+    def package_aoti(*arguments: object) -> object:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"")
+        return original(*arguments)
+
+    original = package.package_aoti
+    monkeypatch.setattr(package, "package_aoti", package_aoti)
+
+
+@pytest.mark.usefixtures("another_process")
 def test_a_file_computes_what_the_accelerated_model_does(tmp_path: Path) -> None:
     config = BertConfig(
         hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96, vocab_size=99

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import hf_cpu_accel
 from hf_cpu_accel.compiler.fingerprint import fingerprint, fingerprint_of
+from tests.programs import run_program
 
 PACKAGE = Path(hf_cpu_accel.__file__).parent
 
 PROGRAM = """
-import json, sys, torch
+import json, torch
 from torch import nn
 from hf_cpu_accel.compiler.backend import hf_cpu_accel
 from torch._dynamo.utils import counters
-torch.manual_seed(int(sys.argv[1]))
+torch.set_num_threads(1)
+torch.manual_seed({seed})
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32)).eval()
 fast = torch.compile(model, backend=hf_cpu_accel, dynamic=True)
 with torch.no_grad():
@@ -30,16 +30,9 @@ print(json.dumps({**counters["aot_autograd"], **counters["inductor"]}))
 """
 
 
-def run(cache: Path, seed: int) -> dict[str, int]:
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
-        "PYTHONPATH": str(PACKAGE.parent),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(seed)], env=environment, capture_output=True, text=True
-    )
+def run(folder: Path, seed: int) -> dict[str, int]:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    done = run_program(PROGRAM.replace("{seed}", str(seed)), folder=folder, environment=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

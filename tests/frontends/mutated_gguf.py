@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_cpu_accel.checkpoints.stored import pack_stored, stored_weight
 from hf_cpu_accel.frontends.gguf import load_in_blocks
 from hf_cpu_accel.packing.linear import unpack_linear
-from tests.frontends.test_gguf import write_file
+from tests.frontends.gguf_files import write_file
 from tests.mutations import Mutation, append, flip, main, outcome, run_cases, truncate, zero_page
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from hf_cpu_accel import extension
-from tests.children import run_child
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.programs import run_program
 
 
 @pytest.mark.parametrize(("isa", "cases"), [("generic", 60), (extension.status().tier, 240)])
-def test_random_calls(isa: str, cases: int) -> None:
-    environment = {**os.environ, "HF_CPU_ACCEL_ISA": isa}
-    environment["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = run_child(
-        [sys.executable, "-m", "tests.ops.fuzz.worker", "--cases", str(cases)],
-        env=environment,
+def test_random_calls(tmp_path: Path, isa: str, cases: int) -> None:
+    source = f"""
+import sys
+sys.argv[1:] = ["--cases", "{cases}"]
+from tests.ops.fuzz.worker import main
+sys.exit(main())
+"""
+    done = run_program(
+        source,
+        folder=tmp_path,
+        environment={**os.environ, "HF_CPU_ACCEL_ISA": isa},
         cpu_seconds=600,
     )
     last = done.stdout.split()[-1:] or ["none"]

@@ -11,7 +11,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,8 @@ from hf_cpu_accel import extension
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.runtime import hardware
-from tests.children import run_child
+from tests.programs import run_program
 
-REPOSITORY = Path(__file__).parents[2]
 FLAGS = hardware.detect().flags
 HAS_AMX = extension.status().tier == "amx"
 INTEGERS = ("int8", "int8-weight", "int4")
@@ -64,10 +62,9 @@ def compute(path: str) -> None:
     torch.save(results, path)
 
 
-def child(code: str, tier: str, **variables: str) -> str:
-    path = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = {**os.environ, **variables, "HF_CPU_ACCEL_ISA": tier, "PYTHONPATH": path}
-    done = run_child([sys.executable, "-c", code], env=environment, cpu_seconds=300)
+def child(folder: Path, code: str, tier: str, **variables: str) -> str:
+    environment = {**os.environ, **variables, "HF_CPU_ACCEL_ISA": tier}
+    done = run_program(code, folder=folder, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.strip()
 
@@ -77,7 +74,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[object, 
     folder = tmp_path_factory.mktemp("tiles")
     tiers = ("avx512_vnni", hardware.EMULATED_AMX, *(["amx"] if HAS_AMX else []))
     for tier in tiers:
-        child(f"from tests.ops.test_tiles import compute; compute({str(folder / tier)!r})", tier)
+        child(folder, f"from tests.ops.test_tiles import compute; compute({str(folder / tier)!r})", tier)
     return {tier: torch.load(folder / tier) for tier in tiers}
 
 
@@ -123,11 +120,11 @@ def test_bfloat16_is_what_the_instruction_defines(results, shape: tuple[int, int
 
 
 @needs_vnni
-def test_wrong_tiles_do_not_serve() -> None:
+def test_wrong_tiles_do_not_serve(tmp_path: Path) -> None:
     code = "from hf_cpu_accel import extension as e; s = e.status(); print(s.tier, s.bf16_dot, s.without_tiles, sep='|')"
-    found = child(code, hardware.EMULATED_AMX, HF_CPU_ACCEL_FAULTY_TILES="1")
+    found = child(tmp_path, code, hardware.EMULATED_AMX, HF_CPU_ACCEL_FAULTY_TILES="1")
     assert found == "avx512_vnni|False|a product of tiles is not what it should be"
-    assert child(code, hardware.EMULATED_AMX) == "amx_emulated|True|None"
+    assert child(tmp_path, code, hardware.EMULATED_AMX) == "amx_emulated|True|None"
 
 
 @needs_amx

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints import bitsandbytes, exported, gguf, hqq, quanto, torch_ao, torchao
+from hf_cpu_accel.checkpoints import bitsandbytes, exported, gguf, hqq, quantize_dynamic, quanto, torchao
 from hf_cpu_accel.checkpoints.layout import FloatLayout, IntegerLayout
 from hf_cpu_accel.checkpoints.stored_linear import StoredLinear
 from hf_cpu_accel.checkpoints.stored_stack import StoredStack
@@ -190,6 +190,6 @@ _READERS: tuple[Callable[[nn.Module], StoredWeight | None], ...] = (
     hqq.read,
     quanto.read,
     torchao.read,
-    torch_ao.read,
+    quantize_dynamic.read,
     exported.read,
 )

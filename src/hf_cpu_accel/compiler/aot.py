@@ -76,7 +76,8 @@ def export_aot(
         "cpu": detect().model_name,
     }
     with lowerings.in_use():
-        return Path(write_package(program, str(path), metadata))
+        write_package(program, str(path), metadata)
+    return path
 
 
 def load_aot(path: str | Path) -> Callable[..., dict[str, Tensor]]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from hf_cpu_accel import accelerate_for_cpu
@@ -202,8 +203,12 @@ def test_inductor_reads_nothing_that_others_can_write(
     if mode is not None:
         (tmp_path / "inductor").mkdir()
         (tmp_path / "inductor").chmod(mode)
+    headers = codecache._HEADER_DIR
     with worker._own_inductor_folder():
         folder = Path(cache_dir())
+        assert Path(codecache._HEADER_DIR).is_relative_to(folder)
+        assert Path(codecache._HEADER_LOCK_DIR).is_relative_to(folder)
+    assert headers == codecache._HEADER_DIR
     assert folder == tmp_path / ("home/inductor" if mode == 0o775 else "inductor")
     assert folder.stat().st_mode & 0o777 == (mode if mode == 0o755 else 0o700)
     assert cache_dir() == str(tmp_path / "inductor")

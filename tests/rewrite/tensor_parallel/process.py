@@ -1,10 +1,9 @@
-"""One of two processes that torchrun starts: `process.py FOLDER...`; writes FOLDER/rank<n>.json about each."""
+"""One of two processes, each told by the environment which it is; writes FOLDER/rank<n>.json about each model."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,3 @@ def main(folders: list[str]) -> None:
         )
         (folder / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,35 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_cpu_accel import accelerate_for_cpu
-from tests.acceptance.documents import ROOT
-from tests.children import run_child
+from tests.programs import run_program
 from tests.rewrite.tensor_parallel.models import report, save_llama, save_neox
 
 Found = dict[str, Any]
 MODELS = {"llama": save_llama, "neox": save_neox}
+
+
+def start(home: Path) -> None:
+    """Two processes, with what torchrun tells them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    source = f"""
+import torch
+torch.set_num_threads(1)
+from tests.rewrite.tensor_parallel.process import main
+main({[str(home / name) for name in MODELS]})
+"""
+
+    def process(rank: int) -> None:
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", **{name: str(n) for name, n in told.items()}}
+        folder = home / f"rank{rank}"
+        folder.mkdir()
+        done = run_program(source, folder=folder, environment=environment)
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(process, range(2)))
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Found, Fo
         save(home / name)
         packed = accelerate_for_cpu(AutoModelForCausalLM.from_pretrained(home / name).eval(), dtype="int8")
         packed.save_pretrained(home / name / "packed", packed=True)
-    process = Path(__file__).with_name("process.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_child(
-        [*launch, str(process), *(str(home / name) for name in MODELS)],
-        cpu_seconds=400,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    start(home)
     return {
         name: (
             report(home / name),

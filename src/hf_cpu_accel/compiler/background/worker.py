@@ -66,12 +66,10 @@ def _own_inductor_folder() -> Iterator[None]:
     from hf_cpu_accel.runtime.private_files import make_folder, problem
 
     folder = torch_private.inductor_folder()
-    if problem(folder) is None:
-        make_folder(folder)
+    if problem(folder) is not None:
+        folder = cache_folder("inductor")
+    with torch_private.inductor_in(make_folder(folder)):
         yield
-    else:
-        with torch_private.inductor_in(make_folder(cache_folder("inductor"))):
-            yield
 
 
 def _cpu_seconds() -> float:

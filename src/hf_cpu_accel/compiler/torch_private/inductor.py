@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,17 @@ def inductor_folder() -> Path:
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
 
 
-def inductor_in(folder: Path) -> AbstractContextManager[Any]:
-    """Inside, Inductor keeps it in `folder`."""
+@contextmanager
+def inductor_in(folder: Path) -> Iterator[None]:
+    """Inside, Inductor keeps it in `folder`, the headers that it has compiled among it, which otherwise are always in /tmp."""
+    from torch._inductor import codecache
     from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
-    manager: AbstractContextManager[Any] = temporary_cache_dir(str(folder))
-    return manager
+    before = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
+    headers = folder / "precompiled_headers"
+    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
+    try:
+        with temporary_cache_dir(str(folder)):
+            yield
+    finally:
+        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = before

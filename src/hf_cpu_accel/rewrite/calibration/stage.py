@@ -60,7 +60,6 @@ class _Rounding:
         self._stamps: dict[int, Stamp] = {}
         self._moments: list[InputMoments] = []
         self._rows = 0
-        self._unlike: list[str] = []
 
     def __call__(self, module: nn.Module, inputs: dict[int, Tensor]) -> Compute | None:
         linear = self._linears[module]

@@ -38,17 +38,25 @@ class BatchNormRule:
             (name, child) for name, child in module.named_children() if _is_free(child, name, path, context)
         ]
         convolutions = {name: child for name, child in free if type(child) is nn.Conv2d}
-        norms = {name: child for name, child in free if type(child) is not nn.Conv2d and _has_channels(child)}
-        if not convolutions or not norms:
+        others = [child for _, child in free if type(child) is not nn.Conv2d and _has_channels(child)]
+        widths = {convolution.out_channels for convolution in convolutions.values()}
+        # First, whether there is such a norm at all: a parent that has others may be a transformer, which would be run for it.
+        folds = {
+            (norm, width): fold
+            for norm in others
+            for width in widths
+            if (fold := fold_of(norm, width)) is not None
+        }
+        if not folds:
             return None
-        pairs = followers(module, list(convolutions.values()), list(norms.values()))
-        names = {id(child): _join(path, name) for name, child in (convolutions | norms).items()}
+        pairs = followers(module, list(convolutions.values()), [norm for norm, _ in folds])
+        names = {child: _join(path, name) for name, child in free}
         found = []
         for convolution, norm in pairs:
             assert isinstance(convolution, nn.Conv2d)
-            fold = fold_of(norm, convolution.out_channels)
+            fold = folds.get((norm, convolution.out_channels))
             if fold is not None:
-                found.append((names[id(convolution)], convolution, NormAfter(norm, names[id(norm)], fold)))
+                found.append((names[convolution], convolution, NormAfter(norm, names[norm], fold)))
         return Match(module, path, found) if found else None
 
     def apply(self, match: Match, context: Context) -> Outcome:

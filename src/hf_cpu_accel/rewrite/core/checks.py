@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hf_cpu_accel.checkpoints.exported import is_quantised_graph
+from hf_cpu_accel.checkpoints.quantize_dynamic import is_inference_only
 from hf_cpu_accel.checkpoints.stored import stored_weight
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
-from hf_cpu_accel.checkpoints.torch_ao import is_inference_only
 from hf_cpu_accel.patching.modes import asks_for_mode
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
