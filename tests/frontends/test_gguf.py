@@ -43,11 +43,16 @@ FAMILIES = {
 Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
 
 
-def write_file(folder: Path, model_type: str) -> Path:
-    """A small model with random weights: linears in Q4_1 and Q8_0, the table in Q8_0, the rest in float32."""
+def write_file(folder: Path, model_type: str, **others: int) -> Path:
+    """A small model with random weights: linears in Q4_1 and Q8_0, the table in Q8_0, the rest in float32.
+
+    Args:
+        others: of SIZES.
+    """
     architecture = FAMILIES[model_type]
     # transformers does not read the size of qwen3's heads from the file.
-    config = CONFIG_MAPPING[model_type](**SIZES | ({"head_dim": 128} if model_type == "qwen3" else {}))
+    heads = {"head_dim": 128} if model_type == "qwen3" else {}
+    config = CONFIG_MAPPING[model_type](**SIZES | heads | others)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -65,9 +70,9 @@ def write_file(folder: Path, model_type: str) -> Path:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(160)
+    writer.add_vocab_size(config.vocab_size)
     writer.add_pad_token_id(0)
-    writer.add_token_list([f"t{i}" for i in range(160)])
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     for name, values in model.state_dict().items():
         stem, suffix = name.rsplit(".", 1)
         file_name = names.get_name(stem)
@@ -125,6 +130,40 @@ def test_what_the_file_lacks_gets_no_random_values(tmp_path: Path) -> None:
     path = write_file(tmp_path, "qwen2")
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_norm", b"blk.1.ffn_mron"))
     with pytest.raises(ValueError, match=r"it lacks model\.layers\.1\.post_attention_layernorm\.weight"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("llama.block_count", 2, 1 << 30, "it has 20 tensors for 1073741824 layers"),
+        ("llama.attention.head_count", 4, 5, "is damaged"),
+        ("tokenizer.ggml.padding_token_id", 0, 1 << 20, "is damaged"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_once(
+    tmp_path: Path, name: str, before: int, after: int, said: str
+) -> None:
+    path = write_file(tmp_path, "llama")
+    content = path.read_bytes()
+    setting = name.encode() + number(int(gguf.GGUFValueType.UINT32))
+    assert setting + number(before) in content
+    path.write_bytes(content.replace(setting + number(before), setting + number(after)))
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
+
+
+def test_a_tensor_with_more_rows_than_the_model_is_not_cut_off(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "llama")
+    rows = b"blk.0.attn_q.weight" + number(2) + (64).to_bytes(8, "little")
+    content = path.read_bytes()
+    assert rows + number(64) in content
+    path.write_bytes(content.replace(rows + number(64), rows + number(96)))
+    with pytest.raises(ValueError, match=r"96 rows, where its settings make it 64|is damaged"):
         AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
 
 
