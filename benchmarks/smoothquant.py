@@ -73,7 +73,7 @@ def smoothed(model: Any, examples: Sequence[Tensor]) -> Any:
 def main() -> None:
     where = smollm2.path()
     tokenizer = AutoTokenizer.from_pretrained(where.parent, gguf_file=where.name)
-    model: Any = AutoModelForCausalLM.from_pretrained(where.parent, gguf_file=where.name).float()
+    model: Any = AutoModelForCausalLM.from_pretrained(where.parent, gguf_file=where.name)
 
     def ids_of(text: str) -> Tensor:
         ids: Tensor = tokenizer(text, return_tensors="pt").input_ids[:, :_TOKENS]

@@ -32,11 +32,16 @@ FAMILIES = {
 Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
 
 
-def write_file(folder: Path, model_type: str) -> Path:
-    """A small model with random weights: linears in Q4_1 and Q8_0, the table in Q8_0, the rest in float32."""
+def write_file(folder: Path, model_type: str, **others: int) -> Path:
+    """A small model with random weights: linears in Q4_1 and Q8_0, the table in Q8_0, the rest in float32.
+
+    Args:
+        others: of SIZES.
+    """
     architecture = FAMILIES[model_type]
     # transformers does not read the size of qwen3's heads from the file.
-    config = CONFIG_MAPPING[model_type](**SIZES | ({"head_dim": 128} if model_type == "qwen3" else {}))
+    heads = {"head_dim": 128} if model_type == "qwen3" else {}
+    config = CONFIG_MAPPING[model_type](**SIZES | heads | others)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -54,9 +59,9 @@ def write_file(folder: Path, model_type: str) -> Path:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(160)
+    writer.add_vocab_size(config.vocab_size)
     writer.add_pad_token_id(0)
-    writer.add_token_list([f"t{i}" for i in range(160)])
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     for name, values in model.state_dict().items():
         stem, suffix = name.rsplit(".", 1)
         file_name = names.get_name(stem)

@@ -61,6 +61,40 @@ def test_what_the_file_lacks_gets_no_random_values(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
 
 
+def number(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "said"),
+    [
+        ("llama.block_count", 2, 1 << 30, "it has 20 tensors for 1073741824 layers"),
+        ("llama.attention.head_count", 4, 5, "is damaged"),
+        ("tokenizer.ggml.padding_token_id", 0, 1 << 20, "is damaged"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_once(
+    tmp_path: Path, name: str, before: int, after: int, said: str
+) -> None:
+    path = write_file(tmp_path, "llama")
+    content = path.read_bytes()
+    setting = name.encode() + number(int(gguf.GGUFValueType.UINT32))
+    assert setting + number(before) in content
+    path.write_bytes(content.replace(setting + number(before), setting + number(after)))
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
+
+
+def test_a_tensor_with_more_rows_than_the_model_is_not_cut_off(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "llama")
+    rows = b"blk.0.attn_q.weight" + number(2) + (64).to_bytes(8, "little")
+    content = path.read_bytes()
+    assert rows + number(64) in content
+    path.write_bytes(content.replace(rows + number(64), rows + number(96)))
+    with pytest.raises(ValueError, match=r"96 rows, where its settings make it 64|is damaged"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize=True)
+
+
 def test_the_path_of_a_file_is_enough(tmp_path: Path) -> None:
     path = write_file(tmp_path, "llama")
     model = AutoModelForCausalLM.from_pretrained(str(path), cpu_optimize=True)

@@ -27,25 +27,26 @@ hf_cpu_accel.restore(model)
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 260 MB in bfloat16, in three files."""
+@pytest.fixture(scope="module", params=["bfloat16", "float16"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A checkpoint of 260 MB, in three files."""
+    dtype = getattr(torch, request.param)
     sizes = {
         "hidden_size": 1024,
         "intermediate_size": 4096,
         "num_hidden_layers": 10,
         "num_attention_heads": 16,
     }
-    config = transformers.BertConfig(**sizes, vocab_size=2000, dtype="bfloat16")
+    config = transformers.BertConfig(**sizes, vocab_size=2000, dtype=dtype)
     with torch.device("meta"):
-        model = transformers.BertModel(config).to(torch.bfloat16)
-    numbers = torch.randn(1 << 22).mul_(0.02).bfloat16()
+        model = transformers.BertModel(config).to(dtype)
+    numbers = torch.randn(1 << 22).mul_(0.02).to(dtype)
     state = {
         name: numbers[: value.numel()].reshape(value.shape).clone() if value.is_floating_point() else value
         for name, value in model.state_dict().items()
     }
     model.load_state_dict(state, assign=True)
-    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    folder: Path = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder, max_shard_size="100MB")
     assert len(list(folder.glob("*.safetensors"))) == 3
     return folder
@@ -72,4 +73,5 @@ def test_the_peak_is_the_packed_weights_and_little_more(
     folder: Path, dtype: str, peaks: dict[str, int]
 ) -> None:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert peaks[dtype] <= PACKED[dtype] * size + 60e6
+    # Of float16 weights one layer is in float32, and compared with what is packed of it.
+    assert peaks[dtype] <= PACKED[dtype] * size + (130e6 if folder.name.startswith("float16") else 60e6)

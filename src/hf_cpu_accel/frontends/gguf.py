@@ -10,8 +10,9 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def weights_in_blocks() -> Iterator[None]:
     """What transformers loads from GGUF files inside keeps its weights in blocks."""
     try:
         from transformers.integrations.gguf import kernels
-        from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+        from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS, PermuteRows
         from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
     except ImportError:
         warnings.warn(
@@ -83,33 +84,70 @@ def weights_in_blocks() -> Iterator[None]:
         yield
         return
 
-    quantizer_class: Any = GgufHfQuantizer
-
-    def state_dict(quantizer: Any, checkpoint_file: str, model: Any) -> Any:
-        quantizer.attn_requested = True  # else it looks for an attention kernel in the hub
-        if not quantizer.supported:
-            warnings.warn(
-                f"{checkpoint_file}: transformers unpacks the weights of this architecture as it loads them, so they are packed "
-                f"anew; kept as they are: those of {', '.join(sorted(GGUF_ARCHS))}",
-                stacklevel=2,
-            )
-        return own_state_dict(quantizer, checkpoint_file, model)
-
     host: Any = kernels
-    with _one_at_a_time:
-        own_state_dict = quantizer_class.get_state_dict
+    with _one_at_a_time, ExitStack() as around:
+        around.enter_context(_wrapped(GgufHfQuantizer, "read_header", _read_header))
+        around.enter_context(_wrapped(GgufHfQuantizer, "get_state_dict", _state_dict))
+        around.enter_context(_wrapped(PermuteRows, "convert", _permute_rows))
         added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
         before = _keeps_blocks.set(True)
         host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL
         GGUF_ARCHS.update(added)
-        quantizer_class.get_state_dict = state_dict
         try:
             yield
         finally:
             _keeps_blocks.reset(before)
-            quantizer_class.get_state_dict = own_state_dict
             for name in added:
                 del GGUF_ARCHS[name]
+
+
+@contextmanager
+def _wrapped(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the method is `function`, which is given the method as it was ahead of its arguments."""
+    original = vars(owner)[name]
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(partial(original, self), self, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _read_header(own: Callable[..., Any], quantizer: Any, gguf_file: str) -> None:
+    """Before a model is built of as many layers as the file says that it has."""
+    from transformers.integrations.gguf.reader import read_gguf_metadata
+
+    own(gguf_file)
+    metadata, names = read_gguf_metadata(gguf_file)
+    blocks = metadata.get(f"{metadata['general.architecture']}.block_count")
+    if isinstance(blocks, int) and blocks > len(names):
+        raise ValueError(f"{gguf_file} is damaged: it has {len(names)} tensors for {blocks} layers")
+
+
+def _state_dict(own: Callable[..., Any], quantizer: Any, checkpoint_file: str, model: Any) -> Any:
+    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+
+    quantizer.attn_requested = True  # else it looks for an attention kernel in the hub
+    if not quantizer.supported:
+        warnings.warn(
+            f"{checkpoint_file}: transformers unpacks the weights of this architecture as it loads them, so they are packed "
+            f"anew; kept as they are: those of {', '.join(sorted(GGUF_ARCHS))}",
+            stacklevel=2,
+        )
+    return own(checkpoint_file, model)
+
+
+def _permute_rows(own: Callable[..., Any], operation: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a tensor with more rows than the model has, transformers would take the first ones."""
+    (found,) = tensors.values()
+    rows = len(found[0] if isinstance(found, list) else found)
+    expected = len(operation.permutation) + operation.offset
+    if rows != expected:
+        raise ValueError(f"{', '.join(tensors)}: {rows} rows, where its settings make it {expected}")
+    return own(tensors, *args, **kwargs)
 
 
 def load_in_blocks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -118,11 +156,21 @@ def load_in_blocks(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     Raises:
         ValueError: the file cannot be read, or tensors of the model are not in it; transformers would give these random values.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
+    damage = (
+        struct.error,
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        RuntimeError,
+        StrictDataclassError,
+    )
     file = kwargs["gguf_file"]
     with weights_in_blocks():
         try:
             model, info = function(*args, **{**kwargs, "output_loading_info": True})
-        except (struct.error, OverflowError, LookupError, RuntimeError) as error:
+        except damage as error:
             raise ValueError(
                 f"{file} is damaged, or of a kind that transformers cannot read: {error}"
             ) from error

@@ -11,7 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from hf_cpu_accel.frontends.packed_config import ChecksFields, PackedFields
 from hf_cpu_accel.frontends.packed_loading import PackedLoading
-from hf_cpu_accel.hosts.tensor_parallel import is_divided
+from hf_cpu_accel.hosts.tensor_parallel import is_divided, is_to_be_divided
 from hf_cpu_accel.packing.packed_file import FILE_NAME, read_packed
 
 METHOD = "cpu_accel"
@@ -32,7 +32,13 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
 
     def update_attn_implementation(self, config: Any) -> Any:
         """The one call ahead of the search for files: a packed folder has no model.safetensors, so that nobody without
-        hf_cpu_accel takes it for a checkpoint of which most weights are missing."""
+        hf_cpu_accel takes it for a checkpoint of which most weights are missing.
+
+        Raises:
+            ValueError: the model is to be divided among processes.
+        """
+        if is_to_be_divided(config):
+            raise _undivided(FILE_NAME)
         config.transformers_weights = FILE_NAME
         return config
 
@@ -54,11 +60,8 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
         vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
         vars(model.config).pop("transformers_weights", None)
         loading, self._loading = self._loading, None
-        if any(map(is_divided, model.parameters())):
-            raise ValueError(
-                f"{loading.path} has whole packed weights, which cannot be divided among processes: load the checkpoint that "
-                "it was packed from with distributed_config, and cpu_optimize beside it"
-            )
+        if any(map(is_divided, model.parameters())):  # by a transformers that does not say so beforehand
+            raise _undivided(loading.path)
         loading.finish(model)
 
     def update_weight_conversions(self, weight_conversions: Any, model: Any) -> list[Any]:
@@ -71,3 +74,10 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return False
+
+
+def _undivided(file: object) -> ValueError:
+    return ValueError(
+        f"{file} has whole packed weights, which cannot be divided among processes: load the checkpoint that it was packed from "
+        "with distributed_config, and cpu_optimize beside it"
+    )

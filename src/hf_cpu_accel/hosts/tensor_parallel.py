@@ -67,6 +67,12 @@ class Division:
         return nn.Parameter(divided, requires_grad=part.requires_grad)
 
 
+def is_to_be_divided(config: Any) -> bool:
+    """Whether the config of a model that is being loaded says that several processes will have a part of it each."""
+    said = getattr(config, "distributed_config", None)
+    return any((getattr(said, f"{kind}_size", None) or 1) > 1 for kind in ("tp", "dp", "pp"))
+
+
 def is_divided(parameter: Tensor | None) -> bool:
     """Whether each process has a part of it, or a copy that is known to be one."""
     module = sys.modules.get("torch.distributed.tensor")

@@ -102,6 +102,8 @@ def _freeze(context: Context) -> Iterable[PlanItem]:
 def _apply_rules(context: Context) -> Iterable[PlanItem]:
     """Offer each module to the rules, one after another, until one takes it."""
     for path, module in with_progress(context.modules):
+        if context.widening is not None:
+            context.widening.reach(module)
         considered = False
         for rule in RULES:
             if id(module) in context.handled:
@@ -116,6 +118,8 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
             context.handled.update(id(handled) for handled in outcome.handled)
         if not considered and id(module) not in context.handled and has_weights(module):
             yield PlanItem.left(path, type(module).__name__, obstacle(path, module, context))
+    if context.widening is not None:
+        context.widening.finish()
 
 
 def _say_what_is_left(context: Context) -> Iterable[PlanItem]:

@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from hf_cpu_accel import accelerate_for_cpu
+from tests.children import run_child
 
 pytestmark = [pytest.mark.serial, pytest.mark.usefixtures("installed")]
 
@@ -27,6 +28,24 @@ with torch.no_grad():
     model(torch.arange(9)[None])
 print("loaded", flush=True)
 sys.stdin.readline()
+"""
+
+# A process that loads and forks: what the child has to itself when it has answered, too, in kB.
+FORKING_CHILD = """
+import os, re, sys, torch, hf_cpu_accel
+from transformers import BertModel
+model = BertModel.from_pretrained(sys.argv[1])
+def answer():
+    with torch.no_grad():
+        model(torch.arange(9)[None])
+answer()
+child = os.fork()
+if child == 0:
+    answer()
+    text = open("/proc/self/smaps_rollup").read()
+    print(sum(map(int, re.findall(r"^Private_(?:Clean|Dirty):\\s+(\\d+)", text, re.M))), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
 """
 
 
@@ -70,15 +89,27 @@ def _field(text: str, name: str) -> int:
     return int(found.group(1)) << 10
 
 
-def test_processes_share_the_file_and_have_little_besides(tmp_path: Path) -> None:
+@pytest.fixture
+def packed_file(tmp_path: Path) -> Path:
+    """Of more than 100 MB."""
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 12}
     model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=2000)).eval()
     accelerate_for_cpu(model, dtype="float32", verify=False)
     model.save_pretrained(tmp_path, packed=True)
     file = tmp_path / "cpu_accel.safetensors"
-    size = file.stat().st_size
-    assert size > 100e6
-    processes = [Process(tmp_path) for _ in range(3)]
+    assert file.stat().st_size > 100e6
+    return file
+
+
+def test_a_forked_process_has_little_to_itself(packed_file: Path) -> None:
+    done = run_child([sys.executable, "-c", FORKING_CHILD, str(packed_file.parent)], cpu_seconds=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) << 10 < 64e6
+
+
+def test_processes_share_the_file_and_have_little_besides(packed_file: Path) -> None:
+    file, size = packed_file, packed_file.stat().st_size
+    processes = [Process(file.parent) for _ in range(3)]
     try:
         for process in processes:
             process.begin()

@@ -10,7 +10,8 @@ import warnings
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers.distributed import DistributedConfig
 
 from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.packing.tensor_file import DamagedFile
@@ -67,6 +68,14 @@ def test_another_models_config_is_refused(packed):
 def test_another_device_is_refused(packed):
     with pytest.raises(ValueError, match="device_map='auto' together with a packed folder"):
         AutoModel.from_pretrained(packed, device_map="auto")
+
+
+def test_what_is_to_be_divided_is_refused_before_files_are_looked_for(packed):
+    config = AutoConfig.from_pretrained(packed)
+    config.distributed_config = DistributedConfig(tp_size=2)
+    (packed / FILE).unlink()
+    with pytest.raises(ValueError, match="cannot be divided among processes: load the checkpoint"):
+        AutoModel.from_pretrained(packed, config=config)
 
 
 def test_other_settings_need_the_original_checkpoint(packed):

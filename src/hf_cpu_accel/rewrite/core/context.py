@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +25,16 @@ from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.core.calibrated import CalibratedWeights
 from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable, prefixes_of
+from hf_cpu_accel.rewrite.core.layer_stacks import in_plain_lists
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.rewrite.core.float16 import Widening
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
@@ -60,7 +65,8 @@ class Context:
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
-        float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none.
+        float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none. `widening`
+            casts them.
         asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
         chosen: those that were chosen by accuracy, by their paths in `root`.
         calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
@@ -89,6 +95,7 @@ class Context:
     items: list[PlanItem] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     float16: Float16Model | None = None
+    widening: Widening | None = None
     asked: DtypeTable = field(default_factory=lambda: DtypeTable(()))
     chosen: DtypeTable = field(default_factory=lambda: DtypeTable(()))
     calibration: tuple[Example, ...] = ()
@@ -107,7 +114,7 @@ class Context:
         chosen: Iterable[tuple[str, str]] = (),
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        listed = _in_plain_lists(root)
+        listed = in_plain_lists(root)
         for parent in root.modules():
             for child_name, child in parent._modules.items():
                 if child is not None and id(child) not in listed:
@@ -206,17 +213,6 @@ class Context:
 
     def is_tied(self, weight: Tensor) -> bool:
         return len(self.owners[_address(weight)]) > 1
-
-
-def _in_plain_lists(root: nn.Module) -> set[int]:
-    """Ids of the modules that lists and tuples hold which are plain attributes of modules."""
-    held = (
-        value
-        for module in root.modules()
-        for value in vars(module).values()
-        if isinstance(value, list | tuple)
-    )
-    return {id(item) for values in held for item in values if isinstance(item, nn.Module)}
 
 
 def weight_owners(root: nn.Module) -> dict[int, list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,12 @@ from hf_cpu_accel.patching.float16 import (
     SwappedClass,
     float16_class,
 )
+from hf_cpu_accel.patching.float16_originals import HalvingStore
 from hf_cpu_accel.patching.inner_forward import has_place, put_inside
-from hf_cpu_accel.patching.originals import OriginalsStore, Ticket
 from hf_cpu_accel.patching.restore import Journal, add_attribute, replace_attribute, strided_as
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, weight_owners
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.layer_stacks import layers_of
 from hf_cpu_accel.rewrite.core.packed_source import is_placeholder, placeholders, source
 from hf_cpu_accel.runtime.mapped_files import MappedFiles
 
@@ -60,36 +62,66 @@ class CastTensors:
             tensor.data = strided_as(cast(tensor.data), strides)
 
 
-class HalvingStore:
-    """A store that keeps float32 values which float16 holds as float16, in half the space.
+class Widening:
+    """float16 tensors that become float32 ones: those of repeated layers, and of a head, when the rules come there, others at once.
 
-    `halves`: those that are mapped from a file, by the addresses of their float32 values.
+    A layer is packed before the next one is reached, so that only one of them is in float32, however large the model is.
+
+    Args:
+        owners: the paths of parameters by their addresses, which are kept right.
+
+    Attributes:
+        halves: what tensors were that are mapped from a file, by their addresses in float32.
     """
 
-    def __init__(self, store: OriginalsStore, halves: dict[int, Tensor]) -> None:
-        self._store = store
-        self._halves = halves
+    def __init__(self, owners: dict[int, list[str]]) -> None:
+        self.halves: dict[int, Tensor] = {}
+        self._owners = owners
+        self._mapped = MappedFiles()
+        self._waiting: dict[int, list[Tensor]] = {}
 
-    def put(self, tensor: Tensor) -> Ticket:
-        if tensor.dtype is not torch.float32:
-            return self._store.put(tensor)
-        half = self._halves.get(tensor.data_ptr())
-        if half is None or half.shape != tensor.shape:
-            half = tensor.to(torch.float16)
-        return self._store.put(half if torch.equal(half.to(tensor.dtype), tensor) else tensor)
+    def begin(self, root: nn.Module, tensors: Sequence[Tensor], *, whole: bool) -> None:
+        """Cast those of `tensors` that do not wait for their layer; with `whole` all of them."""
+        waiting: set[int] = set()
+        alone = Counter(map(_place, tensors))
+        wanted = {
+            id(tensor): tensor
+            for tensor in tensors
+            if alone[_place(tensor)] == 1 and len(self._owners.get(tensor.data_ptr(), ())) < 2
+        }
+        for part in () if whole or source() is not None else (*layers_of(root), *_head(root)):
+            inside = [wanted.pop(id(tensor)) for tensor in _float16_tensors(part) if id(tensor) in wanted]
+            self._waiting[id(part)] = inside
+            waiting.update(map(id, inside))
+        self._widen([tensor for tensor in tensors if id(tensor) not in waiting])
 
-    def get(self, ticket: Ticket) -> Tensor:
-        return self._store.get(ticket)
+    def reach(self, module: nn.Module) -> None:
+        """Cast those that wait for `module`."""
+        self._widen(self._waiting.pop(id(module), ()))
 
-    def give_back(self, tensor: Tensor) -> object:
-        return self._store.give_back(tensor)
+    def finish(self) -> None:
+        """Cast those of layers that nobody has come to."""
+        while self._waiting:
+            self._widen(self._waiting.popitem()[1])
 
-    def check(self) -> None:
-        self._store.check()
-
-    def commit(self) -> None:
-        self._halves.clear()
-        self._store.commit()
+    def _widen(self, tensors: Sequence[Tensor]) -> None:
+        """Placeholders of packed weights become other placeholders, which have no memory of their own."""
+        current, cast = source(), _once(Tensor.float)
+        empty = [tensor for tensor in tensors if is_placeholder(tensor)]
+        shapes = [nn.Parameter(torch.empty(t.shape, device="meta"), requires_grad=False) for t in empty]
+        others = dict(zip(map(id, empty), placeholders(shapes), strict=True))
+        for tensor in tensors:
+            half = tensor.data
+            tensor.data = others[id(tensor)].data if id(tensor) in others else cast(half)
+            before, now = half.data_ptr(), tensor.data_ptr()
+            # A weight that was packed meanwhile may have left this address.
+            self.halves.pop(now, None)
+            if self._mapped.give_back(half) is not None:
+                self.halves[now] = half
+            if before in self._owners and half.numel():
+                self._owners[now] = self._owners[before]
+            if current is not None:
+                current.move(before, now)
 
 
 class Float16StateDict:
@@ -115,14 +147,16 @@ class Float16StateDict:
 
 
 def cast_float16(context: Context) -> Iterable[PlanItem]:
-    """Have all float16 parameters and buffers be float32 from here on."""
+    """Have all float16 parameters and buffers be float32 from here on; those of layers, once the rules come to their layer, unless
+    examples go through the model before."""
     tensors = _float16_tensors(context.root)
     if tensors:
         model = Float16Model(frozenset(_float16_names(context.root)), is_all=_is_all_float16(context.root))
         context.journal.record(CastTensors(tensors, [tensor.stride() for tensor in tensors], model))
-        context.store = HalvingStore(context.store, _widen(tensors))
+        widening = context.widening = Widening(context.owners)
+        context.store = HalvingStore(context.store, widening.halves)
         context.float16 = model
-        context.owners = weight_owners(context.root)
+        widening.begin(context.root, tensors, whole=bool(context.calibration))
         context.notes += (NOTE,)
     return ()
 
@@ -132,27 +166,6 @@ def cast_as_outside(state: dict[str, Any], journal: Journal) -> None:
     for change in journal.changes:
         if isinstance(change, CastTensors):
             _cast_state(state, change.model.names, change.model.dtype)
-
-
-def _widen(tensors: list[Tensor]) -> dict[int, Tensor]:
-    """Cast them in place. Placeholders of packed weights become other placeholders, which have no memory of their own.
-
-    Returns:
-        What they were, by their new addresses, where that is mapped from a file.
-    """
-    current, cast = source(), _once(Tensor.float)
-    mapped, halves = MappedFiles(), {}
-    empty = [tensor for tensor in tensors if is_placeholder(tensor)]
-    shapes = [nn.Parameter(torch.empty(t.shape, device="meta"), requires_grad=False) for t in empty]
-    others = dict(zip(map(id, empty), placeholders(shapes), strict=True))
-    for tensor in tensors:
-        half = tensor.data
-        tensor.data = others[id(tensor)].data if id(tensor) in others else cast(half)
-        if mapped.give_back(half) is not None:
-            halves[tensor.data_ptr()] = half
-        if current is not None:
-            current.move(half.data_ptr(), tensor.data_ptr())
-    return halves
 
 
 def stay_float16_outside(context: Context) -> Iterable[PlanItem]:
@@ -245,9 +258,19 @@ def _once(cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def once(tensor: Tensor) -> Tensor:
         if not tensor.numel():
             return cast(tensor)
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        key = _place(tensor)
         if key not in done:
             done[key] = cast(tensor)
         return done[key]
 
     return once
+
+
+def _head(root: nn.Module) -> list[nn.Module]:
+    """The linear that is the only one which `root` calls itself, so that no rule looks at it before its turn."""
+    linears: list[nn.Module] = [module for module in root.children() if isinstance(module, nn.Linear)]
+    return linears if len(linears) == 1 and not isinstance(root, nn.Sequential) else []
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()

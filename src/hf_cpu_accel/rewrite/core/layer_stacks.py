@@ -1,14 +1,42 @@
-"""Where a layer is called from: what is done once per call of many layers is done there."""
+"""Lists of modules: which of them are of layers, where these are called from, and which hold a module besides its parent."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from torch import nn
 
 
 def stack_of(path: str, root: nn.Module) -> str:
-    """The path of the module that calls the list of layers which `path` is in; of the root, "", if it is in none."""
+    """The path of the module that calls the list of layers which `path` is in; of the root, "", if it is in none. What is done once
+    per call of many layers is done there."""
     parts = path.split(".")
     for length in range(1, len(parts)):
         if isinstance(root.get_submodule(".".join(parts[:length])), nn.ModuleList):
             return ".".join(parts[: length - 1])
     return ""
+
+
+def layers_of(root: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules of lists whose members are alike and have parts: what is above them does not look inside."""
+    for module in root.children():
+        if isinstance(module, nn.ModuleList) and _is_of_layers(module):
+            yield from module
+        else:
+            yield from layers_of(module)
+
+
+def in_plain_lists(root: nn.Module) -> set[int]:
+    """Ids of the modules that lists and tuples hold which are plain attributes of modules."""
+    held = (
+        value
+        for module in root.modules()
+        for value in vars(module).values()
+        if isinstance(value, list | tuple)
+    )
+    return {id(item) for values in held for item in values if isinstance(item, nn.Module)}
+
+
+def _is_of_layers(modules: nn.ModuleList) -> bool:
+    is_of_one_class = len({type(module) for module in modules}) == 1
+    return is_of_one_class and all(any(True for _ in module.children()) for module in modules)

@@ -17,6 +17,7 @@ from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
@@ -141,6 +142,8 @@ class _Reader:
             role = self._turning(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
+            if source() is not None:  # which was done with these weights when they were packed
+                return role
             shadow = Shadow(layer)
             verification = Verification(shadow.module, call, role.cache_index, None, biases.handed)
             with shadow.running():
