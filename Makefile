@@ -1,17 +1,18 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
 # test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, fuzz, fuzz-files, asan, tsan; audit.
+# test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH ?= torch==2.13.0
+TORCH_OF_VENV := torch==2.13.0
+TORCH ?= $(TORCH_OF_VENV)
 # Where a plain `torch` would bring gigabytes of CUDA, make stops; TORCH_INDEX then points pip at an index of CPU builds.
 TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +61,31 @@ test-tiers: kernels
 	failed=; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
 	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py \
 	  || failed="$$failed $$tier"; done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
+# The suite, or what TESTS names, on another torch and with the same kernels: make test-torch TORCH=2.15.0 TESTS=tests/compiler. And with
+# other host libraries: HOSTS="diffusers==0.40.0", or HOSTS=oldest for the oldest that pyproject.toml admits. They lie in build/environments/.
+HOSTS ?=
+TESTS ?= tests
+OTHER_TORCH = torch==$(patsubst torch==%,%,$(TORCH))
+test-torch:
+	$(MAKE) kernels TORCH=$(TORCH_OF_VENV)
+	$(BIN)/python -m tests.environments --torch-options="$(TORCH_INDEX)" $(if $(filter $(OTHER_TORCH),$(TORCH_OF_VENV)),,$(OTHER_TORCH)) $(HOSTS) \
+	  -- -q -n $(TEST_PROCESSES) --dist loadgroup $(TESTS)
+
+# A source distribution and wheels of the last commit in dist/: see release/wheels.py.
+build/release/.ready: release/requirements.txt
+	$(PYTHON) -m venv build/release
+	build/release/bin/pip install -q --disable-pip-version-check -r release/requirements.txt
+	touch $@
+
+wheels: $(VENV)/.torch build/release/.ready
+	build/release/bin/python release/wheels.py \
+	  --torch "$$($(BIN)/python -c 'import importlib.util as i; print(*i.find_spec("torch").submodule_search_locations)')"
+
+# The wheel of this machine in a new environment without a compiler.
+test-wheels: $(VENV)/.ready
+	@ls dist/*.whl >/dev/null 2>&1 || { echo "dist/ holds no wheel: make wheels"; exit 1; }
+	TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" $(BIN)/python -m pytest -q tests/release/installed_wheel.py
 
 asan: $(VENV)/.ready
 	HF_CPU_ACCEL_SANITIZE=1 HF_CPU_ACCEL_REQUIRE_EXTENSION=1 $(BIN)/python setup.py -q build_ext

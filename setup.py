@@ -9,6 +9,7 @@ references and says so in `hf-cpu-accel doctor`. HF_CPU_ACCEL_REQUIRE_EXTENSION=
 import importlib.util
 import os
 import platform
+import shlex
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,19 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/hf_cpu_accel/csrc")
+CXX = os.environ.get("CXX", "g++")
+
+
+def machine_compiled_for() -> str:
+    """As `uname -m` says it there, since CXX may be a cross compiler; without a compiler, of this machine."""
+    try:
+        said = subprocess.run([CXX, "-dumpmachine"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return platform.machine().lower()
+    return said.split("-")[0]
+
+
+MACHINE = machine_compiled_for()
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [
     *AVX2,
@@ -39,7 +53,7 @@ TILE_TIERS = {
     "amx": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     "amx_emulated": [*AVX512, "-mavx512vnni", "-DHFCA_EMULATED_TILES=1"],
 }
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+X86 = MACHINE in ("x86_64", "amd64")
 TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
 # (tier, source, flags)
 TIER_OBJECTS = [
@@ -49,6 +63,7 @@ TIER_OBJECTS = [
 PLAIN_SOURCES = (
     "buffers.cpp",
     "dispatch.cpp",
+    "manylinux.cpp",
     "module.cpp",
     *(("amx_permission.cpp", "tile_check.cpp") if X86 else ()),
 )
@@ -95,13 +110,13 @@ class BuildKernels(build_ext):
 
     def _compile(self, ext: Extension) -> None:
         root = torch_root()
-        compiler = os.environ.get("CXX", "g++")
         # Not build_temp, which is another folder for an editable install than for `build_ext --inplace`: one build serves both.
         sanitize = os.environ.get("HF_CPU_ACCEL_SANITIZE") == "1"  # `make asan`
-        build = Path("build") / ("asan" if sanitize else "kernels")
+        crossed = "" if platform.machine().lower() == MACHINE else f"-{MACHINE}"
+        build = Path("build") / f"{'asan' if sanitize else 'kernels'}{crossed}"
         build.mkdir(parents=True, exist_ok=True)
         common = [
-            compiler,
+            CXX,
             "-std=c++17",
             "-O3",
             "-fPIC",
@@ -128,7 +143,8 @@ class BuildKernels(build_ext):
             command = [*common, *flags, f"-DHFCA_TIER={tier}", "-c", str(CSRC / source), "-o", str(target)]
             jobs.append((command, target))
         python = ["-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_paths()['include']}"]
-        torch = [*STABLE_ABI, f"-isystem{root / 'include'}"]
+        # Its headers write their paths into messages.
+        torch = [*STABLE_ABI, f"-isystem{root / 'include'}", f"-fmacro-prefix-map={root}=torch"]
         for source in [
             *(CSRC / name for name in PLAIN_SOURCES),
             *sorted((CSRC / "ops").glob("*.cpp")),
@@ -147,16 +163,27 @@ class BuildKernels(build_ext):
         library = build / "_C.abi3.so" if sanitize else Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         link = [
-            compiler,
+            CXX,
             "-shared",
             *(SANITIZER if sanitize else []),
+            *shlex.split(os.environ.get("LDFLAGS", "")),
             *(str(target) for _, target in jobs),
-            f"-L{root / 'lib'}",
-            "-ltorch_cpu",
+            "-Wl,--no-as-needed",
+            str(stand_in_for_torch(build)),
             "-o",
             str(library),
         ]
         subprocess.run(link, check=True)
+
+
+def stand_in_for_torch(folder: Path) -> Path:
+    """An empty library of the name of torch's: the loader finds the symbols in torch's own, which may be another machine's."""
+    library = folder / "libtorch_cpu.so"
+    empty = ["-x", "c", os.devnull]
+    subprocess.run(
+        [CXX, "-shared", "-nostdlib", f"-Wl,-soname,{library.name}", *empty, "-o", library], check=True
+    )
+    return library
 
 
 setup(

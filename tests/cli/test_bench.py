@@ -8,9 +8,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from hf_cpu_accel.cli import bench_measure, bench_report, bench_workload, random_models, tables
+from hf_cpu_accel.cli import bench, bench_measure, bench_report, bench_workload, random_models, tables
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.measure import Agreement, Timing, speedup
+from hf_cpu_accel.runtime import hardware
 
 
 def run(*arguments: str) -> Result:
@@ -57,6 +58,28 @@ def test_offline_run_writes_table_json_and_chart(tmp_path: Path) -> None:
         assert len(system["timing"]["rounds"]) == 2
         assert system["slower_than_eager"] == (system["speedup"]["value"] < 1)
     assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_submit_writes_one_file_about_machine_and_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "SUBMITTED", "bert-tiny")
+    monkeypatch.setattr(hardware, "measure_peaks", lambda: hardware.Peaks(1, 2, 3, 4, 5))
+    result = run("--submit", "--dtypes", "float32", "--seq", "8", "--repeats", "2")
+    assert result.exit_code == 0, result.output
+    (made,) = tmp_path.iterdir()
+    assert made.suffix == ".md"
+    assert f"wrote {made.name}" in result.output
+    text = made.read_text(encoding="utf-8")
+    assert hardware.detect().model_name in text
+    assert f"torch {torch.__version__}" in text
+    assert "bert-tiny (random weights), feature-extraction, 1 x 8 tokens" in text
+    assert "/root" not in text.replace(str(Path.cwd()), "")
+    data = json.loads(text.split("```json")[1].split("```")[0])
+    assert [system["system"] for system in data["systems"]] == ["eager float32", "float32"]
+    assert data["tier"] == hardware.detect().tier
+    assert data["peaks"]
 
 
 def test_local_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from hf_cpu_accel import extension
 from hf_cpu_accel.cli import checks, doctor
 from hf_cpu_accel.cli.main import app
+from hf_cpu_accel.compiler.torch_private import versions
 from hf_cpu_accel.extension import ExtensionStatus
 from hf_cpu_accel.runtime import hardware, threads
 from hf_cpu_accel.runtime.hardware import CPUInfo
@@ -231,14 +232,22 @@ def test_allocator() -> None:
     assert checks.allocator("jemalloc", replace(kept, kept=False)).status == "ok"
 
 
-def test_compiler(tmp_path: Path) -> None:
+def test_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"PATH": str(tmp_path)}
-    assert checks.compiler(environ).status == "note"
+    off = checks.compiling(environ)
+    assert off.status == "note"
+    assert off.value.startswith("off, no C++ compiler found")
+    assert "tier 1 serves" in off.value
+    assert "g++" in off.fix
     for name in ("clang++", "g++", "my-cc"):
         (tmp_path / name).touch(mode=0o755)
-        assert checks.compiler(environ | ({"CXX": "my-cc -O3"} if name == "my-cc" else {})) == checks.Check(
-            "C++ compiler", str(tmp_path / name)
-        )
+        found = checks.compiling(environ | ({"CXX": "my-cc -O3"} if name == "my-cc" else {}))
+        assert found == checks.Check("compiling", f"where it is asked for, by {tmp_path / name}")
+    monkeypatch.setattr(versions, "VERSIONS", {"2.1": versions.Names()})
+    unknown = checks.compiling(environ)
+    assert unknown.status == "note"
+    assert unknown.value.startswith(f"off, torch {torch.__version__} is not among")
+    assert "version of torch" in unknown.fix
 
 
 def test_folder_to_be_made(tmp_path: Path) -> None:

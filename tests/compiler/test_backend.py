@@ -162,7 +162,7 @@ def test_an_unknown_torch_gets_plain_inductor(
 ) -> None:
     report.say.cache_clear()
     torch_private.problem.cache_clear()
-    monkeypatch.setattr(versions, "CHECKED", {"2.1": "long ago"})
+    monkeypatch.setattr(versions, "VERSIONS", {"2.1": versions.Names()})
     model = mlp()
     try:
         with caplog.at_level(logging.WARNING):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from hf_cpu_accel.cli import options
 from hf_cpu_accel.cli.failures import cannot_load
 
+SUBMITTED = "bert-base-uncased"  # what machines are compared by
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
 
@@ -52,6 +54,14 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Write a chart here (.png, .svg, .pdf).", show_default=False)
     ] = None,
+    submit: Annotated[
+        bool,
+        typer.Option(
+            "--submit",
+            help="Write a file to attach to an issue: CPU, tier, versions, numbers. Of "
+            f"--random-config {SUBMITTED} where no model is named.",
+        ),
+    ] = False,
 ) -> None:
     """Measure eager against accelerated copies of a model: time, accuracy, memory; for text generation tokens per second.
 
@@ -62,14 +72,18 @@ def bench(
     hf-cpu-accel bench --random-config bert-base-uncased --task text-classification --plot bert.png
 
     hf-cpu-accel bench --random-config SmolLM2-135M --task text-generation --prompt 128 --new 64
+
+    hf-cpu-accel bench --submit
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hf_cpu_accel.cli import bench_contest, bench_report
+    from hf_cpu_accel.cli import bench_contest, bench_report, bench_submit, doctor
     from hf_cpu_accel.measure import environment
     from hf_cpu_accel.runtime.threads import apply_threads
 
+    if submit and model is None and random_config is None:
+        random_config = SUBMITTED
     try:
         contest = bench_contest.contest(
             model,
@@ -84,6 +98,8 @@ def bench(
         )
         check_writable(json, "--json")
         check_writable(plot, "--plot")
+        if submit and not os.access(Path.cwd(), os.W_OK):
+            raise ValueError(f"--submit writes into {Path.cwd()}, which cannot be written; run it elsewhere")
         if plot is not None and plot.suffix not in bench_report.CHART_SUFFIXES:
             raise ValueError(f"--plot {plot}: accepted endings are {', '.join(bench_report.CHART_SUFFIXES)}")
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -109,7 +125,8 @@ def bench(
             raise typer.Exit(1) from error
     facts = environment.environment()
     caption = environment.summary(facts, choice.count)
-    console.print(contest.table(results, contest.title, caption))
+    table = contest.table(results, contest.title, caption)
+    console.print(table)
     context: dict[str, object] = {
         "command": "hf-cpu-accel " + " ".join(sys.argv[1:]),
         **facts,
@@ -124,6 +141,10 @@ def bench(
     if plot is not None:
         contest.write_chart(plot, results, contest.title, caption)
         console.print(f"wrote {plot}")
+    if submit:
+        path = bench_submit.path_for(str(facts["cpu"]), contest.facts)
+        bench_submit.write(path, table, results, context, doctor.collect(peaks=True))
+        console.print(f"wrote {path}: attach it to an issue")
 
 
 def check_writable(path: Path | None, option: str) -> None:

@@ -44,10 +44,14 @@ def table(results: Sequence[Result], title: str, caption: str) -> Table:
     return out
 
 
+def document(results: Sequence[Any], context: dict[str, object]) -> dict[str, object]:
+    """`context` (machine, workload, settings) and the `to_dict()` of each result, as plain values; seconds and bytes."""
+    return {**context, "systems": [result.to_dict() for result in results]}
+
+
 def write_json(path: Path, results: Sequence[Any], context: dict[str, object]) -> None:
-    """`context` (machine, workload, settings) and the `to_dict()` of each result; seconds and bytes."""
-    document = {**context, "systems": [result.to_dict() for result in results]}
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    """What `document` gives."""
+    path.write_text(json.dumps(document(results, context), indent=2) + "\n", encoding="utf-8")
 
 
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:

@@ -179,13 +179,17 @@ def allocator(name: str, heap: HeapStatus) -> Check:
     return Check("allocator", name)
 
 
-def compiler(environ: Mapping[str, str]) -> Check:
-    """The C++ compiler that torch.compile would use; the kernels need none once built."""
-    path = toolchain.compiler(environ)
-    if path is not None:
-        return Check("C++ compiler", path)
-    note = "Only compile= and torch.compile need one: `apt-get install g++`. The built kernels do without."
-    return Check("C++ compiler", "none found", "note", note)
+def compiling(environ: Mapping[str, str]) -> Check:
+    """What compile= and torch.compile would use; the kernels need no compiler once built."""
+    off = toolchain.why_off(environ)
+    if off is None:
+        return Check("compiling", f"where it is asked for, by {toolchain.compiler(environ)}")
+    fix = (
+        "Install a version of torch that is, or a newer hf_cpu_accel."
+        if toolchain.compiler(environ)
+        else "Only compile= and torch.compile need one: `apt-get install g++`. The built kernels do without."
+    )
+    return Check("compiling", f"off, {off}; tier 1 serves", "note", fix)
 
 
 def bfloat16(fast: bool) -> Check:

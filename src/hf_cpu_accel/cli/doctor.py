@@ -64,7 +64,7 @@ def collect(peaks: bool = False) -> dict[str, Any]:
         checks.huge_pages(cpu, os.environ),
         checks.allocator(memory.allocator(), memory.heap_status()),
         checks.bfloat16(hardware.native_bf16_is_fast()),
-        checks.compiler(os.environ),
+        checks.compiling(os.environ),
         checks.folder(home_folder()),
     ]
     measured = hardware.measure_peaks() if peaks and status.loaded else None

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel import accelerate_for_cpu, explain
+from hf_cpu_accel.compiler.torch_private import versions
 from tests.compiler.background.conftest import SHAPE, blocks, call_until, close, state
 
 
@@ -28,9 +29,23 @@ def test_without_a_compiler_tier_one_serves_and_one_line_says_so(
             accelerate_for_cpu(model, dtype="float32", compile="background")
             call_until(model, input, lambda model=model: state(model).state == "tier 1", seconds=10)
             close(model(input), expected)
-            assert state(model).reason == "no C++ compiler found"
+            assert state(model).reason == "no C++ compiler found (g++, or what CXX names)"
+            assert explain(model).compile_state == f"background: off, {state(model).reason}; tier 1 serves"
     (record,) = [record for record in caplog.records if record.name.startswith("hf_cpu_accel")]
     assert record.getMessage().startswith("hf_cpu_accel: no C++ compiler found (g++, or what CXX names)")
+
+
+@torch.no_grad()
+def test_on_an_unknown_torch_nothing_stands_before_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "VERSIONS", {"2.1": versions.Names()})
+    model, input = blocks(), torch.randn(SHAPE)
+    expected = model(input)
+    accelerate_for_cpu(model, dtype="float32", compile="background")
+    close(model(input), expected)
+    told = explain(model).compile_state
+    assert told.startswith(f"background: off, torch {torch.__version__} is not among the versions")
+    assert told.endswith("tier 1 serves")
+    assert not any("forward" in vars(module) for module in model)
 
 
 @torch.no_grad()

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from hf_cpu_accel.compiler.background.bound import Library
-from hf_cpu_accel.compiler.background.find import find
+from hf_cpu_accel.compiler.background.find import Found, find
 from hf_cpu_accel.compiler.background.forward import BlockForward
 from hf_cpu_accel.compiler.background.region import Form, Region
+from hf_cpu_accel.compiler.background.toolchain import why_off
+from hf_cpu_accel.compiler.torch_private import unknown_version
 from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.plan import CompiledRegion, Plan
 
@@ -44,7 +46,9 @@ class CompiledTier:
 def attach(root: nn.Module, acceleration: Acceleration) -> None:
     """Have the blocks of `root` that no rule has fused compiled as soon as they are called."""
     journal, mode = acceleration.journal, acceleration.config.compile
-    found = find(root)
+    # What is called before each block relies on private names, too.
+    unknown = unknown_version()
+    found = Found({}, unknown) if unknown else find(root)
     tier = CompiledTier(mode, [], found.reason)
     given = acceleration.config.compiled_bundle
     bundle = None if given is None else Path(given)
@@ -76,8 +80,15 @@ def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:
         return plan
     regions = tuple(row for region in tier.regions for row in _rows(region))
     recompiles = sum(max(0, len(region.forms) - 1) for region in tier.regions)
-    state = f"{tier.mode}: " + (f"nothing, {tier.reason}" if tier.reason else _summary(regions))
+    state = f"{tier.mode}: {_told(tier, regions)}"
     return dataclasses.replace(plan, compile_state=state, recompiles=recompiles, compiled=regions)
+
+
+def _told(tier: CompiledTier, regions: tuple[CompiledRegion, ...]) -> str:
+    off = why_off()
+    if off and not any(row.graphs for row in regions):  # compiled elsewhere, or before
+        return f"off, {off}; tier 1 serves"
+    return f"nothing, {tier.reason}" if tier.reason else _summary(regions)
 
 
 def _summary(regions: tuple[CompiledRegion, ...]) -> str:

@@ -13,6 +13,7 @@ from hf_cpu_accel.compiler import report
 from hf_cpu_accel.compiler.background import artifacts, jobs
 from hf_cpu_accel.compiler.background.bound import BoundBlock, Library
 from hf_cpu_accel.compiler.background.calls import Key
+from hf_cpu_accel.compiler.background.toolchain import why_off
 from hf_cpu_accel.compiler.background.verdict import Verdict
 from hf_cpu_accel.compiler.background.worker import Job
 from hf_cpu_accel.runtime.fork import new_lock
@@ -159,13 +160,9 @@ class Region:
 
 def _problem(block: Block, mode: str) -> str | None:
     """Why nothing can be compiled, as far as it shows without trying."""
-    from hf_cpu_accel.compiler.background.toolchain import compiler
-
-    if compiler() is None:
-        report.say(
-            f"no C++ compiler found (g++, or what CXX names): compile={mode!r} does nothing, and tier 1 serves"
-        )
-        return "no C++ compiler found"
+    if off := why_off():
+        report.say(f"{off}: compile={mode!r} does nothing, and tier 1 serves")
+        return off
     own = next((type(m) for m in block.block.modules() if type(m).__module__ == "__main__"), None)
     if own is not None and mode == "background":
         return (

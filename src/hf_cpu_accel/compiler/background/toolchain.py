@@ -1,10 +1,19 @@
-"""Whether there is a C++ compiler, without importing Inductor to ask."""
+"""Whether anything can be compiled here, without importing Inductor to ask."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Mapping
+
+from hf_cpu_accel.compiler.torch_private import unknown_version
+
+
+def why_off(environ: Mapping[str, str] | None = None) -> str | None:
+    """Why nothing is compiled here, whatever is asked for; None if it would be."""
+    if reason := unknown_version():
+        return reason
+    return None if compiler(environ) else "no C++ compiler found (g++, or what CXX names)"
 
 
 def compiler(environ: Mapping[str, str] | None = None) -> str | None:

@@ -1,7 +1,8 @@
 """The only folder that touches names of torch which carry no promise, with the versions of torch on which they were checked.
 
 Everything else imports the names below from here, and `templates.py`, which brings code of ours into Inductor's, by itself, as that
-imports Inductor. `problem()` says why the names cannot be used; the backend then hands the graph to Inductor as it is.
+imports Inductor. `problem()` says why they cannot be used: nothing is compiled in the background then, and the backend hands graphs
+to Inductor as they are. tests/compiler/test_torch_private.py has a contract for each name.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ from hf_cpu_accel.compiler.torch_private.values import (
     storage_of,
     sym_sqrt,
 )
-from hf_cpu_accel.compiler.torch_private.versions import CHECKED, problem
+from hf_cpu_accel.compiler.torch_private.versions import problem, unknown_version
 
 __all__ = [
-    "CHECKED",
     "as_if_traced",
     "compile_with_inductor",
     "counters",
@@ -73,6 +73,7 @@ __all__ = [
     "sym_sqrt",
     "trace_aten",
     "tracing",
+    "unknown_version",
     "with_pass",
     "without_floats",
     "write_library",

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from hf_cpu_accel.compiler.torch_private.versions import names
+
 
 def compile_with_inductor(
     graph: GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
@@ -65,18 +67,27 @@ def inductor_default(name: str) -> Any:
 def with_pass(uuid: Callable[[], str]) -> dict[str, Any]:
     """A patch that makes `uuid` part of the keys of Inductor's caches, behind the passes that the user may have set."""
     from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    theirs: Any = config.post_grad_custom_pre_pass
+    several = names().several_passes
 
     class Marker(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            pass
+            if theirs is not None and not several:
+                theirs(graph)
 
-        def uuid(self) -> str:
-            return uuid()
+        def uuid(self) -> Any:
+            if theirs is None or several:
+                return uuid()
+            own = theirs.uuid()  # None: nothing is cached
+            return None if own is None else (own, uuid())
 
-    return {
-        "post_grad_custom_pre_pass": [*get_custom_graph_passes(config.post_grad_custom_pre_pass), Marker()]
-    }
+    if not several:
+        return {"post_grad_custom_pre_pass": Marker()}
+    from torch._inductor.custom_graph_pass import get_custom_graph_passes
+
+    return {"post_grad_custom_pre_pass": [*get_custom_graph_passes(theirs), Marker()]}
 
 
 def inductor_folder() -> Path:

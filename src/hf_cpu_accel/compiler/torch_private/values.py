@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.compiler.torch_private.versions import names
+
 sym_sqrt: Any = getattr(torch, "_sym_sqrt", None)  # what graphs of symbolic numbers call for math.sqrt
 
 
@@ -21,10 +23,7 @@ def size_seen(size: int | torch.SymInt) -> int:
     """The size in the call that is compiled for, 0 where it depends on values; adds no guard."""
     from torch.fx.experimental import symbolic_shapes
 
-    # Called size_hint before torch 2.12.
-    hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or getattr(
-        symbolic_shapes, "size_hint", None
-    )
+    hint: Any = getattr(symbolic_shapes, names().size_hint)
     return int(hint(size, fallback=0))
 
 

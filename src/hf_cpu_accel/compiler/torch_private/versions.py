@@ -1,15 +1,35 @@
-"""The versions of torch on which the private names were checked."""
+"""The versions of torch whose private names are known, and where these differ."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 
 import torch
 
-# torch "major.minor" -> how it was checked. A version that is missing is served by plain Inductor.
-CHECKED = {
-    "2.13": "tests/compiler on 2.13.0+cpu",
+
+@dataclass(frozen=True)
+class Names:
+    """What a version has of that which others have in another way; the defaults are the newest.
+
+    Attributes:
+        size_hint: the function of symbolic_shapes that tells the size seen and adds no guard.
+        several_passes: Inductor's settings for custom passes take several at once.
+    """
+
+    size_hint: str = "optimization_hint"
+    several_passes: bool = True
+
+
+# torch "major.minor" -> its names. tests/compiler runs on 2.13; the contracts of its test_torch_private.py passed on 2.11 and
+# 2.15, too. Of 2.12 and 2.14 the sources were compared, and the modules below imported: run `make test-torch TORCH=2.14.1`.
+VERSIONS = {
+    "2.11": Names(size_hint="size_hint", several_passes=False),
+    "2.12": Names(several_passes=False),
+    "2.13": Names(),
+    "2.14": Names(),
+    "2.15": Names(),
 }
 
 _MODULES = (
@@ -29,15 +49,30 @@ _MODULES = (
 )
 
 
+def names() -> Names:
+    """Of this torch; the newest that are known for one that is not."""
+    return VERSIONS.get(_version(), Names())
+
+
+def unknown_version() -> str | None:
+    """Why the private names of this torch cannot be relied upon, None if they are known. Imports nothing."""
+    if _version() in VERSIONS:
+        return None
+    return f"torch {torch.__version__} is not among the versions it was checked on ({', '.join(VERSIONS)})"
+
+
 @lru_cache(maxsize=1)
 def problem() -> str | None:
-    """Why the private names cannot be relied upon, None if they can."""
-    version = ".".join(torch.__version__.split(".")[:2])
-    if version not in CHECKED:
-        return f"torch {torch.__version__} is not among the versions it was checked on ({', '.join(CHECKED)})"
+    """Why the private names cannot be used, None if they can."""
+    if reason := unknown_version():
+        return reason
     for name in _MODULES:
         try:
             import_module(name)
         except ImportError as error:
             return f"torch {torch.__version__} lacks a module that it needs: {error}"
     return None
+
+
+def _version() -> str:
+    return ".".join(torch.__version__.split(".")[:2])
