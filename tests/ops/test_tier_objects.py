@@ -132,5 +132,3 @@ def test_a_planted_flag_and_a_planted_function_are_found(tmp_path: Path) -> None
     function = "inline int twice(int x) { return 2 * x; } int (*taken())(int) { return &twice; }"
     both = [compile_for(tier, flags, function, tmp_path) for tier in ("avx2", "avx2_vnni")]
     assert shared(both) == {"_Z5twicei": {"tier_avx2", "tier_avx2_vnni"}}
-
-

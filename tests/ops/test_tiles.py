@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.runtime import hardware
@@ -32,6 +33,8 @@ HAS_AMX = extension.status().tier == "amx"
 INTEGERS = ("int8", "int8-weight", "int4")
 # (rows, N, K): few rows, one tile, two, the rest of a third; the rest of a panel; the rest of a step along K, and less than one.
 SHAPES = ((3, 64, 64), (5, 40, 72), (16, 32, 200), (17, 96, 128), (33, 70, 264), (70, 64, 20))
+# (query rows, keys, features) of heads whose rows are all tiles': one, two, the rest of one; several blocks of keys.
+HEADS = ((17, 32, 64), (32, 300, 80), (45, 520, 128))
 SMALLEST = 2.0**-126  # what is closer to zero is zero
 
 needs_vnni = pytest.mark.skipif(
@@ -52,6 +55,14 @@ def problem(rows: int, out_features: int, in_features: int) -> tuple[Tensor, Ten
     return input, weight
 
 
+def queries_keys_values(q_len: int, kv_len: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(features)
+    return tuple(
+        torch.randn(2, heads, length, features, generator=generator).bfloat16()
+        for heads, length in ((4, q_len), (2, kv_len), (2, kv_len))
+    )
+
+
 def compute(path: str) -> None:
     """All results of the tier of this process, into a file."""
     with torch.no_grad():
@@ -61,6 +72,7 @@ def compute(path: str) -> None:
             for shape in SHAPES
             for input, weight in [problem(*shape)]
         }
+        results |= {heads: attention(*queries_keys_values(*heads), is_causal=True) for heads in HEADS}
     torch.save(results, path)
 
 
@@ -122,6 +134,15 @@ def test_bfloat16_is_what_the_instruction_defines(results, shape: tuple[int, int
             assert torch.equal(results[tier]["bfloat16", shape], expected), tier
 
 
+@needs_amx
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_is_what_emulated_tiles_give(results, heads: tuple[int, int, int]) -> None:
+    """But where an exponential or a sum of vectors is another instruction's: a unit of the output's 8 bits."""
+    found, expected = (results[tier][heads].float() for tier in ("amx", hardware.EMULATED_AMX))
+    assert not torch.equal(found, results["avx512_vnni"][heads].float())  # tiles have computed them
+    torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=2.0**-9)
+
+
 @needs_vnni
 def test_wrong_tiles_do_not_serve() -> None:
     code = "from hf_cpu_accel import extension as e; s = e.status(); print(s.tier, s.bf16_dot, s.without_tiles, sep='|')"
@@ -166,7 +187,13 @@ def test_a_step_loads_no_more_tiles_than_it_multiplies() -> None:
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = re.findall(r"\t(tile(?:load|store)\w*|tdpb\w+) .*?(tmm\d)(?:,|$)", text, re.MULTILINE)
     code = "".join(
-        "P" if name.startswith("tdp") else "S" if name.startswith("tilestore") else "L" if tile > "tmm3" else "B"
+        "P"
+        if name.startswith("tdp")
+        else "S"
+        if name.startswith("tilestore")
+        else "L"
+        if tile > "tmm3"
+        else "B"
         for name, tile in names
     )
     assert len(re.findall("LLPLPLPP", code)) >= 8

@@ -78,13 +78,16 @@ class ArithmeticTiles {
 
   uint32_t* queries_of(int64_t row) const { return queries_ + (row - task_.row_begin) * row_words_; }
 
-  // `width` features of x from element `at` on, n of them, zeros behind.
+  // Features of x from element `at` on, of which `left` follow in the head: `width` of them, zeros behind the last.
   static __m256i halves_at(const hfca::Heads& x, int64_t at, int64_t left) {
-    const int n = lanes(left);
     if (left <= 0) return _mm256_setzero_si256();
-    if (x.type == hfca::HeadType::bfloat16) return _mm256_maskz_loadu_epi16(Simd::mask(n), static_cast<const uint16_t*>(x.data) + at);
+    if (x.type == hfca::HeadType::bfloat16) {
+      const uint16_t* const halves = static_cast<const uint16_t*>(x.data) + at;
+      return left >= Simd::width ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves))
+                                 : _mm256_maskz_loadu_epi16(Simd::mask(static_cast<int>(left)), halves);
+    }
     alignas(32) uint16_t halves[Simd::width];
-    Simd::store_bf16(halves, Simd::load_n(static_cast<const float*>(x.data) + at, n));
+    Simd::store_bf16(halves, Simd::load_n(static_cast<const float*>(x.data) + at, lanes(left)));
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(halves));
   }
 
