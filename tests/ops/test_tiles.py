@@ -181,8 +181,8 @@ def test_torch_and_ours_take_turns_with_the_tiles() -> None:
     platform.machine() not in ("x86_64", "AMD64"), reason="libraries for other CPUs have no AMX code"
 )
 def test_a_step_loads_no_more_tiles_than_it_multiplies() -> None:
-    """Of two by two: four loads, four products, and no tile that is stored or loaded again between. Sums, which are tiles 0 to 3, are
-    loaded before the first step of a part of k."""
+    """Of two by two: four loads, four products, and no tile that is stored or loaded again between. Sums, which are tiles 0 to 3,
+    are loaded before the first step of a part of k."""
     command = ["objdump", "-d", "--no-show-raw-insn", str(extension.status().path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = re.findall(r"\t(tile(?:load|store)\w*|tdpb\w+) .*?(tmm\d)(?:,|$)", text, re.MULTILINE)

@@ -7,8 +7,8 @@ from torch import nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.runtime import hardware
 
-# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, and of a Xeon with
-# AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the former at least.
+# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, and of a
+# Xeon with AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the former at least.
 _PRODUCTS = {"int8": 1.8, "int8-weight": 1.0, "bfloat16": 1.0, "float32": 1.0}
 _PRODUCTS_OF_VNNI = {**_PRODUCTS, "int8": 3.3, "int8-weight": 1.9}
 _NATIVE_BFLOAT16 = 1.9
