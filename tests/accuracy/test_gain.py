@@ -21,6 +21,7 @@ def on(monkeypatch, tier, *, bf16_dot=False):
         ("avx2", False, ("int8", "int8-weight", "bfloat16", "float32")),
         ("avx512_vnni", False, ("int8", "int8-weight", "bfloat16", "float32")),
         ("avx512_bf16", True, ("int8", "bfloat16", "float32")),
+        ("amx", True, ("int8", "int8-weight", "bfloat16", "float32")),
     ],
 )
 def test_candidates_by_their_products(monkeypatch, tier, bf16_dot, expected):

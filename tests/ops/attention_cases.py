@@ -55,6 +55,15 @@ CASES = [
     Case(batch=1, q_len=15, kv_len=600, head_dim=17, value_dim=48),
     Case(batch=1, heads=1, kv_heads=1, q_len=500, kv_len=3, head_dim=8, value_dim=8),
     Case(batch=1, q_len=9, kv_len=9, head_dim=300, value_dim=130),
+    # Prompts and images: heads of the usual sizes, more than a tile of rows and the rest of one, more than a block of keys.
+    *(
+        Case(batch=1, heads=4, kv_heads=2, q_len=67, kv_len=291, head_dim=size, value_dim=size)
+        for size in (64, 80, 96, 128)
+    ),
+    *(
+        Case(batch=1, q_len=49, kv_len=49, head_dim=size, value_dim=size, causal=True)
+        for size in (64, 80, 96, 128)
+    ),
     # Grouped heads: the rows of a tile span several heads.
     Case(heads=6, kv_heads=2, q_len=5, kv_len=40),
     Case(heads=8, kv_heads=1, q_len=1, kv_len=70, causal=True),

@@ -37,6 +37,7 @@ OF_TILES = (
     "check_convolution",
     "check_convolutions",
     "check_images_in_bytes",
+    "check_attention",
     "check_experts",
 )
 

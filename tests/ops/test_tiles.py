@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.runtime import hardware
@@ -30,6 +31,8 @@ HAS_AMX = extension.status().tier == "amx"
 INTEGERS = ("int8", "int8-weight", "int4")
 # (rows, N, K): few rows, one tile, two, the rest of a third; the rest of a panel; the rest of a step along K, and less than one.
 SHAPES = ((3, 64, 64), (5, 40, 72), (16, 32, 200), (17, 96, 128), (33, 70, 264), (70, 64, 20))
+# (query rows, keys, features) of heads whose rows are all tiles': one, two, the rest of one; several blocks of keys.
+HEADS = ((17, 32, 64), (32, 300, 80), (45, 520, 128))
 SMALLEST = 2.0**-126  # what is closer to zero is zero
 
 needs_vnni = pytest.mark.skipif(
@@ -50,6 +53,14 @@ def problem(rows: int, out_features: int, in_features: int) -> tuple[Tensor, Ten
     return input, weight
 
 
+def queries_keys_values(q_len: int, kv_len: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(features)
+    return tuple(
+        torch.randn(2, heads, length, features, generator=generator).bfloat16()
+        for heads, length in ((4, q_len), (2, kv_len), (2, kv_len))
+    )
+
+
 def compute(path: str) -> None:
     """All results of the tier of this process, into a file."""
     with torch.no_grad():
@@ -59,6 +70,7 @@ def compute(path: str) -> None:
             for shape in SHAPES
             for input, weight in [problem(*shape)]
         }
+        results |= {heads: attention(*queries_keys_values(*heads), is_causal=True) for heads in HEADS}
     torch.save(results, path)
 
 
@@ -119,6 +131,15 @@ def test_bfloat16_is_what_the_instruction_defines(results, shape: tuple[int, int
             assert torch.equal(results[tier]["bfloat16", shape], expected), tier
 
 
+@needs_amx
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_is_what_emulated_tiles_give(results, heads: tuple[int, int, int]) -> None:
+    """But where an exponential or a sum of vectors is another instruction's: a unit of the output's 8 bits."""
+    found, expected = (results[tier][heads].float() for tier in ("amx", hardware.EMULATED_AMX))
+    assert not torch.equal(found, results["avx512_vnni"][heads].float())  # tiles have computed them
+    torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=2.0**-9)
+
+
 @needs_vnni
 def test_wrong_tiles_do_not_serve(tmp_path: Path) -> None:
     code = "from hf_cpu_accel import extension as e; s = e.status(); print(s.tier, s.bf16_dot, s.without_tiles, sep='|')"
@@ -157,13 +178,20 @@ def test_torch_and_ours_take_turns_with_the_tiles() -> None:
     platform.machine() not in ("x86_64", "AMD64"), reason="libraries for other CPUs have no AMX code"
 )
 def test_a_step_loads_no_more_tiles_than_it_multiplies() -> None:
-    """Of two by two: four loads, four products, and no tile that is stored or loaded again between."""
+    """Of two by two: four loads, four products, and no tile that is stored or loaded again between. Sums, which are tiles 0 to 3,
+    are loaded before the first step of a part of k."""
     command = ["objdump", "-d", "--no-show-raw-insn", str(extension.status().path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = re.findall(r"\t(tile(?:load|store)\w*|tdpb\w+) .*?(tmm\d)(?:,|$)", text, re.MULTILINE)
     code = "".join(
-        "L" if name.startswith("tileload") else "S" if name.startswith("tilestore") else "P"
-        for name, _ in names
+        "P"
+        if name.startswith("tdp")
+        else "S"
+        if name.startswith("tilestore")
+        else "L"
+        if tile > "tmm3"
+        else "B"
+        for name, tile in names
     )
     assert len(re.findall("LLPLPLPP", code)) >= 8
     # One by two has three loads for two products. Nothing has more, wherever the compiler put it.

@@ -7,11 +7,12 @@ from torch import nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.runtime import hardware
 
-# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core of a Zen 4 that was held to each tier. Tiers above
-# "avx512_vnni" have its integer products at least.
+# Products of 8 to 128 rows against float32's, by 768 x 3072 weights on one core: of a Zen 4 that was held to each tier, and of a
+# Xeon with AMX (geometric means). Tiers between "avx512_vnni" and "amx" have the integer products of the former at least.
 _PRODUCTS = {"int8": 1.8, "int8-weight": 1.0, "bfloat16": 1.0, "float32": 1.0}
 _PRODUCTS_OF_VNNI = {**_PRODUCTS, "int8": 3.3, "int8-weight": 1.9}
 _NATIVE_BFLOAT16 = 1.9
+_PRODUCTS_OF_AMX = {"int8": 6.9, "int8-weight": 4.8, "bfloat16": 3.6, "float32": 1.0}
 _WITHOUT_VNNI = ("generic", "avx2", "avx512", None)
 _BITS = {"float32": 32.0, "bfloat16": 16.0, "int8": 8.0, "int8-weight": 8.0, "int4": 4.25}
 
@@ -30,9 +31,9 @@ def candidates(model: nn.Module, weights: int | None = None) -> tuple[str, ...]:
             weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
         from_memory = weights > (hardware.detect().l3 or 0)  # as bytes of int8
         return ("int4",) * from_memory + ("int8", "int8-weight", "bfloat16", "float32")
-    if hardware.native_bf16_is_fast():
-        return "int8", "bfloat16", "float32"  # int8-weight is no faster than bfloat16 there
-    return "int8", "int8-weight", "bfloat16", "float32"
+    products = _products()
+    worthless = 1.0 < products["bfloat16"] >= products["int8-weight"]  # bfloat16 is as fast and nearer
+    return ("int8", *("int8-weight",) * (not worthless), "bfloat16", "float32")
 
 
 def bits_of(dtype: str) -> float:
@@ -44,11 +45,16 @@ def gain(dtype: str, than: str, *, generates: bool) -> float:
     """How many times as fast `dtype` may be as `than`: by the bytes of a weight where text is generated, else by products."""
     if generates:
         return _BITS[than] / _BITS[dtype]
-    status = extension.status()
-    products = dict(_PRODUCTS if status.tier in _WITHOUT_VNNI else _PRODUCTS_OF_VNNI)
-    if status.bf16_dot:
-        products["bfloat16"] = _NATIVE_BFLOAT16
+    products = _products()
     return products[dtype] / products[than]
+
+
+def _products() -> dict[str, float]:
+    status = extension.status()
+    if status.tier == "amx":
+        return _PRODUCTS_OF_AMX
+    products = _PRODUCTS if status.tier in _WITHOUT_VNNI else _PRODUCTS_OF_VNNI
+    return {**products, "bfloat16": _NATIVE_BFLOAT16} if status.bf16_dot else products
 
 
 def generates(model: nn.Module) -> bool:

@@ -17,7 +17,7 @@ struct AttentionState {
     const int64_t rows = task.row_end - task.row_begin;
     value_columns = round_up(a.value_dim, chunk);
     sums = memory.take(rows * value_columns);
-    scores = memory.take(tile_rows * key_block);
+    scores = memory.take(Arithmetic::rows_at_once * key_block);
     mask = memory.take(key_block);
     maximum = memory.take(rows);
     total = memory.take(rows);
@@ -30,12 +30,12 @@ struct AttentionState {
 };
 
 // Rows [row, row + rows) of the task against keys [begin, end), which the arithmetic has taken.
-template <class State>
-inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const State& s, int64_t row, int rows, int64_t begin,
-                        int64_t end, bool first_block) {
+template <class Arithmetic>
+inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& task, const AttentionState<Arithmetic>& s, int64_t row,
+                        int rows, int64_t begin, int64_t end, bool first_block) {
   const float infinity = __builtin_inff();
   const int64_t index = row - task.row_begin, distance = static_cast<int64_t>(rows) * chunk;
-  int64_t visible[tile_rows], keys = 0;  // keys of this block that a row, that any row may attend
+  int64_t visible[Arithmetic::rows_at_once], keys = 0;  // keys of this block that a row, that any row may attend
   RowPosition at(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t limit = a.causal ? at.position + a.kv_len - a.q_len + 1 : end;
@@ -46,7 +46,7 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
   s.arithmetic.score(row, rows, keys, s.scores);
 
   // Pass by pass over all rows, not row by row: the latencies of one row's reduction hide behind the next row's work.
-  float maximum[tile_rows];
+  float maximum[Arithmetic::rows_at_once];
   at = RowPosition(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
     const int64_t origin = task.batch * a.mask_batch_stride + at.offset(a.mask_head_stride, a.mask_query_stride) + begin;

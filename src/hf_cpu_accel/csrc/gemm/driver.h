@@ -2,10 +2,10 @@
 #pragma once
 #include <algorithm>
 
-#include "../cache.h"
 #include "../dispatch.h"
 #include "../team.h"
 #include "../workspace.h"
+#include "grid.h"
 
 namespace hfca {
 
@@ -38,45 +38,6 @@ inline int64_t most_input_words(const Gemm& g) {
 }
 inline double multiply_adds(const Gemm& g) { return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k); }
 
-// The shape of the work: rows in tiles of nearly equal height (no short last tile) in the kernels' units, tiles in blocks whose packed
-// input stays in L2 while the weight panels pass by. Where k is long, blocks of some height are had by multiplying a part of k at a time.
-struct GemmGrid {
-  int64_t m, unit, units;            // of rows
-  int64_t tiles, panels, blocks;  // gated: a panel of the gate and the one that it is multiplied by count as one
-  int64_t part_words, parts;
-
-  GemmGrid(const Gemm& g, const GemmKernels& kernels)
-      : m(g.m),
-        unit(kernels.row_unit),
-        units((g.m + unit - 1) / unit),
-        tiles((g.m + kernels.tile_rows - 1) / kernels.tile_rows),
-        panels((g.n + panel_columns - 1) / panel_columns / (g.gated ? 2 : 1)) {
-    // Every block reads all weights. With fewer rows than these, memory would be the limit.
-    constexpr int64_t least_tiles = 3, wanted_rows = 128, line = 16;  // parts are whole lines of packed input
-    const int64_t room = level2_bytes() * 5 / 16 / 4;
-    const auto in_block = [&](int64_t words) { return std::max(room / (words * kernels.tile_rows + 1), int64_t{1}); };
-    const bool divided = kernels.word_bytes > 0 && in_block(g.input_words) < std::min(tiles, least_tiles);
-    parts = divided ? (g.input_words * std::min(m, wanted_rows) + room - 1) / room : 1;
-    part_words = ((g.input_words + parts - 1) / parts + line - 1) / line * line;
-    blocks = (tiles + in_block(part_words) - 1) / in_block(part_words);
-  }
-
-  int64_t tile_row(int64_t tile) const { return std::min(tile * units / tiles * unit, m); }
-  int tile_height(int64_t tile) const { return static_cast<int>(tile_row(tile + 1) - tile_row(tile)); }
-  int64_t block_tile(int64_t block) const { return block * tiles / blocks; }
-  int64_t block_rows(int64_t block) const { return tile_row(block_tile(block + 1)) - tile_row(block_tile(block)); }
-
-  // Sums that a thread with so many units keeps between parts: those of all panels that it meets in a block.
-  int64_t most_sums(int64_t units, int64_t sides) const {
-    int64_t most = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t met = std::min(units / (block_tile(block + 1) - block_tile(block)) + 2, panels);
-      most = std::max(most, met * sides * block_rows(block) * panel_columns);
-    }
-    return most;
-  }
-};
-
 // A thread's part of a GEMM, from its first product to the last.
 class Computing {
  public:
@@ -93,61 +54,99 @@ class Computing {
   void (*leave_)();
 };
 
-// Memory of one thread for its units: what takes sums from one part of k to the next, or an unpacked panel.
+// Memory of one thread for its units: what takes sums from one part of k to the next, or a part of an unpacked panel.
 struct UnitMemory {
   float* sums = nullptr;
   void* unpacked = nullptr;
 };
 
-// Work units [begin, end) of the order (block, panel, tile), part of k by part. While one panel is multiplied by the tiles of a block, each
-// tile asks for its share of the next panel: weights come from memory at the arithmetic's pace instead of stopping it at each new panel.
-inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end,
-                      const UnitMemory& memory) {
-  const int64_t panel_bytes = kernels.panel_bytes(g), sides = g.gated ? 2 : 1;
-  const Computing computing(kernels);
-  for (int64_t block = 0, base = 0; block < grid.blocks; ++block) {
-    const int64_t first = grid.block_tile(block), height = grid.block_tile(block + 1) - first, units = height * grid.panels;
-    const int64_t from = std::max(begin - base, int64_t{0}), to = std::min(end - base, units);  // of this block
-    for (int64_t k = 0; from < to && k < grid.parts; ++k) {
-      const bool last = k + 1 == grid.parts;
-      const int64_t offset = k * grid.part_words * kernels.word_bytes,
-                    bytes = last ? panel_bytes - offset : grid.part_words * kernels.word_bytes;
-      const int64_t words = (memory.unpacked ? kernels.unpacked_bytes(g) : bytes) / (4 * panel_columns);
-      const int64_t share = (bytes / height + 63) / 64 * 64, step = words > 0 ? (share + words - 1) / words : 0;
-      for (int64_t unit = from; unit < to;) {
-        const int64_t panel = unit / height, stop = std::min((panel + 1) * height, to);
-        const bool more = panel + 1 < grid.panels && stop < to;
-        for (int64_t side = 0; side < sides; ++side) {
-          const int64_t p = panel + side * grid.panels;
-          const char* const mine = static_cast<const char*>(g.weight) + p * panel_bytes + offset;
-          const int64_t kept = ((panel - from / height) * sides + side) * grid.block_rows(block) - grid.tile_row(first);  // rows before
-          if (memory.unpacked) kernels.unpack(g, mine, memory.unpacked);
-          for (int64_t u = unit; u < stop; ++u) {
-            const int64_t tile = u - panel * height, t = first + tile, row = grid.tile_row(t);
-            // A single tile reads its weights once, at the memory's pace: ask for those further on, panels lie in a row.
-            const Ahead ahead = height == 1 && !memory.unpacked ? Ahead{mine + far_bytes, 4 * panel_columns}
-                                : more                          ? Ahead{mine + panel_bytes + tile * share, step}
-                                                                : Ahead{mine, 0};
-            float* const sums = memory.sums ? memory.sums + (kept + row) * panel_columns : nullptr;
-            kernels.compute(g, row, grid.tile_height(t), p, memory.unpacked ? memory.unpacked : mine, ahead,
-                            {k * grid.part_words, (k + 1) * grid.part_words, sums, last});
-          }
-        }
-        unit = stop;
+// Work units [begin, end) of the order (block, panel, tile), panels group by group, and these part of k by part. While one piece of the
+// weights is multiplied by the tiles of a block, each tile asks for its share of the next piece: weights come from memory at the
+// arithmetic's pace instead of stopping it at each new panel.
+class Units {
+ public:
+  Units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, const UnitMemory& memory)
+      : kernels_(kernels), g_(g), grid_(grid), memory_(memory), panel_bytes_(kernels.panel_bytes(g)), sides_(g.gated ? 2 : 1) {}
+
+  void run(int64_t begin, int64_t end) {
+    const Computing computing(kernels_);
+    for (int64_t block = 0, base = 0; block < grid_.blocks; ++block) {
+      first_ = grid_.block_tile(block), height_ = grid_.block_tile(block + 1) - first_, rows_ = grid_.block_rows(block);
+      const int64_t units = height_ * grid_.panels;
+      from_ = std::max(begin - base, int64_t{0}), to_ = std::min(end - base, units);  // of this block
+      base += units;
+      if (from_ >= to_) continue;
+      const int64_t panels = (to_ + height_ - 1) / height_;
+      for (int64_t panel = from_ / height_; panel < panels; panel += grid_.group) {
+        begin_panel_ = panel, end_panel_ = std::min(panel + grid_.group, panels), more_ = end_panel_ < panels;
+        run_group();
       }
     }
-    base += units;
   }
-}
+
+ private:
+  void run_group() const {
+    for (int64_t part = 0; part < grid_.parts; ++part)
+      for (int64_t panel = begin_panel_; panel < end_panel_; ++panel)
+        for (int64_t side = 0; side < sides_; ++side) run_piece(part, panel, side);
+  }
+
+  // Where a part of a panel begins; of weights that are yet to be unpacked, roughly.
+  int64_t offset(int64_t part) const {
+    if (part == 0) return 0;
+    if (part == grid_.parts) return panel_bytes_;
+    const int64_t words = part * grid_.part_words;
+    return kernels_.unpack ? panel_bytes_ * words / g_.input_words : words * kernels_.word_bytes;
+  }
+
+  void run_piece(int64_t part, int64_t panel, int64_t side) const {
+    const int64_t p = panel + side * grid_.panels, begin = part * grid_.part_words, end = begin + grid_.part_words;
+    const char* const start = static_cast<const char*>(g_.weight) + p * panel_bytes_;
+    const void* weight = start + offset(part);
+    if (memory_.unpacked) kernels_.unpack(g_, start, begin, end, memory_.unpacked), weight = memory_.unpacked;
+    // The next piece of this side: of the group's next panel, of its first one, of the next group.
+    const bool again = panel + 1 == end_panel_, done = again && part + 1 == grid_.parts;
+    const int64_t next_part = !again ? part : done ? 0 : part + 1, next_panel = !again || done ? panel + 1 : begin_panel_;
+    const char* const next = start + (next_panel - panel) * panel_bytes_ + offset(next_part);
+    const int64_t bytes = offset(next_part + 1) - offset(next_part);
+    const int64_t mine = kernels_.unpack ? grid_.part_words : (offset(part + 1) - offset(part)) / (4 * panel_columns);
+    const int64_t words = std::max(mine, int64_t{1});
+    const int64_t share = (bytes / height_ + 63) / 64 * 64, step = (share + words - 1) / words;
+    const int64_t kept = ((panel - begin_panel_) * sides_ + side) * rows_ - grid_.tile_row(first_);  // rows before
+    const int64_t first = std::max(from_ - panel * height_, int64_t{0}), last = std::min(to_ - panel * height_, height_);
+    int64_t row = grid_.tile_row(first_ + first);
+    for (int64_t tile = first; tile < last; ++tile) {
+      const int64_t next_row = grid_.tile_row(first_ + tile + 1);
+      // A single tile reads its weights once, at the memory's pace: ask for those further on, panels lie in a row.
+      const Ahead ahead = height_ == 1 && !memory_.unpacked ? Ahead{static_cast<const char*>(weight) + far_bytes, 4 * panel_columns}
+                          : !done || more_                  ? Ahead{next + tile * share, step}
+                                                            : Ahead{start, 0};
+      float* const sums = memory_.sums ? memory_.sums + (kept + row) * kernels_.row_lines * panel_columns : nullptr;
+      kernels_.compute(g_, row, static_cast<int>(next_row - row), p, weight, ahead, {begin, end, sums, part + 1 == grid_.parts});
+      row = next_row;
+    }
+  }
+
+  const GemmKernels& kernels_;
+  const Gemm& g_;
+  const GemmGrid& grid_;
+  UnitMemory memory_;
+  int64_t panel_bytes_, sides_;
+  int64_t first_ = 0, height_ = 0, rows_ = 0;              // of the block: its first tile, its tiles, its rows
+  int64_t from_ = 0, to_ = 0;                              // units of the block
+  int64_t begin_panel_ = 0, end_panel_ = 0;                // of the group
+  bool more_ = false;                                      // groups follow
+};
 
 // The same with memory of its own.
 inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid& grid, int64_t begin, int64_t end) {
-  if (!kernels.unpack && grid.parts == 1) return run_units(kernels, g, grid, begin, end, {});
-  const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) : 0,
-                unpacked = kernels.unpack ? kernels.unpacked_bytes(g) : 0;
+  if (!kernels.unpack && grid.parts == 1) return Units(kernels, g, grid, {}).run(begin, end);
+  const int64_t sums = grid.parts > 1 ? grid.most_sums(end - begin, g.gated ? 2 : 1) * kernels.row_lines * panel_columns : 0,
+                unpacked = kernels.unpack ? grid.part_words * panel_columns * 4 : 0;
   Workspace workspace(Workspace::size_of<float>(sums) + Workspace::size_of<char>(unpacked));
-  run_units(kernels, g, grid, begin, end,
-            {grid.parts > 1 ? workspace.take<float>(sums) : nullptr, kernels.unpack ? workspace.take<char>(unpacked) : nullptr});
+  const UnitMemory memory{grid.parts > 1 ? workspace.take<float>(sums) : nullptr,
+                          kernels.unpack ? workspace.take<char>(unpacked) : nullptr};
+  Units(kernels, g, grid, memory).run(begin, end);
 }
 
 // g over the team. prepare(first row, rows) is called for each tile of input rows before it is packed, by the thread that packs it:

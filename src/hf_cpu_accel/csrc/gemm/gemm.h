@@ -122,8 +122,9 @@ struct Ahead {
 // to L1, whose few requests then cover the way from L2. One step to L1 alone left 12 % (bfloat16) to 24 % (int4) of memory's rate.
 constexpr int64_t far_bytes = 16384, near_bytes = 2048;
 
-// What is multiplied at a time where k is so long that too few packed rows would fit the cache: input words [begin, end). `sums`, in tiles
-// of [rows][panel_columns], takes the sums from one part to the next; it is null where one part is all of k.
+// What is multiplied at a time where k is cut into parts (grid.h): input words [begin, end). `sums`, in tiles of [rows][panel_columns],
+// takes the sums from one part to the next as the kernel likes; it is null where one part is all of k. Of all of k that is not the last,
+// it takes float32.
 struct Part {
   int64_t begin, end;
   float* sums;
@@ -145,13 +146,15 @@ struct GemmKernels {
   void (*pack_rows)(const Gemm&, int64_t row, int rows);  // rows <= tile_rows
   // One tile of rows by one panel; `weight`: its weights from the part's first word on.
   void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel, const void* weight, Ahead, Part);
-  // What `weight` must point to where it is not the panel itself: the panel unpacked, so many bytes of it. Null elsewhere.
-  int64_t (*unpacked_bytes)(const Gemm&) = nullptr;
-  void (*unpack)(const Gemm&, const void* panel, void* unpacked) = nullptr;
+  // What `weight` must point to where it is not the panel itself: words [begin, end) of it, unpacked; those behind its last one are left
+  // alone. Null elsewhere. `begin` is a multiple of 32.
+  void (*unpack)(const Gemm&, const void* panel, int64_t begin, int64_t end, void* unpacked) = nullptr;
   void (*pack_winograd)(const Gemm&, const WinogradRows&, int64_t row, int rows) = nullptr;  // null where the kind takes none
   int64_t run_elements = 0;  // rows may lie in several runs, each of a multiple of so many elements; 0: in one only
   int64_t most_rows = INT64_MAX;  // GEMMs of more are another kernel's (Kernels::gemm_of_many_rows)
   int row_unit = 1;                 // tiles but the last have multiples of so many rows
+  int64_t near_words = 0;  // input words of a part, whose weights then stay in the nearest cache; 0: parts are as L2 wants them
+  int row_lines = 1;       // lines of panel_columns sums that each row takes from one part to the next
   // A thread calls `enter` before its first `compute` of a GEMM, and `leave` after its last, which completes the results. Null: nothing
   // to do.
   void (*enter)() = nullptr;

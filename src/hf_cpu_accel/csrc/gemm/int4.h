@@ -122,7 +122,6 @@ struct Int4Gemm {
   static int64_t groups(const Gemm& g) { return (g.k + g.group - 1) / g.group; }
   static int64_t input_words(const Gemm& g) { return padded_words(groups(g) * g.group / 4); }
   static int64_t panel_bytes(const Gemm& g) { return groups(g) * hfca::panel_columns * (1 + g.group / 2); }
-  static int64_t unpacked_bytes(const Gemm& g) { return groups(g) * g.group * hfca::panel_columns; }
 
   // See far_bytes.
   HFCA_INLINE static void ask(const uint8_t* p) {
@@ -199,11 +198,12 @@ struct Int4Gemm {
     }
   }
 
-  // One panel as a panel of int8 weights.
-  static void unpack(const Gemm& g, const void* panel, void* unpacked) {
-    const auto* weight = static_cast<const uint8_t*>(panel);
+  // Words [begin, end) of one panel, in whole groups, as those of a panel of int8 weights.
+  static void unpack(const Gemm& g, const void* panel, int64_t begin, int64_t end, void* unpacked) {
+    const int64_t group_words = g.group / 4, first = begin / group_words, last = (end + group_words - 1) / group_words;
+    const auto* weight = static_cast<const uint8_t*>(panel) + first * hfca::panel_columns * (1 + g.group / 2);
     auto* out = static_cast<float*>(unpacked);  // words pass as plain bits
-    for (int64_t group = groups(g); group > 0; --group) {
+    for (int64_t group = (last < groups(g) ? last : groups(g)) - first; group > 0; --group) {
       Simd::Int m[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE { m[v] = both_halves(load_multipliers(weight + v * Simd::width)); });
       weight += hfca::panel_columns;
@@ -222,7 +222,7 @@ struct Int4Gemm {
     return k;
   }
   static constexpr hfca::GemmKernels unpacked_kernels() {
-    return {DotInt8::rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpacked_bytes, &unpack};
+    return {DotInt8::rows, 0, &input_words, &panel_bytes, &DotInt8::Words::pack, &TierGemm<DotInt8>::compute, &unpack};
   }
 
  private:

@@ -114,14 +114,12 @@ struct TierGemm {
             &Dot::Words::pack,
             &compute,
             nullptr,
-            nullptr,
             &pack_winograd<typename Dot::Words, quantised>,
             Dot::Words::run_elements};
   }
   // The same of rows that are words already.
   static constexpr hfca::GemmKernels kernels_of_words() {
-    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr,
-            nullptr,   packed_words * 4};
+    return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr, packed_words * 4};
   }
 
  private:

@@ -106,6 +106,8 @@ struct TileGemm {
   using Words = typename Kind::Words;
   static constexpr int tile_rows = tiles_rows / Kind::lines, row_unit = most_tile_rows / Kind::lines;
   static constexpr int64_t step_bytes = 2 * tile_bytes;  // of a panel, for 16 words of k
+  // Of a panel that stay in the nearest cache (48 KB in all CPUs with tiles) while input and sums pass by.
+  static constexpr int64_t near_bytes = 24576;
 
   static int64_t input_words(const Gemm& g) { return Kind::lines * padded_words(Words::count(g.k)); }
   static int64_t weight_words(const Gemm& g) { return Words::count(g.k); }
@@ -114,25 +116,23 @@ struct TileGemm {
   static void compute(const Gemm& g, int64_t row, int rows, int64_t panel, const void* weight, hfca::Ahead ahead, hfca::Part part) {
     TileWork& work = TileWork::mine();
     const int lines = rows * Kind::lines;
-    const int64_t end = part.last ? weight_words(g) : part.end, words = end - part.begin;
+    const int64_t all = weight_words(g), begin = part.begin / Kind::lines, till = part.end / Kind::lines;
+    const bool complete = part.last || till >= all;
     const auto* input = reinterpret_cast<const char*>(g.words + row * g.input_words + part.begin * rows);
     work.shape_for(lines);
-    uint32_t* const sums = work.sums[work.turn];
+    uint32_t* const kept = reinterpret_cast<uint32_t*>(part.sums);
+    const Product product{
+        input, lines, weight, (complete ? all : till) - begin, begin > 0 ? kept : nullptr, part.last ? work.sums[work.turn] : kept};
     const bool along = ahead.step == hfca::panel_columns * 4;
-    if (lines <= most_tile_rows)
-      along ? multiply<1, true>(work, input, lines, weight, words, ahead, sums)
-            : multiply<1, false>(work, input, lines, weight, words, ahead, sums);
-    else
-      along ? multiply<2, true>(work, input, lines, weight, words, ahead, sums)
-            : multiply<2, false>(work, input, lines, weight, words, ahead, sums);
-    if (part.begin > 0 || !part.last) return pass_on(g, sums, row, rows, panel, part);
-    postpone(work, g, sums, row, rows, panel);
+    if (lines <= most_tile_rows) along ? multiply<1, true>(work, product, ahead) : multiply<1, false>(work, product, ahead);
+    else along ? multiply<2, true>(work, product, ahead) : multiply<2, false>(work, product, ahead);
+    if (part.last) postpone(work, g, product.sums, row, rows, panel);
+    else if (complete) become_floats(part.sums, rows);
   }
 
   static constexpr hfca::GemmKernels kernels() {
     hfca::GemmKernels k = common(&Words::pack);
     if constexpr (Kind::lines == 1) {
-      k.word_bytes = 4 * hfca::panel_columns;
       k.pack_winograd = &pack_winograd<Words, Kind::quantised>;
       k.run_elements = Words::run_elements;
     }
@@ -140,36 +140,41 @@ struct TileGemm {
   }
   static constexpr hfca::GemmKernels kernels_of_words() {
     hfca::GemmKernels k = common(&pack_image_rows);
-    k.word_bytes = 4 * hfca::panel_columns;
     k.run_elements = packed_words * 4;
     return k;
   }
   static constexpr hfca::GemmKernels kernels_of_int4() {
     hfca::GemmKernels k = common(&Words::pack);
     k.input_words = &Int4Gemm::input_words, k.panel_bytes = &Int4Gemm::panel_bytes;
-    k.unpacked_bytes = &Int4Gemm::unpacked_bytes, k.unpack = &Int4Gemm::unpack;
+    k.unpack = &Int4Gemm::unpack;
     return k;
   }
 
- private:
-  static constexpr hfca::GemmKernels common(void (*pack)(const Gemm&, int64_t, int)) {
-    hfca::GemmKernels k{tile_rows, 0, &input_words, &panel_bytes, pack, &compute};
-    k.row_unit = row_unit, k.enter = &TileWork::enter, k.leave = &TileWork::leave;
-    return k;
-  }
+  // sums[lines][panel_columns] = before + input @ `words` of a panel. before: null for zeros.
+  struct Product {
+    const char* input;
+    int lines;
+    const void* weight;
+    int64_t words;
+    const uint32_t* before;
+    uint32_t* sums;
+  };
 
-  // sums[lines][panel_columns] = input @ one panel. inputs: tiles of input side by side. along: these are all rows there are, so that
-  // the weights pass by once and the input stays; otherwise it is the other way around.
+  // inputs: tiles of input side by side. along: these are all rows there are, so that the weights pass by once and the input stays;
+  // otherwise it is the other way around.
   template <int inputs, bool along>
-  static void multiply(TileWork& work, const char* input, int lines, const void* panel, int64_t words, hfca::Ahead ahead, uint32_t* sums) {
-    const auto* weight = static_cast<const char*>(panel);
-    const int64_t steps = words / packed_words, tail = words % packed_words;
+  static void multiply(TileWork& work, const Product& product, hfca::Ahead ahead) {
+    const auto* weight = static_cast<const char*>(product.weight);
+    const char* input = product.input;
+    const int64_t steps = product.words / packed_words, tail = product.words % packed_words;
     if (tail > 0) {
       std::memcpy(work.tail, weight + steps * step_bytes, static_cast<size_t>(tail) * hfca::panel_columns * 4);
       std::memset(work.tail + tail * hfca::panel_columns, 0, static_cast<size_t>(packed_words - tail) * hfca::panel_columns * 4);
     }
     const int rows = rows_for_step(work.unfinished, steps);
-    unroll<0, 2 * inputs>([](auto i) HFCA_INLINE { Tiles::zero<i>(); });
+    constexpr int64_t sums_apart = hfca::panel_columns * 4;
+    if (product.before) each_sum<inputs>([&](auto i, int64_t at) HFCA_INLINE { Tiles::load<i>(product.before + at, sums_apart); });
+    else each_sum<inputs>([](auto i, int64_t) HFCA_INLINE { Tiles::zero<i>(); });
     const auto step = [&](const void* w) HFCA_INLINE {
       const auto load_input = [&](auto i) HFCA_INLINE {
         const char* const from = input + i * tile_bytes;
@@ -186,7 +191,7 @@ struct TileGemm {
         Kind::template add<2, 5, 6>();
         Kind::template add<3, 5, 7>();
       }
-      input += lines * tile_row_bytes;
+      input += product.lines * tile_row_bytes;
     };
     for (int64_t s = 0; s < steps; ++s, weight += step_bytes) {
       step(weight);
@@ -195,18 +200,27 @@ struct TileGemm {
     }
     if (tail > 0) step(work.tail);
     if (work.unfinished.left > 0) work.unfinished.run_some(work.unfinished.left);
-    constexpr int64_t stride = hfca::panel_columns * 4;
-    Tiles::store<0>(sums, stride);
-    Tiles::store<1>(sums + most_tile_rows, stride);
-    if constexpr (inputs == 2) {
-      Tiles::store<2>(sums + most_tile_rows * hfca::panel_columns, stride);
-      Tiles::store<3>(sums + most_tile_rows * hfca::panel_columns + most_tile_rows, stride);
-    }
+    each_sum<inputs>([&](auto i, int64_t at) HFCA_INLINE { Tiles::store<i>(product.sums + at, sums_apart); });
+  }
+
+ private:
+  static constexpr hfca::GemmKernels common(void (*pack)(const Gemm&, int64_t, int)) {
+    hfca::GemmKernels k{tile_rows, 4 * hfca::panel_columns / Kind::lines, &input_words, &panel_bytes, pack, &compute};
+    k.near_words = near_bytes / k.word_bytes, k.row_lines = Kind::lines;
+    k.row_unit = row_unit, k.enter = &TileWork::enter, k.leave = &TileWork::leave;
+    return k;
+  }
+
+  // f(tile of sums, where its first number is): the first `inputs` rows of tiles.
+  template <int inputs, class F>
+  HFCA_INLINE static void each_sum(const F& f) {
+    unroll<0, 2 * inputs>([&](auto i)
+                              HFCA_INLINE { f(i, i / 2 * most_tile_rows * hfca::panel_columns + i % 2 * (hfca::panel_columns / 2)); });
   }
 
   // Rows of what is unfinished that each step takes to be done at the end. A few at a time: each piece loads scales and biases.
   static int rows_for_step(const Unfinished& unfinished, int64_t steps) {
-    constexpr int least = 4;
+    constexpr int least = 8;
     const int64_t rows = steps > 0 ? (unfinished.left + steps - 1) / steps : unfinished.left;
     return rows > least ? static_cast<int>(rows) : least;
   }
@@ -242,18 +256,6 @@ struct TileGemm {
       for (int c = 0; c < hfca::panel_columns; c += Simd::width)
         Simd::store(sums + i * hfca::panel_columns + c,
                     Kind::sum(reinterpret_cast<const uint32_t*>(sums) + i * Kind::lines * hfca::panel_columns + c));
-  }
-
-  // The sums of a part of k: as in TierGemm::tile.
-  static void pass_on(const Gemm& g, uint32_t* words, int64_t row, int rows, int64_t panel, const hfca::Part& part) {
-    auto* const sums = reinterpret_cast<float*>(words);
-    become_floats(sums, rows);
-    float* const to = part.last ? sums : part.sums;
-    for (int i = 0; i < rows * hfca::panel_columns; i += Simd::width) {
-      const Simd::Float sum = Simd::load(sums + i);
-      Simd::store(to + i, part.begin > 0 ? Simd::add(sum, Simd::load(part.sums + i)) : sum);
-    }
-    if (part.last) finish<Kind::quantised>(g, sums, row, rows, panel * hfca::panel_columns, columns_of(g, panel));
   }
 };
 
