@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +33,19 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 
-if TYPE_CHECKING:
-    from hf_cpu_accel.rewrite.core.float16 import Widening
-
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
 MIN_OUT_FEATURES = 16
 MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
+
+
+class LayerByLayer(Protocol):
+    """What is done to each layer when the rules come to it, and at the end to those that they did not come to."""
+
+    def reach(self, module: nn.Module) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 @dataclass
@@ -95,7 +100,7 @@ class Context:
     items: list[PlanItem] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     float16: Float16Model | None = None
-    widening: Widening | None = None
+    widening: LayerByLayer | None = None
     asked: DtypeTable = field(default_factory=lambda: DtypeTable(()))
     chosen: DtypeTable = field(default_factory=lambda: DtypeTable(()))
     calibration: tuple[Example, ...] = ()
