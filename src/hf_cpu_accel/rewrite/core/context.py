@@ -70,8 +70,7 @@ class Context:
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
-        float16: what is known of float16 weights, which are float32 while they are looked at; None if there are none. `widening`
-            casts them.
+        float16: of float16 weights, which are float32 while they are looked at; None if there are none. `widening` casts them.
         asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
         chosen: those that were chosen by accuracy, by their paths in `root`.
         calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
