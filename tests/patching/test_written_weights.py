@@ -61,7 +61,8 @@ def _numpy(tensor: Tensor, noise: Tensor) -> None:
 
 
 def _initialised(tensor: Tensor, noise: Tensor) -> None:
-    nn.init.constant_(tensor, 0.25)
+    # Not a constant: a router would find all experts equally good, and which it takes then is nobody's promise.
+    nn.init.uniform_(tensor, -0.25, 0.25, generator=torch.Generator().manual_seed(0))
 
 
 WAYS = [_data, _exchanged_data, _copied, _numpy, _initialised]

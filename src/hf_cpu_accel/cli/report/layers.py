@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.measure import Agreement, Estimate, compare, float_tensors, interleaved, speedup
 from hf_cpu_accel.plan import Plan
 
@@ -109,7 +110,9 @@ def _calls(eager: nn.Module, forward: Callable[[nn.Module], object]) -> dict[str
     for path, module in units(eager):
 
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-            calls.setdefault(path, _Call(args, dict(kwargs), output))
+            # Not with a cache, which would grow by each further call.
+            given = {name: value for name, value in kwargs.items() if name not in CACHES}
+            calls.setdefault(path, _Call(args, given, output))
 
         handles.append(module.register_forward_hook(note, with_kwargs=True))
     try:
