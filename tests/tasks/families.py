@@ -123,7 +123,7 @@ FAMILIES = {
     "DPT": Family(_dpt, _SMALL, 2),
     "DETR": Family(_detr, _LARGER, 2),
     "Mask2Former": Family(_mask2former, _LARGER, 0),
-    "Qwen2-VL": Family(_qwen2_vl, _looking, 2),
+    "Qwen2-VL": Family(_qwen2_vl, _looking, 4),
     "HuBERT": Family(_model("HubertModel", tf.HubertConfig(**_SOUND)), _sound, 2),
     "data2vec": Family(
         _model("Data2VecAudioModel", tf.Data2VecAudioConfig(**_SOUND, conv_pos_kernel_size=3)), _sound, 2

@@ -49,7 +49,7 @@ def resnet() -> nn.Module:
 PARTS: dict[str, tuple[Callable[[], nn.Module], Tensor, Any, str]] = {
     "encoder layer": (bert, IDS, encoder_layer, "ENCODER_LAYER"),
     "decoder layer": (DECODERS["llama"].build, IDS, deferred, "_DECODER_LAYERS"),
-    "window layer": (swin, PIXELS, window_layer, "ENCODER_LAYER"),
+    "window layer": (swin, PIXELS, window_layer, "_ENCODER_LAYER"),
     "convolutions": (resnet, PIXELS, residual_block, "convolutions"),
 }
 
