@@ -190,7 +190,8 @@ def test_write_package_load_package_write_library_and_load_library(tmp_path: Pat
     x = torch.randn(5, 3)
     program = torch.export.export(Twice(), (), {"x": x})
     with torch.no_grad():
-        path = private.write_package(program, str(tmp_path / "package.pt2"), {"made": "here"})
+        path = str(tmp_path / "package.pt2")
+        private.write_package(program, path, {"made": "here"})
         run, metadata = private.load_package(path)
         torch.testing.assert_close(run(x=x)[0], x.sin() * 2)
         assert metadata["made"] == "here"
