@@ -70,7 +70,7 @@ OTHER_TORCH = torch==$(patsubst torch==%,%,$(TORCH))
 test-torch:
 	$(MAKE) kernels TORCH=$(TORCH_OF_VENV)
 	$(BIN)/python -m tests.environments --torch-options="$(TORCH_INDEX)" $(if $(filter $(OTHER_TORCH),$(TORCH_OF_VENV)),,$(OTHER_TORCH)) $(HOSTS) \
-	  -- -q -n $(TEST_PROCESSES) --dist loadgroup $(TESTS)
+	  -- -q -n $(TEST_PROCESSES) $(TEST_SHARES) $(TESTS)
 
 # A source distribution and wheels of the last commit in dist/: see release/wheels.py.
 build/release/.ready: release/requirements.txt

@@ -120,11 +120,11 @@ def _read_header(own: Callable[..., Any], quantizer: Any, gguf_file: str) -> Non
     """Before a model is built of as many layers as the file says that it has."""
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
-    own(gguf_file)
     metadata, names = read_gguf_metadata(gguf_file)
     blocks = metadata.get(f"{metadata['general.architecture']}.block_count")
     if isinstance(blocks, int) and blocks > len(names):
         raise ValueError(f"{gguf_file} is damaged: it has {len(names)} tensors for {blocks} layers")
+    own(gguf_file)
 
 
 def _state_dict(own: Callable[..., Any], quantizer: Any, checkpoint_file: str, model: Any) -> Any:

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket, of_another_model, outside_inference_mode
 
-__all__ = ["KeyValueStorage", "cache_layer", "storage_of"]
+__all__ = ["KeyValueStorage", "layer_of", "storage_of"]
 
 
 class KeyValueStorage(Protocol):
@@ -50,7 +50,7 @@ class KeyValueStorage(Protocol):
     def advance(self, new_tokens: int) -> None: ...
 
 
-def cache_layer(cache: Any, index: int) -> Any:
+def layer_of(cache: Any, index: int) -> Any:
     """Layer `index` of a cache whose class we know, which may make its layers as they are asked for; None of any other."""
     if isinstance(cache, CPUCache):
         return cache.layers[index] if index < len(cache.layers) else None
@@ -69,7 +69,7 @@ def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | No
     Args:
         repeats: how often the layer passes each head to a cache; one of each is stored, which transformers' layers do not.
     """
-    layer = cache_layer(cache, index)
+    layer = layer_of(cache, index)
     if isinstance(layer, CPUCacheLayer):
         if not layer.length:
             layer.repeats = repeats

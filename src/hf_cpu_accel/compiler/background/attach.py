@@ -86,9 +86,9 @@ def with_compiled(plan: Plan, acceleration: Acceleration) -> Plan:
 
 def _told(tier: CompiledTier, regions: tuple[CompiledRegion, ...]) -> str:
     off = why_off()
-    if (
-        off and (regions or unknown_version()) and not any(row.graphs for row in regions)
-    ):  # compiled elsewhere, or before
+    wants = bool(regions) or unknown_version() is not None  # which has nothing looked for
+    has = any(row.graphs for row in regions)  # compiled elsewhere, or before
+    if off and wants and not has:
         return f"off, {off}; tier 1 serves"
     return f"nothing, {tier.reason}" if tier.reason else _summary(regions)
 

@@ -28,7 +28,10 @@ def start_of(cache: Cache | None) -> Tensor | None:
 
 
 def remember_start(cache: Cache | None, start: Tensor | None) -> None:
-    if isinstance(cache, _host_layers().CPUCache):
+    """For steps that come without a mask: only the decode loop has such, and its cache is one of ours."""
+    from hf_cpu_accel.generate.cache import CPUCache
+
+    if isinstance(cache, CPUCache):
         cache.start = start
 
 
@@ -41,7 +44,7 @@ def cross_layer(cache: Any, index: int) -> Any:
 
     if type(cache) is not EncoderDecoderCache:
         return None
-    layer = _host_layers().cache_layer(cache.cross_attention_cache, index)
+    layer = _host_layers().layer_of(cache.cross_attention_cache, index)
     return layer if isinstance(layer, CPUCrossCacheLayer) or type(layer) is DynamicLayer else None
 
 

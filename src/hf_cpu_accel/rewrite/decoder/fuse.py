@@ -100,6 +100,9 @@ class _Reader:
         self.groups = RotaryGroups()
         self.tables: list[Tensor] = []  # of the position biases that layers so far have of their own
         self.slopes: Slopes | None = None  # of the last layer that has some
+        self.compared: set[tuple[type, type]] = (
+            set()
+        )  # kinds of layers of which one was, fused, compared with its own forward
         self.usual: dict[
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
@@ -142,7 +145,8 @@ class _Reader:
             role = self._turning(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
-            if source() is not None:  # which was done with these weights when they were packed
+            kind = type(layer), type(role.parts.ffn)
+            if source() is not None and kind in self.compared:  # each was, when these weights were packed
                 return role
             shadow = Shadow(layer)
             verification = Verification(shadow.module, call, role.cache_index, None, biases.handed)
@@ -150,6 +154,7 @@ class _Reader:
                 error = verification.error(role)
             if error > verification.tolerance:
                 return Refusal(f"fused it would be off by {error:.1e} (allowed {verification.tolerance:.0e})")
+            self.compared.add(kind)
             return role
 
     def _slopes(self, call: LayerCall, slopes: Tensor) -> Slopes | None:

@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, serves_rows
-from hf_cpu_accel.rewrite.encoder.parts import ROTARY, SEQUENCES
+from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK, ROTARY, SEQUENCES
 
 _MOST_PADDED = 4  # times as much memory as without padding
 
@@ -93,6 +93,8 @@ class FusedPackedLayer(FusedEncoderLayer):
         if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or torch.compiler.is_compiling():
             return None
         if ends.dim() != 1 or len(ends) < 2 or not serves_rows(self, len(hidden_states)):
+            return None
+        if any(arguments.get(name) is not None for name in (MASK, BIAS)):  # of all tokens, not of a batch
             return None
         sequences = remember(ends, "sequences", lambda: Sequences.of(ends), by_value=True)
         lengths = sequences.lengths

@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.norm.match import NormSpec
 NormPart = tuple[nn.Module, NormSpec]
 
 MASK, BIAS, ROTARY = "attention_mask", "position_bias", "position_embeddings"
-SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another
+SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another; see `packed_layer`
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,6 @@ class EncoderSignature:
     boolean_masks: bool = True
     ignored: frozenset[str] = frozenset()
     rest: tuple[Literal["bias"] | None, ...] | None = None
-
-    @property
-    def packed(self) -> bool:
-        """Whether its hidden states are [tokens, H], of sequences one after another; see `packed_layer`."""
-        return SEQUENCES in self.names
 
     def returned(self, hidden_states: Tensor, bias: Any) -> Any:
         """What the layer returns for these."""
