@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from hf_cpu_accel.cli import random_models
-from hf_cpu_accel.cli.generation_workload import auto_class
+from hf_cpu_accel.cli.bench.generation_workload import auto_class
 from hf_cpu_accel.runtime.home_folder import home_folder
 from hf_cpu_accel.runtime.private_files import make_folder
 

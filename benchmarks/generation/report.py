@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.generation.harness import Record
 from benchmarks.report import note
-from hf_cpu_accel.cli.generation_report import rate, share
+from hf_cpu_accel.cli.bench.generation_report import rate, share
 from hf_cpu_accel.cli.tables import milliseconds, ratio_text, results_table
 
 __all__ = ["HEADINGS", "cells", "note", "table"]

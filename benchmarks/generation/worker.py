@@ -7,7 +7,7 @@ import time
 
 from benchmarks import protocol
 from benchmarks.generation.systems import SYSTEMS
-from hf_cpu_accel.cli.generation_workload import workload as make_workload
+from hf_cpu_accel.cli.bench.generation_workload import workload as make_workload
 from hf_cpu_accel.measure.generation import generate
 from hf_cpu_accel.measure.generation_cost import cost
 from hf_cpu_accel.runtime.threads import apply_threads

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.results import headline
 from benchmarks.results.store import FOLDER, Machine, machines
-from hf_cpu_accel.cli.drawings import limits
+from hf_cpu_accel.cli.bench.drawings import limits
 
 FIGURES = FOLDER.parents[1] / "docs" / "figures"
 # Text and lines, then float32, bfloat16, int8, int4.

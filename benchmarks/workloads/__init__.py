@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.workloads import media, writing
 from benchmarks.workloads.media import Media
 from benchmarks.workloads.writing import Writing
-from hf_cpu_accel.cli import bench_workload
+from hf_cpu_accel.cli.bench import workload as bench_workload
 
 # The first two are the ones that the project's speed goals name.
 DEFAULT = (

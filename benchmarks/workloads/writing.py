@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.cli import bench_workload, random_models
+from hf_cpu_accel.cli import random_models
+from hf_cpu_accel.cli.bench import workload as bench_workload
 
 _BEAMS = {"num_beams": 4, "early_stopping": True}
 # How the published configurations of these models have them write; others get four beams.

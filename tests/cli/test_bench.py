@@ -8,7 +8,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from hf_cpu_accel.cli import bench, bench_measure, bench_report, bench_workload, random_models, tables
+from hf_cpu_accel.cli import random_models, tables
+from hf_cpu_accel.cli.bench import command as bench
+from hf_cpu_accel.cli.bench import measure as bench_measure
+from hf_cpu_accel.cli.bench import report as bench_report
+from hf_cpu_accel.cli.bench import workload as bench_workload
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.measure import Agreement, Timing, speedup
 from hf_cpu_accel.runtime import hardware

@@ -9,7 +9,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner, Result
 
-from hf_cpu_accel.cli import bench_contest, generation_measure, generation_report, generation_workload
+from hf_cpu_accel.cli.bench import contest as bench_contest
+from hf_cpu_accel.cli.bench import generation_measure, generation_report, generation_workload
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure import Estimate

@@ -20,8 +20,8 @@ from transformers import (
 
 from hf_cpu_accel.api import accelerate_for_cpu, explain
 from hf_cpu_accel.cli import random_models
-from hf_cpu_accel.cli.bench_workload import source_title
-from hf_cpu_accel.cli.generation_workload import auto_class, load
+from hf_cpu_accel.cli.bench.generation_workload import auto_class, load
+from hf_cpu_accel.cli.bench.workload import source_title
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.measure.generation import TokenClock
 

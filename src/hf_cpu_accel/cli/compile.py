@@ -51,7 +51,7 @@ def compile_model(
     import torch
 
     from hf_cpu_accel.api import accelerate_for_cpu, explain
-    from hf_cpu_accel.cli.bench_workload import workload
+    from hf_cpu_accel.cli.bench.workload import workload
     from hf_cpu_accel.cli.tables import wide_console
     from hf_cpu_accel.compiler.background import artifacts
     from hf_cpu_accel.compiler.background.attach import libraries_of

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_cpu_accel.cli.bench import bench
+from hf_cpu_accel.cli.bench.command import bench
 from hf_cpu_accel.cli.chat import chat
 from hf_cpu_accel.cli.compile import compile_model
 from hf_cpu_accel.cli.demo import demo

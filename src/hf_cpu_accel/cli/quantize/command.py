@@ -148,7 +148,7 @@ def _text(calibration: Path | None) -> str:
 
 
 def _picture(picture: Path | None, folder: Path | None) -> Path:
-    from hf_cpu_accel.cli.bench_report import CHART_SUFFIXES
+    from hf_cpu_accel.cli.bench.report import CHART_SUFFIXES
 
     path = picture or (folder or Path()) / _PICTURE
     if path.suffix not in CHART_SUFFIXES:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.drawings import bare
+from hf_cpu_accel.cli.bench.drawings import bare
 from hf_cpu_accel.cli.quantize.measure import LinearLosses
 from hf_cpu_accel.cli.quantize.mix import Mix
 from hf_cpu_accel.cli.tables import results_table

@@ -32,8 +32,8 @@ def report(
     """
     from rich.console import Console
 
-    from hf_cpu_accel.cli.bench import check_writable
-    from hf_cpu_accel.cli.bench_contest import names_of
+    from hf_cpu_accel.cli.bench.command import check_writable
+    from hf_cpu_accel.cli.bench.contest import names_of
     from hf_cpu_accel.cli.report import measure as measuring
     from hf_cpu_accel.cli.report.page import page
     from hf_cpu_accel.measure import environment

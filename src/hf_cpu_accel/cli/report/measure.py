@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from hf_cpu_accel import extension
 from hf_cpu_accel.accuracy.built_in import built_in_calls, takes_ids
 from hf_cpu_accel.api import accelerate_for_cpu, explain
-from hf_cpu_accel.cli import bench_measure, bench_workload, random_models
+from hf_cpu_accel.cli import random_models
+from hf_cpu_accel.cli.bench import measure as bench_measure
+from hf_cpu_accel.cli.bench import workload as bench_workload
 from hf_cpu_accel.cli.report import layers as by_layer
 from hf_cpu_accel.cli.report.layers import Layer
 from hf_cpu_accel.measure import float_tensors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from hf_cpu_accel.cli import drawings
-from hf_cpu_accel.cli.drawings import Point
+from hf_cpu_accel.cli.bench import drawings
+from hf_cpu_accel.cli.bench.drawings import Point
 from hf_cpu_accel.cli.report.advice import advice
 from hf_cpu_accel.cli.report.layers import largest, total
 from hf_cpu_accel.cli.report.measure import Report

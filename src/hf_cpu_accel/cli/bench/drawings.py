@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_cpu_accel.cli.bench_measure import EAGER, Result
+from hf_cpu_accel.cli.bench.measure import EAGER, Result
 from hf_cpu_accel.cli.tables import milliseconds
 from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.drawings import bare, open_figure
-from hf_cpu_accel.cli.generation_measure import Result
+from hf_cpu_accel.cli.bench.drawings import bare, open_figure
+from hf_cpu_accel.cli.bench.generation_measure import Result
 from hf_cpu_accel.cli.tables import coloured_ratio, milliseconds, results_table
 from hf_cpu_accel.measure.colours import EAGER_COLOUR, OURS_COLOUR, SLOWER_COLOUR
 
@@ -58,7 +58,7 @@ def share(value: float | None) -> str:
 def write_chart(path: Path, results: Sequence[Result], title: str, caption: str) -> None:
     """Tokens per second of decode and of prefill as horizontal bars, a mark where the machine's limit lies.
 
-    The suffix of `path` is one of `bench_report.CHART_SUFFIXES`.
+    The suffix of `path` is one of `report.CHART_SUFFIXES`.
     """
     figure = open_figure(len(results), width=10, title=title, caption=caption)
     decode, prefill = figure.subplots(1, 2, sharey=True)

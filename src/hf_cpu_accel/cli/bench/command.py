@@ -78,14 +78,17 @@ def bench(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from hf_cpu_accel.cli import bench_contest, bench_report, bench_submit, doctor
+    from hf_cpu_accel.cli import doctor
+    from hf_cpu_accel.cli.bench import contest as contests
+    from hf_cpu_accel.cli.bench import report as reports
+    from hf_cpu_accel.cli.bench import submit as submission
     from hf_cpu_accel.measure import environment
     from hf_cpu_accel.runtime.threads import apply_threads
 
     if submit and model is None and random_config is None:
         random_config = SUBMITTED
     try:
-        contest = bench_contest.contest(
+        contest = contests.contest(
             model,
             random_config,
             task,
@@ -100,8 +103,8 @@ def bench(
         check_writable(plot, "--plot")
         if submit and not os.access(Path.cwd(), os.W_OK):
             raise ValueError(f"--submit writes into {Path.cwd()}, which cannot be written; run it elsewhere")
-        if plot is not None and plot.suffix not in bench_report.CHART_SUFFIXES:
-            raise ValueError(f"--plot {plot}: accepted endings are {', '.join(bench_report.CHART_SUFFIXES)}")
+        if plot is not None and plot.suffix not in reports.CHART_SUFFIXES:
+            raise ValueError(f"--plot {plot}: accepted endings are {', '.join(reports.CHART_SUFFIXES)}")
         if plot is not None and importlib.util.find_spec("matplotlib") is None:
             raise ValueError("--plot needs matplotlib: pip install matplotlib")
     except ValueError as error:
@@ -136,14 +139,14 @@ def bench(
         "repeats": repeats,
     }
     if json is not None:
-        bench_report.write_json(json, results, context)
+        reports.write_json(json, results, context)
         console.print(f"wrote {json}")
     if plot is not None:
         contest.write_chart(plot, results, contest.title, caption)
         console.print(f"wrote {plot}")
     if submit:
-        path = bench_submit.path_for(str(facts["cpu"]), contest.facts)
-        bench_submit.write(path, table, results, context, doctor.collect(peaks=True))
+        path = submission.path_for(str(facts["cpu"]), contest.facts)
+        submission.write(path, table, results, context, doctor.collect(peaks=True))
         console.print(f"wrote {path}: attach it to an issue")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.cli import random_models
-from hf_cpu_accel.cli.bench_workload import TEXT_GENERATION, source_title
+from hf_cpu_accel.cli.bench.workload import TEXT_GENERATION, source_title
 from hf_cpu_accel.measure.generation import plain_greedy
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hf_cpu_accel.cli import (
-    bench_measure,
-    bench_report,
-    bench_workload,
+from hf_cpu_accel.cli.bench import (
     generation_measure,
     generation_report,
     generation_workload,
+    measure,
+    report,
+    workload,
 )
 from hf_cpu_accel.config import DTYPES
 
@@ -54,7 +54,7 @@ def contest(
 
     Raises ValueError naming the argument and the remedy.
     """
-    if task == bench_workload.TEXT_GENERATION:
+    if task == workload.TEXT_GENERATION:
         _refuse({"--seq": seq}, f"says nothing to --task {task}; use --prompt and --new")
         names = names_of("--dtypes", dtypes, generation_measure.DEFAULT_DTYPES)
         against = names_of("--eager", eager, generation_measure.EAGER, generation_measure.EAGER)
@@ -70,15 +70,15 @@ def contest(
         )
     _refuse({"--prompt": prompt, "--new": new, "--eager": eager}, "is for --task text-generation")
     names = names_of("--dtypes", dtypes, _FORWARD_DTYPES)
-    forward = bench_workload.workload(model, random_config, task, batch, seq or 128)
+    forward = workload.workload(model, random_config, task, batch, seq or 128)
     return Contest(
         forward.title,
         str(forward),
         forward.facts,
         1 + len(names),
-        partial(bench_measure.measure, forward, names),
-        bench_report.table,
-        bench_report.write_chart,
+        partial(measure.measure, forward, names),
+        report.table,
+        report.write_chart,
     )
 
 

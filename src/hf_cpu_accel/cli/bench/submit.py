@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hf_cpu_accel.cli.bench_report import document
+from hf_cpu_accel.cli.bench.report import document
 
 # Of what `doctor` finds; the rest is about this installation: folders, memory in use.
 _CHECKS = (
@@ -45,7 +45,7 @@ def write(
     """Markdown: the machine, the table as the terminal shows it, and everything as JSON.
 
     Args:
-        context: as `bench_report.document` takes it.
+        context: as `report.document` takes it.
         report: of `doctor.collect`.
     """
     found = {check["name"]: check["value"] for check in report["checks"]}

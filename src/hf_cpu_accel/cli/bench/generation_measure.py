@@ -13,7 +13,7 @@ import torch
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.api import accelerate_for_cpu, explain
-from hf_cpu_accel.cli.generation_workload import Workload
+from hf_cpu_accel.cli.bench.generation_workload import Workload
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure import Estimate, PeakMemory, Timing, speedup
 from hf_cpu_accel.measure.generation import Generated, generate

@@ -1,6 +1,6 @@
 """`model(**inputs)` of language models, for which transformers makes a cache of its own: milliseconds, eager and accelerated.
 
-    python -m benchmarks.plain_calls [Llama-3.2-1B Qwen2.5-0.5B] [--tokens 128] [--dtype int8] [--layers 8]
+    python -m benchmarks.generation.plain_calls [Llama-3.2-1B Qwen2.5-0.5B] [--tokens 128] [--dtype int8] [--layers 8]
 
 "without a cache" is the same call with `use_cache=False`; the call with one may take at most 5 % more. "a step" is one more token
 behind the others, as loops that people write themselves do it, over transformers' `DynamicCache`. Random weights, real shapes.

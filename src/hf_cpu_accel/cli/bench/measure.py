@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from torch import Tensor
 
 from hf_cpu_accel.api import accelerate_for_cpu
-from hf_cpu_accel.cli.bench_workload import Workload
+from hf_cpu_accel.cli.bench.workload import Workload
 from hf_cpu_accel.measure import Agreement, Estimate, PeakMemory, Timing, compare, interleaved, speedup
 
 EAGER = "eager float32"

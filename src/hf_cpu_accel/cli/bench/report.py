@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hf_cpu_accel.cli.bench_measure import EAGER, Result
-from hf_cpu_accel.cli.drawings import latency_bars, open_figure
+from hf_cpu_accel.cli.bench.drawings import latency_bars, open_figure
+from hf_cpu_accel.cli.bench.measure import EAGER, Result
 from hf_cpu_accel.cli.tables import coloured_ratio, interval, milliseconds, results_table
 
 _HEADINGS = (
