@@ -9,17 +9,9 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-SIZES = {
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+from tests.frontends import quantised_cases
+
+SIZES = {**quantised_cases.SIZES, "head_dim": 16}
 # Model type: architecture in the file.
 FAMILIES = {
     "llama": "llama",

@@ -25,19 +25,21 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
 
 
+SIZES = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
 def llama(**others: Any) -> nn.Module:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 160,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
-    config = hf.LlamaConfig(**sizes | others)
+    config = hf.LlamaConfig(**SIZES | others)
     return hf.LlamaForCausalLM(config).eval()
 
 

@@ -114,6 +114,8 @@ def test_calls_that_the_op_does_not_do_take_the_own_forward(towers: tuple[nn.Mod
     for ends in ([0, 12], [0, 5, 12], [0, 1, 11, 12]):
         given = {"cu_seqlens": torch.tensor(ends, dtype=torch.int32), "position_embeddings": tables}
         assert row_error(model.blocks[0](states, **given), eager.blocks[0](states, **given)) <= 1e-4
+    assert model.blocks[0].serves(states, **given)
+    assert not model.blocks[0].serves(states, **given, attention_mask=torch.ones(1, 1, 12, 12))
     wrong = {"cu_seqlens": torch.tensor([0, 5, 11], dtype=torch.int32), "position_embeddings": tables}
     for block in (eager.blocks[0], model.blocks[0]):
         with pytest.raises((RuntimeError, ValueError)):
