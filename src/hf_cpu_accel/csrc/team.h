@@ -32,9 +32,15 @@ class Team {
   // Step whose `count` pieces are dealt out in contiguous, equal runs: f(begin, end).
   template <class F>
   void each(int64_t count, const F& f) const {
+    share(count, f);
+    wait();
+  }
+
+  // The same without a meeting: for what nobody reads before the next step.
+  template <class F>
+  void share(int64_t count, const F& f) const {
     const int64_t begin = index_ * count / size_, end = (index_ + 1) * count / size_;
     if (begin < end) f(begin, end);
-    wait();
   }
 
   // Step whose pieces differ in cost: each thread takes the next one when it is done with the last. f(piece).

@@ -6,6 +6,7 @@ All unstable op names of torch for convolutions are here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_cpu_accel import extension
 from hf_cpu_accel.ops.convolution import conv2d
-from hf_cpu_accel.packing.convolution import pack_conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
 from hf_cpu_accel.providers.autotune import MARGIN, NATIVE, autotune
 from hf_cpu_accel.runtime import hardware
 
@@ -133,6 +135,15 @@ def compute_dtype(dtype: str) -> torch.dtype:
 def sample_of(in_channels: int, *, many: bool) -> Sample:
     """What stands for a convolution of so many channels; many: weights."""
     return _COLOURS if in_channels < MIN_CHANNELS else _MANY if many else _USUAL
+
+
+def by_tiles(shape: Sequence[int], dtype: str, stride: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether our convolution with a weight of that shape is to be computed by tiles of the image (packing/winograd.py).
+
+    AMX has the products of 8 bits done before the sums around those by tiles are.
+    """
+    amx = extension.status().tier in ("amx", hardware.EMULATED_AMX)
+    return takes_tiles(shape, dtype, stride, dilation) and not (amx and dtype == "int8")
 
 
 def native_is_faster(dtype: str, library: torch.dtype, sample: Sample, *, tiled: bool, joined: bool) -> bool:

@@ -22,7 +22,6 @@ from hf_cpu_accel.compiler.passes.quantised import PACKED_AS
 from hf_cpu_accel.compiler.passes.residual import is_residual
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 from hf_cpu_accel.compiler.weight_transforms import PackedConvolution
-from hf_cpu_accel.packing.convolution import takes_tiles
 from hf_cpu_accel.providers import convolution as providers
 from hf_cpu_accel.rewrite.convolution.gemm import MANY_WEIGHTS, MIN_CHANNELS
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES
@@ -62,7 +61,7 @@ def _pack(rewriter: Rewriter, node: Node) -> bool:
     dtype = _dtype(rewriter, node, kernel, stride, dilation)
     if dtype is None:
         return False
-    tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
+    tiled = providers.by_tiles(kernel.shape, dtype, stride, dilation)
     data, *scale = rewriter.derived(PackedConvolution(dtype, tiled), [weight])
     window = {
         "kernel_size": list(kernel.shape[2:]),
@@ -109,7 +108,7 @@ def _dtype(
     if all(side == 1 for side in sides) or sides == list(stride):
         return dtype  # pixels, or patches that each pixel belongs to one of: a linear layer
     sample = providers.sample_of(kernel.shape[1], many=kernel.numel() >= MANY_WEIGHTS)
-    tiled = takes_tiles(kernel.shape, dtype, stride, dilation)
+    tiled = providers.by_tiles(kernel.shape, dtype, stride, dilation)
     library = providers.compute_dtype(dtype)
     return dtype if providers.native_is_faster(dtype, library, sample, tiled=tiled, joined=True) else None
 

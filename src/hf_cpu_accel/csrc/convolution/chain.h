@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "direct.h"
 #include "driver.h"
 #include "images.h"
 #include "pooling.h"
@@ -44,10 +45,14 @@ class ImageMemory {
   std::vector<Slot> slots_;
 };
 
-// What is asked of images: to have their range seen by what makes them, and to be turned into bytes.
+// What is asked of images: to have their range seen by what makes them, to be turned into bytes, and to have a border.
 struct Wanted {
   bool steps = false, bytes = false;
+  int64_t border = 0;
 };
+
+// How a convolution is computed: of patches, by tiles of the image (winograd.h), or of pixels where they lie.
+enum class Way { patches, winograd, direct };
 
 class ConvolutionChain {
  public:
@@ -65,12 +70,18 @@ class ConvolutionChain {
     return known_.size() - 1;
   }
 
-  // g's input and output are those images; patches: all but where the pixels are.
-  void convolve(Gemm g, const Patches& patches, bool by_winograd, size_t source, size_t output) {
+  // g's input and output are those images, and so is what it adds; patches: all but where the pixels are.
+  void convolve(Gemm g, const Patches& patches, Way way, size_t source, size_t output, std::optional<size_t> residual = std::nullopt) {
     Known& from = known_[source];
-    g.input = from.images.pixels, g.range = known_[output].range;
+    const Images& to = known_[output].images;
     Step step;
-    step.g = g, step.source = from.images, step.patches = placed(patches, from.images), step.by_winograd = by_winograd;
+    step.all_places = way == Way::direct && takes_all_places(patches, from.images, to);
+    const Images grid = step.all_places ? from.images : dense_like(to);  // a row of g for each place of these
+    g.m = Places::rows(grid, to);
+    g.input = from.images.pixels, g.range = known_[output].range;
+    g.outputs[0].index = places_of(grid, to, to.spare_place());
+    if (residual) g.residual.index = places_of(grid, known_[*residual].images, 0);
+    step.g = g, step.source = from.images, step.output = to, step.patches = placed(patches, from.images), step.way = way;
     if (g.kind == WeightKind::int8_image && !from.images.pixels.bytes) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
@@ -122,31 +133,56 @@ class ConvolutionChain {
   };
   struct Step {
     Gemm g;
-    Images source;
+    Images source, output;
     Patches patches;
-    bool by_winograd = false;
+    Way way = Way::patches;
+    bool all_places = false;  // of a direct one
     QuantizedImages *bytes = nullptr, *makes = nullptr;
     // One of these; the first two once it is known where zeros are.
     std::optional<PatchConvolution> gemm;
     std::optional<WinogradConvolution> winograd;
+    std::optional<DirectConvolution> direct;
     std::optional<MaxPooling> pooling;
 
     // Bytes of memory that it takes while it runs.
     size_t prepare(int64_t threads) {
       if (pooling) return pooling->bytes(threads);
-      if (by_winograd) return winograd.emplace(g, patches, threads).bytes();
+      if (way == Way::direct) return direct.emplace(g, source, patches, all_places), 0;
+      if (way == Way::winograd) return winograd.emplace(g, patches, threads).bytes();
       return gemm.emplace(g, source, patches, bytes, threads).bytes();
     }
     void take(Workspace& from, int64_t threads) {
       if (pooling) return pooling->take(from, threads);
-      by_winograd ? winograd->take(from) : gemm->take(from);
+      if (winograd) winograd->take(from);
+      if (gemm) gemm->take(from);
     }
     void run(const Team& team) const {
       if (pooling) return pooling->run(team);
+      if (output.border > 0) fill_border(team, output);
       if (makes) makes->make(team);
-      by_winograd ? winograd->run(team) : gemm->run(team);
+      if (direct) direct->run(team);
+      if (winograd) winograd->run(team);
+      if (gemm) gemm->run(team);
     }
   };
+
+  static Images dense_like(Images images) {
+    images.border = 0;
+    return images;
+  }
+
+  // Null where they are in order.
+  const int32_t* places_of(const Images& grid, const Images& images, int64_t elsewhere) {
+    const bool in_order = grid.border == 0 && images.border == 0 && grid.height == images.height && grid.width == images.width;
+    if (in_order) return nullptr;
+    for (const KnownPlaces& known : places_)
+      if (known.height == images.height && known.width == images.width && known.border == images.border && known.grid_width == grid.width &&
+          known.grid_height == grid.height && known.grid_border == grid.border && known.elsewhere == elsewhere)
+        return known.places.index();
+    places_.push_back(
+        {grid.height, grid.width, grid.border, images.height, images.width, images.border, elsewhere, Places(grid, images, elsewhere)});
+    return places_.back().places.index();
+  }
 
   // Patches of these images.
   Patches placed(Patches patches, const Images& of) {
@@ -156,7 +192,13 @@ class ConvolutionChain {
     return patches;
   }
 
+  struct KnownPlaces {
+    int64_t grid_height, grid_width, grid_border, height, width, border, elsewhere;
+    Places places;
+  };
+
   int64_t threads_, most_channel_bytes_ = 0;
+  std::vector<KnownPlaces> places_;  // few of them: blocks of a network repeat those of one another
   std::vector<Known> known_;
   std::vector<Step> steps_;
   std::vector<std::unique_ptr<QuantizedImages>> bytes_;

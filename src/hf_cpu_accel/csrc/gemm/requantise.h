@@ -17,7 +17,7 @@ inline Simd::Float load_lanes_any(const hfca::Matrix& x, int64_t at, int n) {
 template <bool full>
 inline void store_as_uint8(const hfca::Matrix& to, int64_t at, Simd::Float x, Simd::Float lowest, int n) {
   auto* bytes = static_cast<uint8_t*>(to.data) + at;
-  x = Simd::min(Simd::set1(to.bytes->most), Simd::max(lowest, x));
+  x = Simd::max(Simd::min(Simd::set1(to.bytes->most), x), lowest);  // NaN is the lowest
   full ? Simd::store_uint8(bytes, x) : Simd::store_uint8_n(bytes, x, n);
 }
 
@@ -34,13 +34,24 @@ struct PanelTile {
 
 constexpr int panel_vectors = hfca::panel_columns / Simd::width;
 
-// From bytes, or floating point sums, to bytes: a factor and a summand for each channel, and of the residual one factor. An activation
-// other than ReLU has no place in that.
-template <bool quantised, bool full>
-inline void requantise_tile(const Gemm& g, const float* sums, const PanelTile& tile) {
+// Whether a factor and a summand for each channel, and of the residual one factor, are all there is from sums to bytes. An activation other
+// than ReLU has no place in that.
+template <bool quantised>
+inline bool requantises(const Gemm& g) {
+  const bool plain = g.activation == hfca::Activation::none || g.activation == hfca::Activation::relu;
+  return plain && g.outputs[0].bytes && (!quantised || g.input.bytes) && (!g.residual.data || g.residual.bytes);
+}
+
+HFCA_INLINE inline Simd::Float load_sums(const float* p) { return Simd::load(p); }
+HFCA_INLINE inline Simd::Float load_sums(const int32_t* p) { return Simd::to_float(Simd::load_int(p)); }
+
+// For such.
+template <bool quantised, bool full, class Sum>
+inline void requantise_tile(const Gemm& g, const Sum* sums, const PanelTile& tile) {
   const hfca::Matrix &output = g.outputs[0], &residual = g.residual, bias{g.bias.data, 0, g.bias.bf16};
   const hfca::ByteSteps& to = *output.bytes;
   const Simd::Float inverse = Simd::set1(to.inverse), lowest = Simd::set1(g.activation == hfca::Activation::relu ? to.zero : 0.0f);
+  [[maybe_unused]] const auto least = static_cast<uint8_t>(g.activation == hfca::Activation::relu ? to.zero : 0.0f);
   const float added_scale = residual.data ? residual.bytes->scale * to.inverse : 0.0f;
   const Simd::Float added = Simd::set1(added_scale);
   const Simd::Float zero = Simd::set1(residual.data ? to.zero - residual.bytes->zero * added_scale : to.zero);
@@ -58,16 +69,27 @@ inline void requantise_tile(const Gemm& g, const float* sums, const PanelTile& t
     summand[v] = Simd::fma(offset, inverse, zero);
   });
   const auto rows = [&](auto adds) HFCA_INLINE {
-    for (int i = 0; i < tile.rows; ++i) {
-      const int64_t at = output.offset(tile.row + i) + tile.column, other = residual.offset(tile.row + i) + tile.column;
-      unroll<0, panel_vectors>([&](auto v) HFCA_INLINE {
-        Simd::Float x = Simd::fma(Simd::load(sums + i * hfca::panel_columns + v * Simd::width), factor[v], summand[v]);
-        if constexpr (adds) {
-          const auto* bytes = static_cast<const uint8_t*>(residual.data) + other + v * Simd::width;
-          x = Simd::fma(full ? Simd::load_uint8(bytes) : Simd::load_uint8_n(bytes, tile.lanes(v)), added, x);
-        }
-        store_as_uint8<full>(output, at + v * Simd::width, x, lowest, tile.lanes(v));
-      });
+    const auto bytes_of = [&](int i, auto v) HFCA_INLINE {
+      const Simd::Float x = Simd::fma(load_sums(sums + i * hfca::panel_columns + v * Simd::width), factor[v], summand[v]);
+      if constexpr (!adds) return x;
+      const auto* bytes = static_cast<const uint8_t*>(residual.data) + residual.offset(tile.row + i) + tile.column + v * Simd::width;
+      return Simd::fma(full ? Simd::load_uint8(bytes) : Simd::load_uint8_n(bytes, tile.lanes(v)), added, x);
+    };
+    int i = 0;
+#if defined(HFCA_SIMD_AVX512)  // two rows are one vector of bytes
+    if constexpr (full)
+      for (const Simd::Float most = Simd::set1(to.most); i + 2 <= tile.rows; i += 2) {
+        Simd::Float x[2 * panel_vectors];
+        unroll<0, 2 * panel_vectors>(
+            [&](auto v) HFCA_INLINE { x[v] = Simd::min(most, bytes_of(i + v / panel_vectors, Index<v % panel_vectors>{})); });
+        auto* const bytes = static_cast<uint8_t*>(output.data) + tile.column;
+        Simd::store_byte_rows(bytes + output.offset(tile.row + i), bytes + output.offset(tile.row + i + 1), x, least);
+      }
+#endif
+    for (; i < tile.rows; ++i) {
+      const int64_t at = output.offset(tile.row + i) + tile.column;
+      unroll<0, panel_vectors>(
+          [&](auto v) HFCA_INLINE { store_as_uint8<full>(output, at + v * Simd::width, bytes_of(i, v), lowest, tile.lanes(v)); });
     }
   };
   residual.data ? rows(Index<1>{}) : rows(Index<0>{});
@@ -102,9 +124,7 @@ inline void finish_any_tile(const Gemm& g, const float* sums, const PanelTile& t
 template <bool quantised, bool full>
 inline void finish_bytes(const Gemm& g, const float* sums, const PanelTile& tile) {
   using hfca::Activation;
-  const bool plain = g.activation == Activation::none || g.activation == Activation::relu;
-  if (plain && g.outputs[0].bytes && (!quantised || g.input.bytes) && (!g.residual.data || g.residual.bytes))
-    return requantise_tile<quantised, full>(g, sums, tile);
+  if (requantises<quantised>(g)) return requantise_tile<quantised, full>(g, sums, tile);
   switch (g.activation) {
 #define HFCA_ACTIVATION(A) \
   case Activation::A: return finish_any_tile<Activation::A, quantised, full>(g, sums, tile);

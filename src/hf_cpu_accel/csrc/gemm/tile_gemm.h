@@ -203,7 +203,7 @@ struct TileGemm {
     each_sum<inputs>([&](auto i, int64_t at) HFCA_INLINE { Tiles::store<i>(product.sums + at, sums_apart); });
   }
 
- private:
+ protected:
   static constexpr hfca::GemmKernels common(void (*pack)(const Gemm&, int64_t, int)) {
     hfca::GemmKernels k{tile_rows, 4 * hfca::panel_columns / Kind::lines, &input_words, &panel_bytes, pack, &compute};
     k.near_words = near_bytes / k.word_bytes, k.row_lines = Kind::lines;
@@ -211,11 +211,10 @@ struct TileGemm {
     return k;
   }
 
-  // f(tile of sums, where its first number is): the first `inputs` rows of tiles.
+  // f(tile of sums, where its first number is): those of the first `inputs` tiles of input, the first of which has `first` rows.
   template <int inputs, class F>
-  HFCA_INLINE static void each_sum(const F& f) {
-    unroll<0, 2 * inputs>([&](auto i)
-                              HFCA_INLINE { f(i, i / 2 * most_tile_rows * hfca::panel_columns + i % 2 * (hfca::panel_columns / 2)); });
+  HFCA_INLINE static void each_sum(const F& f, int first = most_tile_rows) {
+    unroll<0, 2 * inputs>([&](auto i) HFCA_INLINE { f(i, i / 2 * first * hfca::panel_columns + i % 2 * (hfca::panel_columns / 2)); });
   }
 
   // Rows of what is unfinished that each step takes to be done at the end. A few at a time: each piece loads scales and biases.

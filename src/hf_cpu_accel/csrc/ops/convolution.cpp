@@ -99,7 +99,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& s
   if (made.numel() == 0) return made;
   ConvolutionChain chain(team_size(multiply_adds(whole) * (by_winograd ? 4 : 1)));
   const size_t source = chain.add(images, {true, patches.have_several_pixels()});
-  chain.convolve(whole, patches, by_winograd, source, chain.add(output, {}));
+  chain.convolve(whole, patches, by_winograd ? Way::winograd : Way::patches, source, chain.add(output, {}));
   chain.run();
   return made;
 }
@@ -122,6 +122,18 @@ void check_pooling(const char* op, const Step& step, const Images& source, const
       ": a pooling has the channels of its input, no residual, range, activation or dilation, and at most half a window of padding");
 }
 
+// Whether a convolution of images in bytes is computed directly, where these have the border that it wants.
+bool may_be_direct(const char* op, const Tensor& weight) {
+  return has_direct_convolutions() && kind_of(weight, op) == WeightKind::int8_image;
+}
+
+// `border`, or none where the places of the images would not be known by an int32, or most of them were border.
+int64_t fitting_border(Images images, int64_t border) {
+  constexpr int64_t most = 16;
+  images.border = border;
+  return border <= most && images.spare_place() < std::numeric_limits<int32_t>::max() ? border : 0;
+}
+
 // Who reads the images of a chain, and how: 0 is the input, i + 1 the output of step i.
 struct Readers {
   std::vector<size_t> last;
@@ -132,6 +144,7 @@ struct Readers {
 template <class Part>
 Readers readers_of(const char* op, const Step* steps, size_t count, int64_t channels, const Part& part) {
   Readers readers{std::vector<size_t>(count + 1, count), std::vector<Wanted>(count + 1)};
+  std::vector<bool> bordered(count + 1);  // whether it may have a border
   for (size_t i = 0; i < count; ++i) {
     const Step& step = steps[i];
     const auto number = static_cast<int64_t>(i);
@@ -141,17 +154,25 @@ Readers readers_of(const char* op, const Step* steps, size_t count, int64_t chan
       if (place >= 0) readers.last[static_cast<size_t>(place)] = i;
     readers.dense_input |= step.residual == 0;
     const auto weight = part(step.weight);
+    bordered[i + 1] = weight && step.range >= 0 && !is_winograd(*weight);
+    const auto source = static_cast<size_t>(step.source);
     if (!weight) {
       readers.dense_input |= step.source == 0;
+      bordered[source] = false;
       continue;
     }
+    if (!may_be_direct(op, *weight)) bordered[source] = false;
+    if (is_winograd(*weight) && step.residual >= 0) bordered[static_cast<size_t>(step.residual)] = false;
+    readers.wanted[source].border = std::max({readers.wanted[source].border, step.padding[0], step.padding[1]});
     const WeightKind kind = kind_of(*weight, op);
     const bool several = step.size[0] > 1 || step.size[1] > 1;
     readers.dense_input |= step.source == 0 && (is_winograd(*weight) || !gathers(kind, channels, several));
     if (kind != WeightKind::int8_image) continue;
-    Wanted& of = readers.wanted[static_cast<size_t>(step.source)];
+    Wanted& of = readers.wanted[source];
     of.steps = true, of.bytes |= several;
   }
+  for (size_t i = 0; i <= count; ++i)
+    if (!bordered[i]) readers.wanted[i].border = 0;
   return readers;
 }
 
@@ -207,16 +228,22 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
     STD_TORCH_CHECK(!bytes || i + 1 < count, "hf_cpu_accel::", op, ": the output of the last step is no image in bytes");
     const ScalarType dtype = i + 1 < count ? between : input.scalar_type();
     Images output = output_of(op, source, patches, g, dtype, bytes);
-    if (i + 1 == count) last = empty_images(output, dtype);
-    output.pixels.data = last ? last->mutable_data_ptr() : memory.take(output.bytes());
+    output.border = fitting_border(output, readers.wanted[i + 1].border);
+    if (i + 1 == count) last = empty_images(output, dtype), output.pixels.data = last->mutable_data_ptr();
+    else output.lie_in(memory.take(output.bytes()));
     const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
     const Gemm whole = with_images(op, g, output, residual, by_winograd);
     const size_t number = chain.add(output, readers.wanted[i + 1]);
+    const bool direct = weight && reads_bytes && may_be_direct(op, *weight) &&
+                        source.border >= std::max(step.padding[0], step.padding[1]) &&
+                        source.spare_place() < std::numeric_limits<int32_t>::max();
+    const Way way = by_winograd ? Way::winograd : direct ? Way::direct : Way::patches;
     if (whole.m > 0)
       pools ? chain.pool(patches, static_cast<size_t>(step.source), number)
-            : chain.convolve(whole, patches, by_winograd, static_cast<size_t>(step.source), number);
+            : chain.convolve(whole, patches, way, static_cast<size_t>(step.source), number,
+                             residual ? std::optional(static_cast<size_t>(step.residual)) : std::nullopt);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
-      if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].pixels.data);
+      if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory.give_back(images[static_cast<size_t>(place)].memory());
     images.push_back(output);
   }
   if (last->numel() > 0) chain.run();

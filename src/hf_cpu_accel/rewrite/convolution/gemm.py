@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.convolution import conv2d
-from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.providers.convolution import MIN_CHANNELS, compute_dtype, native_is_faster, sample_of
+from hf_cpu_accel.providers.convolution import (
+    MIN_CHANNELS,
+    by_tiles,
+    compute_dtype,
+    native_is_faster,
+    sample_of,
+)
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
@@ -138,7 +144,8 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     if _cuts_patches(module):
         return None if few else dtype
     many, tiled = module.weight.numel() >= MANY_WEIGHTS, _takes_tiles(module, dtype)
-    joined = context.fold_after(module) is not None
+    # Those of a quantised graph join in any case.
+    joined = context.fold_after(module) is not None or id(module.weight) in context.made
     if context.measured:
         sample, library = sample_of(module.in_channels, many=many), compute_dtype(dtype)
         return dtype if native_is_faster(dtype, library, sample, tiled=tiled, joined=joined) else None
@@ -149,7 +156,7 @@ def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
 
 
 def _takes_tiles(module: nn.Conv2d, dtype: str) -> bool:
-    return takes_tiles(module.weight.shape, dtype, module.stride, module.dilation)
+    return by_tiles(module.weight.shape, dtype, module.stride, module.dilation)
 
 
 def _cuts_patches(module: nn.Conv2d) -> bool:
