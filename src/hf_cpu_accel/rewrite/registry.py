@@ -52,6 +52,7 @@ from hf_cpu_accel.rewrite.norm.match import NormRule
 from hf_cpu_accel.rewrite.progress import with_progress
 from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
+from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -167,6 +168,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
     Stage("static images", make_static),
+    Stage("quantised images", join_quantised_images),
     Stage("nested ffns", fuse_nested_ffns),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),

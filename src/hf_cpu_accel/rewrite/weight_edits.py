@@ -202,7 +202,9 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
                 within, FusedEncoderLayer
             )  # a table of distances
             copied = packed or _is_copied(module, within)
-            if tensor is not None and (copied or _are(within, FusedModuleMixin)):
+            if tensor is None or (holder is module._buffers and not tensor.is_floating_point()):
+                continue  # how many batches a norm has seen is read in training only
+            if copied or _are(within, FusedModuleMixin):
                 yield path, Slot(holder, name, f"{path}.{name}" if path else name, copied, packed)
     for name, child in module.named_children():
         yield from _slots(child, within, f"{path}.{name}" if path else name)

@@ -26,6 +26,8 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.left_alone import has_weights
 
 _ATEN = torch.ops.aten
+# Under that name the graph keeps what a node's values are clamped to, where it rounds them.
+RANGE = "range"
 _PRODUCTS = (_ATEN.linear.default, _ATEN.conv2d.default)
 
 
@@ -185,6 +187,9 @@ def _drop_rounding(graph: Graph) -> None:
     for node in graph.nodes:
         whole = _unrounded(node)
         if whole is not None:
+            step, zero, least, most = node.args[1:5]
+            if isinstance(step, float):
+                whole.meta[RANGE] = (least - zero) * step, (most - zero) * step
             node.replace_all_uses_with(whole)
 
 
