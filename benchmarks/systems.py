@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,10 +18,15 @@ BASE = "eager-fp32"
 
 @dataclass(frozen=True)
 class System:
-    """prepare: what is done to an eager model of `dtype`, whose float inputs have that dtype, too."""
+    """
+    Attributes:
+        prepare: what is done to an eager model of `dtype`, whose float inputs have that dtype, too.
+        calibrates: whether `prepare` takes `calibration=` besides, a list of batches of inputs.
+    """
 
-    prepare: Callable[[nn.Module], nn.Module]
+    prepare: Callable[..., nn.Module]
     dtype: torch.dtype = torch.float32
+    calibrates: bool = False
 
 
 def _eager(model: nn.Module) -> nn.Module:
@@ -41,7 +47,7 @@ def _quantize_dynamic(model: nn.Module) -> nn.Module:
         return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-def _ours(model: nn.Module, dtype: str, **options: str) -> nn.Module:
+def _ours(model: nn.Module, dtype: str, **options: Any) -> nn.Module:
     return accelerate_for_cpu(model, dtype=dtype, **options)
 
 
@@ -63,6 +69,7 @@ SYSTEMS: dict[str, System] = {
     "ours-fp32": System(partial(_ours, dtype="float32")),
     "ours-bf16": System(partial(_ours, dtype="bfloat16")),
     "ours-int8": System(partial(_ours, dtype="int8")),
+    "ours-int8-static": System(partial(_ours, dtype="int8-static"), calibrates=True),
     "ours-compiled-fp32": System(partial(_ours, dtype="float32", compile="now")),
     "ours-compiled-bf16": System(partial(_ours, dtype="bfloat16", compile="now")),
     "ours-compiled-int8": System(partial(_ours, dtype="int8", compile="now")),
@@ -71,5 +78,5 @@ SYSTEMS: dict[str, System] = {
     "compiler-int8": System(partial(_compiler, dtype="int8")),
 }
 
-# The compiled ones take tens of seconds to start: they run when asked for.
-DEFAULT = tuple(name for name in SYSTEMS if "compile" not in name)
+# The compiled ones take tens of seconds to start, and those with examples long to see them: they run when asked for.
+DEFAULT = tuple(name for name, system in SYSTEMS.items() if "compile" not in name and not system.calibrates)

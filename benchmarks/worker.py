@@ -21,8 +21,9 @@ def prepare(workload_name: str, system: str, threads: str) -> protocol.Prepared:
         for name, tensor in workload.inputs(model).items()
     }
     with PeakMemory() as memory:
+        options = {"calibration": workloads.examples(workload, model)} if chosen.calibrates else {}
         start = time.perf_counter()
-        prepared = chosen.prepare(model.to(chosen.dtype))
+        prepared = chosen.prepare(model.to(chosen.dtype), **options)
         outputs = workload.forward(prepared, inputs)
         first_result = time.perf_counter() - start
     facts = {

@@ -22,8 +22,6 @@ from benchmarks import workloads
 from hf_cpu_accel.runtime.home_folder import home_folder
 from hf_cpu_accel.runtime.private_files import make_folder
 
-_CALIBRATION = 8  # batches of other random inputs for static quantisation
-
 
 def folder(name: str) -> Path:
     """The folder of a workload with the inputs; its parent holds the model. Made where it is missing."""
@@ -35,7 +33,7 @@ def _folder(name: str, root: Path) -> Path:
     workload = workloads.parse(name)
     model = workload.build()
     measured = _arrays(workload.inputs(model))
-    others = [_arrays(workload.inputs(model, seed)) for seed in range(1, 1 + _CALIBRATION)]
+    others = [_arrays(batch) for batch in workloads.examples(workload, model)]
     calibration = {key: np.stack([inputs[key] for inputs in others]) for key in measured}
     title, batch = name.split(":")
     weights = _digest(tensor.numpy() for tensor in model.state_dict().values())

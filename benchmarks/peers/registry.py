@@ -48,4 +48,7 @@ CONTESTS: dict[str, tuple[str, tuple[str, ...]]] = {
             "pt2e-int8",
         ),
     ),
+    # Asked for by name: with ranges from the same examples, as those rivals have them.
+    "int8-static": ("ours-int8-static", ("openvino-int8", "onnxruntime-int8", "pt2e-int8")),
 }
+USUAL = ("float32", "bfloat16", "int8")  # of these

@@ -3,6 +3,7 @@
 python -m benchmarks.peers.run
 python -m benchmarks.peers.run bert-base-uncased:1x128 --precisions int8 --rivals openvino
 python -m benchmarks.peers.run vit-base:1 sd15-unet:2 --rivals openvino,eager --rounds 3
+python -m benchmarks.peers.run resnet-50:1 swin-t:1 --precisions int8-static --rivals openvino
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import typer
 
 from benchmarks import workloads
 from benchmarks.peers import summary
-from benchmarks.peers.registry import CONTESTS
+from benchmarks.peers.registry import CONTESTS, USUAL
 from benchmarks.run import checked
 from benchmarks.session import Calls, Keep, Out, Priority, Rounds, Seconds, Session, Settings, Threads
 
@@ -26,7 +27,7 @@ def main(
             help=f"MODEL:BATCHxTOKENS, or as docs/benchmarking.md has it [default: {' '.join(workloads.AGAINST_RIVALS)}]",
         ),
     ] = None,
-    precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(CONTESTS),
+    precisions: Annotated[str, typer.Option(help=f"Any of {', '.join(CONTESTS)}.")] = ",".join(USUAL),
     rivals: Annotated[
         str | None,
         typer.Option(help="Only rivals whose name begins with one of these, e.g. openvino,compile."),

@@ -58,6 +58,7 @@ WITHOUT_RULE = (
     "poolformer-s12:1",
 )
 
+_EXAMPLES = 8  # batches of other random inputs for static quantisation
 _CALL_THEIR_POOLER = ("squeezebert",)  # without a look whether they have one
 
 
@@ -100,6 +101,11 @@ class Workload:
         What stands at padding is nobody's answer: eager leaves values there, others zeros.
         """
         return [output[self.mask()] for output in outputs]
+
+
+def examples(workload: Workload | Media | Writing, model: nn.Module) -> list[dict[str, Tensor]]:
+    """What every system that quantises with examples is given: batches as those measured, with other random values."""
+    return [workload.inputs(model, seed) for seed in range(1, 1 + _EXAMPLES)]
 
 
 def parse(name: str) -> Workload | Writing | Media:
