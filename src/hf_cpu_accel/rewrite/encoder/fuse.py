@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import nn
 
+from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
@@ -70,6 +71,9 @@ def _refusal(module: nn.Module) -> Refusal | None:
     if names[:1] != ("hidden_states",):
         first = names[0] if names else "any arguments"
         return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
+    if not set(CACHES).isdisjoint(names) and any(vars(child).get("is_causal") is True for child in inside):
+        # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
+        return Refusal("its attention is causal", yields=True)
     if linears > _MOST:
         return Refusal(
             f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {_MOST}",
