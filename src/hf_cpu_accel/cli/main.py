@@ -17,6 +17,7 @@ from hf_cpu_accel.cli.pack import pack
 from hf_cpu_accel.cli.quantize.command import quantize
 from hf_cpu_accel.cli.report.command import report
 from hf_cpu_accel.cli.serve import serve
+from hf_cpu_accel.cli.supports.command import supports
 
 app = typer.Typer(
     name="hf-cpu-accel",
@@ -35,6 +36,7 @@ app.command()(pack)
 app.command()(quantize)
 app.command()(report)
 app.command()(serve)
+app.command()(supports)
 
 
 def _version(wanted: bool) -> None:
