@@ -1,5 +1,5 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests: test-cpp,
-# test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests:
+# test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
 # test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -38,8 +38,13 @@ demo: kernels
 TEST_PROCESSES ?= 2
 TEST_SHARES = --dist loadscope --no-loadscope-reorder
 test: kernels
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) -m "not serial"
-	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' 'mark[.]serial' tests)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) -m "not serial" --ignore tests/benchmarks
+	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' --exclude-dir=benchmarks 'mark[.]serial' tests)
+
+# The harness that measures, which no package contains: CI runs it, too.
+test-benchmarks: kernels
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) -m "not serial" tests/benchmarks
+	$(BIN)/python -m pytest -q -m serial tests/benchmarks
 
 # Random calls of every op, good and bad, on every tier of this CPU; FUZZ="--cases 500 --seed 7 --isa avx2 --op attention" for others. And
 # the same with kernels that AddressSanitizer and UndefinedBehaviorSanitizer watch.
