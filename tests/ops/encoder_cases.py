@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs, EncoderWeights, NormWeights, RelativePositions
 from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
 from hf_cpu_accel.packing.linear import pack_linear
 
@@ -35,6 +35,7 @@ class Case:
     relative: int = 0  # tokens before and after, that have a bias of their own
     rotary: int = 0  # features of a head
     window: int | None = None
+    positions: str = ""  # vectors of relative positions: "keys", "queries" or "keys and queries"
     scattered: int = 0  # tokens of sequences that lie anywhere in the batch
 
     def __str__(self) -> str:
@@ -45,6 +46,7 @@ class Case:
         weights = f"{self.weights}{'-bf16-intermediates' * self.bf16_intermediates}"
         what = f"{weights}-{str(self.dtype)[6:]}-{when}-{self.mask}-{self.norm}"
         more = f"{'-gated' * self.gated}{'-layer-scale' * self.layer_scale}"
+        more += f"-{self.positions}" if self.positions else ""
         return f"{sizes}-{what}{more}-{self.relative}-{self.rotary}-{self.window}-{self.scattered}"
 
 
@@ -182,6 +184,42 @@ CASES += [
 ]
 
 
+CASES += [
+    # DeBERTa: vectors of relative positions, of keys, queries or both, for one block of keys and more, few rows and many.
+    Case(
+        batch=batch,
+        length=length,
+        heads=2,
+        head_size=head_size,
+        positions=positions,
+        mask=mask,
+        weights=weights,
+        dtype=dtype,
+        bf16_intermediates=weights != "float32" and dtype is torch.float32,
+        scattered=scattered,
+    )
+    for batch, length, head_size, positions, mask, scattered in (
+        (1, 1, 16, "keys and queries", "none", 0),
+        (2, 5, 48, "keys and queries", "holes", 0),
+        (3, 33, 16, "keys and queries", "right padding", 0),
+        (1, 128, 64, "keys and queries", "none", 0),
+        (2, 130, 32, "keys", "left padding", 0),
+        (2, 131, 32, "queries", "float per head", 0),
+        (1, 523, 80, "keys and queries", "one sequence empty", 0),
+        (1, 290, 16, "keys and queries", "float per head, padded", 0),
+        (16, 41, 16, "keys and queries", "right padding", 0),
+        (2, 48, 16, "keys and queries", "windows", 16),
+    )
+    for weights, dtype in (
+        ("float32", torch.float32),
+        ("bfloat16", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("int8", torch.float32),
+        ("int4", torch.float32),
+    )
+]
+
+
 def weights_of(case: Case) -> EncoderWeights:
     inner = case.heads * case.head_size
 
@@ -231,7 +269,21 @@ def positions_of(case: Case) -> dict[str, Any]:
     rows = None
     if case.scattered:
         rows = torch.randperm(case.batch * case.length, dtype=torch.int32).view(-1, case.scattered)
-    return {"relative": relative, "rotary": tables, "window": case.window, "rows": rows}
+    positions = _relative_positions(case) if case.positions else None
+    return {"relative": relative, "rotary": tables, "window": case.window, "positions": positions, "rows": rows}
+
+
+def _relative_positions(case: Case) -> RelativePositions:
+    """Vectors in float32 or bfloat16, fewer than distances, which share some."""
+    count, length = case.length // 2 + 3, case.scattered or case.length
+    dtype = torch.bfloat16 if case.bf16_intermediates and case.batch % 2 else case.dtype
+
+    def table(name: str) -> Tensor | None:
+        return torch.randn(count, case.heads * case.head_size).to(dtype) if name in case.positions else None
+
+    return RelativePositions(
+        table("keys"), table("queries"), torch.randint(0, count, (2 * length - 1,), dtype=torch.int32)
+    )
 
 
 def reference(
@@ -242,11 +294,12 @@ def reference(
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     window: int | None = None,
+    positions: RelativePositions | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
     cos, sin = rotary or (None, None)
-    arguments = (mask, relative, cos, sin, window or 0, *weights.arguments(), rows)
-    return encoder_layer_reference(hidden_states, padding, *arguments)
+    inputs = EncoderInputs(padding, mask, relative, cos, sin, window or 0, *(positions or ()))
+    return encoder_layer_reference(hidden_states, *inputs, *weights.arguments(), rows)
 
 
 def masks_of(case: Case) -> tuple[Tensor | None, Tensor | None]:

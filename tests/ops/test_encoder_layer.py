@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights, encoder_layer
+from hf_cpu_accel.ops.encoder_layer import (
+    EncoderInputs,
+    EncoderWeights,
+    NormWeights,
+    RelativePositions,
+    encoder_layer,
+)
 from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.encoder_cases import (
     CASES,
@@ -163,18 +169,27 @@ def test_traces() -> None:
     case = replace(Case(), mask="right padding")
     weights, (padding, _) = weights_of(case), masks_of(case)
     hidden_states = torch.randn(case.batch, case.length, case.features)
-    tables = (None, None, None, 0)
     torch.library.opcheck(
         torch.ops.hf_cpu_accel.encoder_layer.default,
-        (hidden_states, padding, None, *tables, *weights.arguments()),
+        (hidden_states, *EncoderInputs(padding), *weights.arguments()),
     )
     gated = replace(
         Case(), norm="rms_norm", pre_norm=True, gated=True, layer_scale=True, rotary=16, relative=3
     )
     positions = positions_of(gated)
-    inputs = (hidden_states, padding, None, positions["relative"], *positions["rotary"], 0)
+    inputs = EncoderInputs(padding, None, positions["relative"], *positions["rotary"])
     torch.library.opcheck(
-        torch.ops.hf_cpu_accel.encoder_layer.default, (*inputs, *weights_of(gated).arguments())
+        torch.ops.hf_cpu_accel.encoder_layer.default,
+        (hidden_states, *inputs, *weights_of(gated).arguments()),
+    )
+    with_positions = positions_of(replace(case, positions="keys and queries"))["positions"]
+    inputs = EncoderInputs(padding)._replace(
+        position_keys=with_positions.keys,
+        position_queries=with_positions.queries,
+        position_index=with_positions.index,
+    )
+    torch.library.opcheck(
+        torch.ops.hf_cpu_accel.encoder_layer.default, (hidden_states, *inputs, *weights.arguments())
     )
 
 
@@ -208,6 +223,23 @@ def test_bad_arguments() -> None:
         encoder_layer(hidden_states, replace(weights, head_size=5))
     with pytest.raises(RuntimeError, match="does not fit"):
         encoder_layer(hidden_states, replace(weights, down=weights.up))
+
+
+def test_positions_that_do_not_fit() -> None:
+    weights, hidden_states = weights_of(Case()), torch.randn(2, 5, 64)
+    keys, index = torch.randn(7, 64), torch.zeros(9, dtype=torch.int32)
+    for bad, message in (
+        (RelativePositions(keys, None, index[:8]), "position_index"),
+        (RelativePositions(None, None, index), "position_keys or position_queries"),
+        (RelativePositions(keys, keys[:, :63], index), r"must be \[rows, 64\]"),
+        (RelativePositions(keys, keys, index + 7), "rows from 0 to 6"),
+        (RelativePositions(keys, keys[:3], index + 3), "rows from 0 to 2"),
+        (RelativePositions(keys.half(), None, index), "position_keys must be float32"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            encoder_layer(hidden_states, weights, positions=bad)
+    with pytest.raises(RuntimeError, match="exclude"):
+        encoder_layer(hidden_states, weights, positions=RelativePositions(keys, keys, index), window=2)
 
 
 def test_threads_that_torch_does_not_run_together() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.bind import LAYOUT
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 from hf_cpu_accel.ops.messages_reference import message_reduce_reference
 from hf_cpu_accel.packing.linear import int4, pack_linear
@@ -27,7 +28,8 @@ def encoder_layer(form: str = "none", **changed: Any) -> Tensor:
     case = EncoderCase(mask=form)
     hidden_states, (padding, scores) = torch.randn(2, 19, 64), masks_of(case)
     names = [argument.name for argument in OPS.encoder_layer.default._schema.arguments]
-    given = (hidden_states, padding, scores, None, None, None, 0, *weights_of(case).arguments(), None)
+    inputs = EncoderInputs(padding, scores)
+    given = (hidden_states, *inputs, *weights_of(case).arguments(), None)
     return OPS.encoder_layer(*{**dict(zip(names, given, strict=True)), **changed}.values())
 
 

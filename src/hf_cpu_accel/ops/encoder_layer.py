@@ -109,6 +109,20 @@ class EncoderWeights:
         return tuple([named[name] for name in _WEIGHT_ARGUMENTS])
 
 
+class RelativePositions(NamedTuple):
+    """What scores gain for what two tokens are to each other: scale * (query . keys[i] + key . queries[i]), i = index[q - k + L - 1]
+    for the query of token q and the key of token k (disentangled attention, He et al. 2021, arXiv:2006.03654, section 3.1).
+
+    Attributes:
+        keys, queries: [rows, heads * head_size] float32 or bfloat16; one of them may be None.
+        index: int32 [2L - 1]; L' for `rows`.
+    """
+
+    keys: Tensor | None
+    queries: Tensor | None
+    index: Tensor
+
+
 class EncoderInputs(NamedTuple):
     """What a call says besides its hidden states, in the order of the op's schema; see `encoder_layer`."""
 
@@ -118,6 +132,9 @@ class EncoderInputs(NamedTuple):
     cos: Tensor | None = None
     sin: Tensor | None = None
     window: int = 0
+    position_keys: Tensor | None = None
+    position_queries: Tensor | None = None
+    position_index: Tensor | None = None
 
 
 def encoder_layer(
@@ -129,6 +146,7 @@ def encoder_layer(
     relative: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     window: int | None = None,
+    positions: RelativePositions | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
     """norm(y + ffn(y)) of y = norm(x + attention(x)); with `pre_norm`, y + ffn(norm(y)) of y = x + attention(norm(x)), where
@@ -145,6 +163,7 @@ def encoder_layer(
         rotary: tables (cos, sin), each [1 or B, L, rotated features of a head] float32 or bfloat16 as transformers' rotary modules
             return them, for pairs of features half of them apart (Su et al. 2021, arXiv:2104.09864).
         window: how many tokens before and after itself a token attends to; None for all.
+        positions: disentangled attention; excludes `relative` and a window.
         rows: int32 [sequences, L'], for sequences whose tokens lie anywhere in the B * L rows of `hidden_states`, such as the
             windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030): which row each token is; every row once. `mask` is then
             [M, heads or 1, L', L'], where sequence i has mask i % M. Excludes `padding` and `rotary`.
@@ -166,7 +185,7 @@ def encoder_layer(
             f"padding of shape {tuple(padding.shape)}: must be {tuple(hidden_states.shape[:2])}, [batch, length]"
         )
     cos, sin = (None, None) if rotary is None else rotary
-    inputs = EncoderInputs(padding, mask, relative, cos, sin, window or 0)
+    inputs = EncoderInputs(padding, mask, relative, cos, sin, window or 0, *(positions or ()))
     return torch.ops.hf_cpu_accel.encoder_layer(hidden_states, *inputs, *weights.arguments(), rows)
 
 

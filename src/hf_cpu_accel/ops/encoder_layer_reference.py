@@ -15,7 +15,7 @@ from hf_cpu_accel.ops.registry import by_name
 
 SCHEMA = (
     "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
-    "int window, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
+    "int window, Tensor? position_keys, Tensor? position_queries, Tensor? position_index, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
     "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
@@ -52,7 +52,9 @@ def encoder_layer_reference(given: Any) -> Tensor:
         query, key, value = (parts.unbind(-3)[place].transpose(1, 2) for place in given.order)
         if given.cos is not None and given.sin is not None:
             query, key = (_rotated(heads, given.cos.float(), given.sin.float()) for heads in (query, key))
-        context = attention_reference(query, key, value, mask, False, given.attention_scale)
+        gained = _position_scores(given, query, key)
+        added = mask if gained is None else gained if mask is None else mask + gained
+        context = attention_reference(query, key, value, added, False, given.attention_scale)
         return project(context.flatten(-2), "output", features)
 
     def feed_forward(x: Tensor) -> Tensor:
@@ -97,6 +99,26 @@ def _scores_mask(
         farthest = relative.shape[1] // 2
         parts.append(relative[:, distance.clamp(-farthest, farthest) + farthest][None])
     return sum(parts[1:], parts[0]) if parts else None
+
+
+def _position_scores(given: Any, query: Tensor, key: Tensor) -> Tensor | None:
+    """What scores [B, heads, L, L] gain for the positions of their tokens relative to each other, or None."""
+    if given.position_index is None:
+        return None
+    heads, length, head_size = query.shape[1:]
+    position = torch.arange(length)
+    rows = given.position_index.long()[position[:, None] - position + length - 1]
+    gained = torch.zeros(*query.shape[:3], length)
+
+    def products(x: Tensor, table: Tensor) -> Tensor:
+        return x @ table.float().unflatten(1, (heads, head_size)).permute(1, 2, 0)
+
+    if given.position_keys is not None:
+        gained += products(query, given.position_keys).gather(3, rows.expand_as(gained))
+    if given.position_queries is not None:
+        gained += products(key, given.position_queries).gather(3, rows.T.expand_as(gained)).mT
+    scale = given.attention_scale
+    return gained * (head_size**-0.5 if scale is None else scale)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

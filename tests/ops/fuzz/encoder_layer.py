@@ -7,6 +7,7 @@ import random
 import torch
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from tests.ops.encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
@@ -20,14 +21,16 @@ def encoder_layer(rng: random.Random) -> Call:
     weights, (padding, mask), positions = weights_of(case), masks_of(case), positions_of(case)
     x = draw.laid_out(rng, torch.randn(case.batch, case.length, case.features).to(case.dtype))
     cos, sin = positions["rotary"] or (None, None)
-    inputs = [x, padding, mask, positions["relative"], cos, sin, case.window or 0]
+    inputs = EncoderInputs(
+        padding, mask, positions["relative"], cos, sin, case.window or 0, *(positions["positions"] or ())
+    )
     seven_bits = case.weights == "int8" and extension.status().tier in ("avx2", "avx512")
     bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights] + draw.rounding(x)
     bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound *= (
         2 if case.weights == "int8" else 1
     )  # the tests' have 64 features, and steps average out less in fewer
-    arguments = [*inputs, *weights.arguments(), positions["rows"]]
+    arguments = [x, *inputs, *weights.arguments(), positions["rows"]]
     return Call(
         "encoder_layer", arguments, encoder_layer_reference, bound, 1e-3, notes=[str(case)], hides=True
     )
@@ -37,7 +40,7 @@ def _case(rng: random.Random) -> Case:
     before, heads = rng.random() < 0.5, rng.randint(1, 4)
     weights = rng.choice(("float32", "float32", "bfloat16", "int8"))
     scattered = rng.choice((0, 0, 0, rng.randint(1, 20)))
-    special = rng.choice(("plain", "relative", "window")) if not scattered else "plain"
+    special = rng.choice(("plain", "positions", *(() if scattered else ("relative", "window"))))
     return Case(
         batch=rng.randint(1, 4),
         length=scattered * rng.randint(1, 4) if scattered else rng.choice((1, rng.randint(1, 70))),
@@ -57,6 +60,7 @@ def _case(rng: random.Random) -> Case:
         gated=rng.random() < 0.5,
         layer_scale=before and rng.random() < 0.3,
         relative=rng.randint(1, 40) if special == "relative" else 0,
+        positions=rng.choice(("keys", "queries", "keys and queries")) if special == "positions" else "",
         rotary=rng.choice((0, 2, 12, 16)) if not scattered else 0,
         window=rng.randint(1, 30) if special == "window" else None,
         scattered=scattered,

@@ -1,6 +1,8 @@
 // From an op's mask to what the attention kernels read.
 #pragma once
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "../tensors.h"
 #include "attention.h"
@@ -48,6 +50,33 @@ inline void read_mask(Attention& a, const Tensor& mask, const int64_t (&sizes)[4
   a.mask_kind = mask.scalar_type() == ScalarType::Bool ? MaskKind::boolean : is_bf16(mask) ? MaskKind::bfloat16 : MaskKind::float32;
   a.mask = keep.const_data_ptr();
   a.mask_batch_stride = strides[0], a.mask_head_stride = strides[1], a.mask_query_stride = strides[2];
+}
+
+// Tables [rows, heads * head_size] and an index int32 [2 * length - 1] of their rows; see RelativePositions. `keep` holds their memory.
+inline RelativePositions read_positions(const std::optional<Tensor>& keys, const std::optional<Tensor>& queries,
+                                        const std::optional<Tensor>& index, int64_t length, int64_t features, int64_t head_size,
+                                        const char* op, std::vector<Tensor>& keep) {
+  STD_TORCH_CHECK((keys || queries) && index && index->scalar_type() == ScalarType::Int && index->is_cpu() && index->dim() == 1 &&
+                      index->is_contiguous() && index->size(0) == std::max<int64_t>(2 * length - 1, 0),
+                  "hf_cpu_accel::", op, ": position_keys or position_queries go with a position_index, contiguous int32 [2 * length - 1]");
+  RelativePositions positions;
+  positions.length = length;
+  positions.index = static_cast<const int32_t*>(index->const_data_ptr());
+  int64_t rows = INT32_MAX;
+  const auto read = [&](const std::optional<Tensor>& table, const char* name) {
+    if (!table) return Heads{};
+    check_floating(*table, op, name);
+    STD_TORCH_CHECK(table->dim() == 2 && table->size(0) > 0 && table->size(1) == features, "hf_cpu_accel::", op, ": ", name, " must be [rows, ",
+                    features, "]");
+    keep.push_back(torch::stable::contiguous(*table));
+    rows = std::min(rows, table->size(0));
+    return Heads{keep.back().mutable_data_ptr(), 0, head_size, features, floating(is_bf16(*table))};
+  };
+  positions.key = read(keys, "position_keys"), positions.query = read(queries, "position_queries");
+  for (int64_t i = 0; i < index->size(0); ++i)
+    STD_TORCH_CHECK(positions.index[i] >= 0 && positions.index[i] < rows, "hf_cpu_accel::", op, ": position_index must hold rows from 0 to ",
+                    rows - 1, ", and has ", positions.index[i]);
+  return positions;
 }
 
 }  // namespace hfca

@@ -14,29 +14,45 @@ class ArithmeticBf16 {
   static constexpr int rows_at_once = tile_rows;
 
   ArithmeticBf16(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : a_(a), task_(task), words_(DotBf16::Words::count(a.head_dim)), row_words_(padded_words(words_)) {
-    keys_ = memory.take<uint32_t>(key_block * words_);
+      : a_(a),
+        task_(task),
+        words_(DotBf16::Words::count(a.head_dim)),
+        keys_(memory, key_block, words_),
+        queries_(memory, task.row_end - task.row_begin, padded_words(words_)) {
     values_ = memory.take<uint32_t>(key_block / 2 * round_up(a.value_dim, chunk));
-    queries_ = memory.take<uint32_t>((task.row_end - task.row_begin) * row_words_);
     probabilities_ = memory.take<uint32_t>(tile_rows * key_block / 2);
   }
 
   void take_queries(int64_t row, int rows) const {
-    RowPosition at(a_, task_, row);
-    for (int i = 0; i < rows; ++i, at.step()) {
-      const uint16_t* x = of(a_.query) + task_.batch * a_.query.batch_stride + at.offset(a_.query.head_stride, a_.query.position_stride);
-      for (int64_t w = 0; w < words_; w += Simd::width) Simd::store_words(packed_word(queries_of(row), rows, i, w), words_at(x, w));
-    }
+    int64_t at[tile_rows];
+    locate_queries(a_, task_, row, rows, at);
+    pack(a_.query, at, rows, queries_of(row));
+  }
+
+  void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
+    for (int i = 0; i < rows; ++i)
+      for (int64_t w = 0; w < words_; w += Simd::width) Simd::store_words(packed_word(to.data, rows, i, w), words_at(of(x) + at[i], w));
   }
 
   void take_keys(int64_t begin, int64_t end) const {
-    pack_keys(start_of(a_.key, begin), end - begin);
-    pack_values(start_of(a_.value, begin), end - begin);
+    const int64_t start = start_of(a_.key, begin);
+    pack(a_.key, [&](int64_t k) { return start + k * a_.key.position_stride; }, end - begin, keys_);
+    pack_values(of(a_.value) + start_of(a_.value, begin), end - begin);
   }
 
-  void score(int64_t row, int rows, int64_t keys, float* scores) const {
-    multiply_chunks<DotBf16>(rows, queries_of(row), words_, keys_, words_, keys, scores, false, a_.scale);
+  template <class At>
+  void pack(const hfca::Heads& x, const At& at, int64_t count, const PackedKeys& to) const {
+    pack_keys(of(x), at, count, to.data);
   }
+
+  void score(const PackedQueries& queries, int rows, const PackedKeys& packed, int64_t keys, float* scores) const {
+    multiply_chunks<DotBf16>(rows, queries.data, words_, packed.data, words_, keys, scores, false, a_.scale);
+  }
+
+  void score(int64_t row, int rows, int64_t keys, float* scores) const { score(queries_of(row), rows, keys_, keys, scores); }
+
+  const PackedKeys& keys() const { return keys_; }
+  PackedQueries queries_of(int64_t row) const { return queries_.from(row - task_.row_begin); }
 
   float exponentials(const float* scores, int rows, int i, int64_t visible, int64_t keys, float shift) const {
     return approx_exponentials(scores + i * chunk, static_cast<int64_t>(rows) * chunk, visible, keys, shift, 0.0f,
@@ -54,11 +70,9 @@ class ArithmeticBf16 {
 
   static const uint16_t* of(const hfca::Heads& x) { return static_cast<const uint16_t*>(x.data); }
 
-  const uint16_t* start_of(const hfca::Heads& x, int64_t position) const {
-    return of(x) + task_.batch * x.batch_stride + task_.kv_head * x.head_stride + position * x.position_stride;
+  int64_t start_of(const hfca::Heads& x, int64_t position) const {
+    return task_.batch * x.batch_stride + task_.kv_head * x.head_stride + position * x.position_stride;
   }
-
-  uint32_t* queries_of(int64_t row) const { return queries_ + (row - task_.row_begin) * row_words_; }
 
   // Words [w, w + width) of a row of features, zeros behind its end.
   Simd::Int words_at(const uint16_t* x, int64_t w) const {
@@ -67,13 +81,14 @@ class ArithmeticBf16 {
   }
 
   // To [keys / 32][words][32], transposed; the last chunk is filled up with zeros.
-  void pack_keys(const uint16_t* keys, int64_t count) const {
+  template <class At>
+  void pack_keys(const uint16_t* keys, const At& at, int64_t count, uint32_t* to) const {
     for (int64_t k = 0; k < round_up(count, chunk); k += Simd::width) {
-      uint32_t* columns = keys_ + k / chunk * chunk * words_ + k % chunk;
+      uint32_t* columns = to + k / chunk * chunk * words_ + k % chunk;
       for (int64_t w = 0; w < words_; w += Simd::width) {
         Float block[Simd::width];
         for (int i = 0; i < Simd::width; ++i)
-          block[i] = k + i < count ? _mm512_castsi512_ps(words_at(keys + (k + i) * a_.key.position_stride, w)) : Simd::zero();
+          block[i] = k + i < count ? _mm512_castsi512_ps(words_at(keys + at(k + i), w)) : Simd::zero();
         Simd::transpose(block);
         for (int i = 0; i < Simd::width && w + i < words_; ++i) Simd::store(reinterpret_cast<float*>(columns + (w + i) * chunk), block[i]);
       }
@@ -93,8 +108,10 @@ class ArithmeticBf16 {
 
   const hfca::Attention& a_;
   const hfca::AttentionTask& task_;
-  int64_t words_, row_words_;  // of the features of a head
-  uint32_t *keys_, *values_, *queries_, *probabilities_;
+  int64_t words_;  // of the features of a head
+  PackedKeys keys_;
+  PackedQueries queries_;
+  uint32_t *values_, *probabilities_;
 };
 
 }  // namespace HFCA_TIER

@@ -20,52 +20,61 @@ class ArithmeticInt8 {
   static constexpr int64_t most_features = 256;  // of a head
 
   ArithmeticInt8(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : a_(a), task_(task), words_(Words::count(a.head_dim)), row_words_(padded_words(words_)) {
-    const int64_t rows = task.row_end - task.row_begin;
-    keys_ = memory.take<uint32_t>(key_block * words_);
+      : a_(a),
+        task_(task),
+        words_(Words::count(a.head_dim)),
+        row_words_(padded_words(words_)),
+        keys_(memory, key_block, words_),
+        queries_(memory, task.row_end - task.row_begin, row_words_) {
     values_ = memory.take<uint32_t>(key_block / 2 * round_up(a.value_dim, chunk));
-    queries_ = memory.take<uint32_t>(rows * row_words_);
     probabilities_ = memory.take<uint32_t>(tile_rows * key_block / 2);
-    query_scale_ = memory.take(rows);
-    key_scale_ = memory.take(key_block);
-    key_offset_ = memory.take(key_block);
   }
 
   void take_queries(int64_t row, int rows) const {
-    const int64_t first = row - task_.row_begin;
-    uint32_t* out = queries_ + first * row_words_;
     int64_t at[tile_rows];
-    RowPosition position(a_, task_, row);
-    for (int i = 0; i < rows; ++i, position.step())
-      at[i] = task_.batch * a_.query.batch_stride + position.offset(a_.query.head_stride, a_.query.position_stride);
+    locate_queries(a_, task_, row, rows, at);
+    pack(a_.query, at, rows, queries_of(row));
+  }
+
+  void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
     float step[Simd::width];
-    with_type(a_.query, [&](const auto* x) {
-      quantise([&](int i) { return x + at[i]; }, a_.head_dim, rows, step, [&](int i, int64_t w) { return packed_word(out, rows, i, w); });
+    with_type(x, [&](const auto* data) {
+      quantise([&](int i) { return data + at[i]; }, a_.head_dim, rows, step, [&](int i, int64_t w) { return packed_word(to.data, rows, i, w); });
     });
-    for (int i = 0; i < rows; ++i) query_scale_[first + i] = step[i] * a_.scale;
+    for (int i = 0; i < rows; ++i) to.scale[i] = step[i] * a_.scale;
   }
 
   void take_keys(int64_t begin, int64_t end) {
-    for (int64_t k = 0; k < round_up(end - begin, chunk); k += Simd::width) pack_keys(begin, k, end - begin);
+    const int64_t start = task_.batch * a_.key.batch_stride + task_.kv_head * a_.key.head_stride + begin * a_.key.position_stride;
+    pack(a_.key, [&](int64_t k) { return start + k * a_.key.position_stride; }, end - begin, keys_);
     with_type(a_.value, [&](const auto* x) {
       pack_values(x + task_.batch * a_.value.batch_stride + task_.kv_head * a_.value.head_stride + begin * a_.value.position_stride,
                   end - begin);
     });
   }
 
-  void score(int64_t row, int rows, int64_t keys, float* scores) const {
-    const int64_t first = row - task_.row_begin;
+  template <class At>
+  void pack(const hfca::Heads& x, const At& at, int64_t count, const PackedKeys& to) const {
+    for (int64_t k = 0; k < round_up(count, chunk); k += Simd::width) pack_keys(x, at, k, count, to);
+  }
+
+  void score(int64_t row, int rows, int64_t keys, float* scores) const { score(queries_of(row), rows, keys_, keys, scores); }
+
+  const PackedKeys& keys() const { return keys_; }
+  PackedQueries queries_of(int64_t row) const { return queries_.from(row - task_.row_begin); }
+
+  void score(const PackedQueries& queries, int rows, const PackedKeys& packed, int64_t keys, float* scores) const {
     const auto multiply = multiply_of<DotInt8>(rows);
     for (int64_t k = 0; k < keys; k += chunk, scores += rows * chunk) {
-      const uint32_t* panel = keys_ + k * words_;
-      multiply(queries_ + first * row_words_, panel, words_, scores, {reinterpret_cast<const char*>(panel), 0});
+      const uint32_t* panel = packed.data + k * words_;
+      multiply(queries.data, panel, words_, scores, {reinterpret_cast<const char*>(panel), 0});
       Float scale[vectors], offset[vectors];
       unroll<0, vectors>([&](auto v) HFCA_INLINE {
-        scale[v] = Simd::load(key_scale_ + k + v * Simd::width);
-        offset[v] = Simd::load(key_offset_ + k + v * Simd::width);
+        scale[v] = Simd::load(packed.scale + k + v * Simd::width);
+        offset[v] = Simd::load(packed.offset + k + v * Simd::width);
       });
       for (int i = 0; i < rows; ++i) {
-        const Float step = Simd::set1(query_scale_[first + i]);
+        const Float step = Simd::set1(queries.scale[i]);
         unroll<0, vectors>([&](auto v) HFCA_INLINE {
           float* p = scores + i * chunk + v * Simd::width;
           Simd::store(p, Simd::mul(Simd::mul(Simd::sub(Simd::load(p), offset[v]), scale[v]), step));
@@ -157,20 +166,20 @@ class ArithmeticInt8 {
     }
   }
 
-  // Keys [k, k + width) of the block that begins at `begin`, to [keys / 32][words][32]; those from `count` on are zeros.
-  void pack_keys(int64_t begin, int64_t k, int64_t count) const {
+  // Keys [k, k + width), to [keys / 32][words][32]; those from `count` on are zeros.
+  template <class At>
+  void pack_keys(const hfca::Heads& x, const At& at, int64_t k, int64_t count, const PackedKeys& to) const {
     alignas(64) uint32_t rows[Simd::width * most_features / 4];
-    const int64_t origin = task_.batch * a_.key.batch_stride + task_.kv_head * a_.key.head_stride + (begin + k) * a_.key.position_stride;
     const int keys = count - k < Simd::width ? count > k ? static_cast<int>(count - k) : 0 : Simd::width;
     float step[Simd::width];
-    with_type(a_.key, [&](const auto* x) {
-      quantise([&](int i) { return x + origin + i * a_.key.position_stride; }, a_.head_dim, keys, step,
+    with_type(x, [&](const auto* data) {
+      quantise([&](int i) { return data + at(k + i); }, a_.head_dim, keys, step,
                [&](int i, int64_t w) { return rows + i * row_words_ + w; });
     });
-    for (int i = 0; i < Simd::width; ++i) key_scale_[k + i] = step[i];
+    for (int i = 0; i < Simd::width; ++i) to.scale[k + i] = step[i];
     for (int64_t w = 0; w < keys * row_words_; ++w) rows[w] ^= 0x80808080u;  // x + 128 to the signed x
     for (int64_t w = keys * row_words_; w < Simd::width * row_words_; ++w) rows[w] = 0;
-    uint32_t* panel = keys_ + k / chunk * chunk * words_ + k % chunk;
+    uint32_t* panel = to.data + k / chunk * chunk * words_ + k % chunk;
     for (int64_t w = 0; w < words_; w += Simd::width) {
       Float block[Simd::width];
       unroll<0, Simd::width>([&](auto i) HFCA_INLINE { block[i] = Simd::load(reinterpret_cast<const float*>(rows + i * row_words_ + w)); });
@@ -182,7 +191,7 @@ class ArithmeticInt8 {
     const uint32_t zeros = 0x80808080u;  // what a query of zeros would be
     DotInt8::Acc sum = DotInt8::zero();
     for (int64_t w = 0; w < words_; ++w) sum = DotInt8::step(sum, DotInt8::broadcast(&zeros), DotInt8::load(panel + w * chunk));
-    DotInt8::store(key_offset_ + k, sum);
+    DotInt8::store(to.offset + k, sum);
   }
 
   // To [value_dim / 32][keys / 2][32]: keys j and j + 16 of 32 meet in a word, as store_pairs puts probabilities together.
@@ -210,8 +219,9 @@ class ArithmeticInt8 {
   const hfca::Attention& a_;
   const hfca::AttentionTask& task_;
   int64_t words_, row_words_;  // of the features of a head
-  uint32_t *keys_, *values_, *queries_, *probabilities_;
-  float *query_scale_, *key_scale_, *key_offset_;
+  PackedKeys keys_;
+  PackedQueries queries_;
+  uint32_t *values_, *probabilities_;
   float value_scale_ = 0.0f;
 };
 

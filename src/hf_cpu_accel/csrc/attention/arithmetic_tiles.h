@@ -15,32 +15,57 @@ class ArithmeticTiles {
   static constexpr int rows_at_once = tiles_rows;
 
   ArithmeticTiles(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : a_(a), task_(task), row_words_(padded_words(Bf16Words::count(a.head_dim))) {
-    keys_ = memory.take<uint32_t>(key_block * row_words_);
+      : a_(a),
+        task_(task),
+        row_words_(padded_words(Bf16Words::count(a.head_dim))),
+        keys_(memory, key_block, row_words_),
+        queries_(memory, task.row_end - task.row_begin, row_words_) {
     values_ = memory.take<uint32_t>(key_block / 2 * round_up(a.value_dim, chunk));
-    queries_ = memory.take<uint32_t>((task.row_end - task.row_begin) * row_words_);
     probabilities_ = memory.take<uint32_t>(rows_at_once * key_block / 2);
   }
 
-  // To [words / 16][rows][16].
   void take_queries(int64_t row, int rows) const {
-    RowPosition at(a_, task_, row);
-    for (int i = 0; i < rows; ++i, at.step()) {
-      const int64_t origin = task_.batch * a_.query.batch_stride + at.offset(a_.query.head_stride, a_.query.position_stride);
+    int64_t at[rows_at_once];
+    locate_queries(a_, task_, row, rows, at);
+    pack(a_.query, at, rows, queries_of(row));
+  }
+
+  // To [words / 16][rows][16].
+  void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
+    for (int i = 0; i < rows; ++i)
       for (int64_t w = 0; w < row_words_; w += packed_words)
-        _mm512_storeu_si512(packed_word(queries_of(row), rows, i, w), words_at(a_.query, origin, w));
-    }
+        _mm512_storeu_si512(packed_word(to.data, rows, i, w), words_at(x, at[i], w));
   }
 
   void take_keys(int64_t begin, int64_t end) const {
-    pack_keys(start_of(a_.key, begin), end - begin);
+    const int64_t start = start_of(a_.key, begin);
+    pack(a_.key, [&](int64_t k) { return start + k * a_.key.position_stride; }, end - begin, keys_);
     pack_values(start_of(a_.value, begin), end - begin);
   }
 
-  void score(int64_t row, int rows, int64_t keys, float* scores) const {
+  // To [keys / 32][words][32], transposed; the last chunk is filled up with zeros.
+  template <class At>
+  void pack(const hfca::Heads& x, const At& at, int64_t count, const PackedKeys& to) const {
+    for (int64_t k = 0; k < round_up(count, chunk); k += Simd::width) {
+      uint32_t* const columns = to.data + k / chunk * chunk * row_words_ + k % chunk;
+      for (int64_t w = 0; w < row_words_; w += packed_words) {
+        Float block[Simd::width];
+        for (int i = 0; i < Simd::width; ++i) block[i] = k + i < count ? _mm512_castsi512_ps(words_at(x, at(k + i), w)) : Simd::zero();
+        Simd::transpose(block);
+        for (int i = 0; i < Simd::width; ++i) Simd::store(reinterpret_cast<float*>(columns + (w + i) * chunk), block[i]);
+      }
+    }
+  }
+
+  void score(int64_t row, int rows, int64_t keys, float* scores) const { score(queries_of(row), rows, keys_, keys, scores); }
+
+  const PackedKeys& keys() const { return keys_; }
+  PackedQueries queries_of(int64_t row) const { return queries_.from(row - task_.row_begin); }
+
+  void score(const PackedQueries& queries, int rows, const PackedKeys& packed, int64_t keys, float* scores) const {
     const Float scale = Simd::set1(a_.scale);
     for (int64_t k = 0; k < keys; k += chunk, scores += rows * chunk) {
-      multiply(queries_of(row), rows, keys_ + k * row_words_, row_words_, false, scores);
+      multiply(queries.data, rows, packed.data + k * row_words_, row_words_, false, scores);
       for (int j = 0; j < rows * chunk; j += Simd::width) Simd::store(scores + j, Simd::mul(scale, Simd::load(scores + j)));
     }
   }
@@ -76,8 +101,6 @@ class ArithmeticTiles {
     return task_.batch * x.batch_stride + task_.kv_head * x.head_stride + position * x.position_stride;
   }
 
-  uint32_t* queries_of(int64_t row) const { return queries_ + (row - task_.row_begin) * row_words_; }
-
   // Features of x from element `at` on, of which `left` follow in the head: `width` of them, zeros behind the last.
   static __m256i halves_at(const hfca::Heads& x, int64_t at, int64_t left) {
     if (left <= 0) return _mm256_setzero_si256();
@@ -98,20 +121,6 @@ class ArithmeticTiles {
                               halves_at(x, at + 2 * w + Simd::width, left - Simd::width), 1);
   }
 
-  // To [keys / 32][words][32], transposed; the last chunk is filled up with zeros.
-  void pack_keys(int64_t at, int64_t count) const {
-    for (int64_t k = 0; k < round_up(count, chunk); k += Simd::width) {
-      uint32_t* const columns = keys_ + k / chunk * chunk * row_words_ + k % chunk;
-      for (int64_t w = 0; w < row_words_; w += packed_words) {
-        Float block[Simd::width];
-        for (int i = 0; i < Simd::width; ++i)
-          block[i] = k + i < count ? _mm512_castsi512_ps(words_at(a_.key, at + (k + i) * a_.key.position_stride, w)) : Simd::zero();
-        Simd::transpose(block);
-        for (int i = 0; i < Simd::width; ++i) Simd::store(reinterpret_cast<float*>(columns + (w + i) * chunk), block[i]);
-      }
-    }
-  }
-
   // To [value_dim / 32][keys / 2][32]: two keys meet in a word. The last chunk of keys is filled up with zeros.
   void pack_values(int64_t at, int64_t count) const {
     const int64_t stride = a_.value.position_stride;
@@ -129,7 +138,9 @@ class ArithmeticTiles {
   const hfca::Attention& a_;
   const hfca::AttentionTask& task_;
   int64_t row_words_;  // of the features of a head
-  uint32_t *keys_, *values_, *queries_, *probabilities_;
+  PackedKeys keys_;
+  PackedQueries queries_;
+  uint32_t *values_, *probabilities_;
 };
 
 // Attention of the tier below, but for what tiles do: many rows whose numbers are bfloat16 or may be rounded to it.
@@ -144,7 +155,7 @@ struct TileAttention {
     const auto all = [&](const auto& f) { return f(a.query.type) && f(a.key.type) && f(a.value.type); };
     const bool may = all([](HeadType type) { return type == HeadType::bfloat16; }) ||
                      (a.quantised && all([](HeadType type) { return type != HeadType::int8; }));
-    return may && rows > below().few_rows && !a.rows;
+    return may && (rows > below().few_rows || a.positions) && !a.rows;
   }
 
   static int64_t scratch_floats(const hfca::Attention& a, int64_t rows) {
@@ -159,10 +170,19 @@ struct TileAttention {
     TileWork::leave();
   }
 
+  static int64_t position_floats(const hfca::Attention& a) {
+    return takes(a, 0) ? position_floats_as<ArithmeticTiles>(a) : below().position_floats(a);
+  }
+
+  static void pack_positions(const hfca::Attention& a, int64_t head) {
+    takes(a, 0) ? pack_positions_as<ArithmeticTiles>(a, head) : below().pack_positions(a, head);
+  }
+
   static void use(hfca::AttentionKernels& kernels) {
     below() = kernels;
     kernels.tile_rows = ArithmeticTiles::rows_at_once;
     kernels.scratch_floats = &scratch_floats, kernels.run = &run;
+    kernels.position_floats = &position_floats, kernels.pack_positions = &pack_positions;
   }
 };
 

@@ -37,6 +37,20 @@ struct Heads {
 
 enum class MaskKind : int { none = 0, boolean, float32, bfloat16 };
 
+// Two tables of vectors for what lies between two tokens (disentangled attention, He et al. 2021, arXiv:2006.03654, section 3.1): a score
+// gains scale * (query . key[i] + query[i] . key) with i = index[q - k + length - 1], for queries and keys of one sequence, at most `length` long.
+struct RelativePositions {
+  Heads key, query;  // [head, row, feature]; one of them may have no data
+  const int32_t* index = nullptr;  // [2 * length - 1]
+  int64_t length = 0;
+  float* packed = nullptr;  // [heads][packed_floats], see AttentionKernels
+  int64_t packed_floats = 0;
+
+  int64_t count() const { return 2 * length - 1; }
+  bool are(HeadType type) const { return (!key.data || key.type == type) && (!query.data || query.type == type); }
+  int64_t row(int64_t i) const { return index[i < 0 ? 0 : i < count() ? i : count() - 1]; }
+};
+
 struct Attention {
   int64_t q_len = 0, kv_len = 0;
   int64_t group = 1;                         // query heads per key head
@@ -52,6 +66,7 @@ struct Attention {
   const float* alibi = nullptr;              // [query head], what a score loses per position between query and key
   const float* relative = nullptr;  // [query head][relative_count], what a score gains for a key behind the query: the last entry for the
   int64_t relative_count = 0;  // query's own position, the first for all that are so far behind, or farther
+  const RelativePositions* positions = nullptr;  // neither causal nor grouped, and all keys are given
   const float* sinks = nullptr;  // [query head], a score that counts in the sum and has no value
   const int32_t* rows = nullptr;  // the "batch" in which each of the first row_keys keys lies; the others lie in their own
   int64_t row_keys = 0;
@@ -78,6 +93,8 @@ struct AttentionKernels {
   int64_t (*partial_floats)(const Attention&, int64_t rows);
   void (*run)(const Attention&, const AttentionTask&, float* scratch);  // scratch: 64-byte aligned
   void (*merge)(const Attention&, const AttentionTask& first, int64_t parts);  // whose partials follow one another
+  int64_t (*position_floats)(const Attention&);  // that relative positions are packed into, for one head
+  void (*pack_positions)(const Attention&, int64_t head);  // to be done before tasks run
 };
 
 }  // namespace hfca

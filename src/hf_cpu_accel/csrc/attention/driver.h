@@ -71,6 +71,14 @@ inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count,
   return plan;
 }
 
+// Before the tasks of sequences with relative positions, which share their tables.
+inline void pack_positions(const Team& team, const AttentionPlan& plan) {
+  if (plan.count == 0 || !plan.sequences->attention.positions) return;
+  team.each(plan.kv_heads, [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head) dispatch().kernels.attention.pack_positions(plan.sequences->attention, head);
+  });
+}
+
 // prepare(attention, task): what is to be done before, in which the attention may be changed for this task.
 template <class Prepare>
 inline void run_attention_task(const AttentionPlan& plan, int64_t number, float* scratch, float* partials, const Prepare& prepare) {

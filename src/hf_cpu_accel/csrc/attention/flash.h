@@ -5,15 +5,16 @@
 // features x 2 x 4 bytes = 128 KB) stays in L2 while tiles of scores (14 x 256 x 4 bytes = 14 KB) live in L1.
 #pragma once
 #include "arithmetic_bf16.h"
-#include "few_rows.h"
 #include "arithmetic_int8.h"
+#include "positions.h"
 
 namespace HFCA_TIER {
 
 // What a task keeps between its steps.
 template <class Arithmetic>
 struct AttentionState {
-  AttentionState(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory) : arithmetic(a, task, memory) {
+  AttentionState(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
+      : arithmetic(a, task, memory), positions(arithmetic, a, task, memory) {
     const int64_t rows = task.row_end - task.row_begin;
     value_columns = round_up(a.value_dim, chunk);
     sums = memory.take(rows * value_columns);
@@ -24,6 +25,7 @@ struct AttentionState {
   }
 
   Arithmetic arithmetic;
+  PositionScores<Arithmetic> positions;
   int64_t value_columns;
   float *sums, *scores, *mask;
   float *maximum, *total;  // running, per row
@@ -44,6 +46,7 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
   }
   if (keys == 0 && !first_block) return;
   s.arithmetic.score(row, rows, keys, s.scores);
+  s.positions.add_to(s.scores, row, rows, begin, keys);
 
   // Pass by pass over all rows, not row by row: the latencies of one row's reduction hide behind the next row's work.
   float maximum[Arithmetic::rows_at_once];
@@ -169,6 +172,7 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
   for (int64_t begin = kv_begin; begin < kv_end || first_block; begin += key_block, first_block = false) {
     const int64_t end = begin + key_block < kv_end ? begin + key_block : kv_end > begin ? kv_end : begin;
     s.arithmetic.take_keys(begin, end);
+    s.positions.take_keys(begin, end);
     each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
   }
   each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
@@ -190,13 +194,14 @@ inline int64_t floats_of(const hfca::Attention& a, int64_t rows) {
 template <class F>
 inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t rows, const F& f) {
   using hfca::HeadType;
-  if (rows <= unpacked_rows) return f(Type<FewRows>{});
+  if (rows <= unpacked_rows && !a.positions) return f(Type<FewRows>{});
 #if HFCA_VNNI
   if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
     return f(Type<ArithmeticInt8>{});
 #endif
 #if HFCA_ARITHMETIC_BF16
-  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16)
+  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16 &&
+      (!a.positions || a.positions->are(HeadType::bfloat16)))
     return f(Type<ArithmeticBf16>{});
 #endif
   return f(Type<ArithmeticF32>{});
@@ -211,8 +216,17 @@ inline void run_attention_task(const hfca::Attention& a, const hfca::AttentionTa
   with_arithmetic(a, task.row_end - task.row_begin, [&](auto type) { attend<typename decltype(type)::type>(a, task, scratch); });
 }
 
+inline int64_t position_floats(const hfca::Attention& a) {
+  return with_arithmetic(a, 0, [&](auto type) { return position_floats_as<typename decltype(type)::type>(a); });
+}
+
+inline void pack_positions(const hfca::Attention& a, int64_t head) {
+  with_arithmetic(a, 0, [&](auto type) { pack_positions_as<typename decltype(type)::type>(a, head); });
+}
+
 constexpr hfca::AttentionKernels attention_kernels() {
-  return {tile_rows, unpacked_rows, &attention_scratch_floats, &partial_floats, &run_attention_task, &merge_parts};
+  return {tile_rows,    unpacked_rows,    &attention_scratch_floats, &partial_floats, &run_attention_task,
+          &merge_parts, &position_floats, &pack_positions};
 }
 
 }  // namespace HFCA_TIER

@@ -60,36 +60,37 @@ struct RowPosition {
   int64_t offset(int64_t head_stride, int64_t position_stride) const { return head * head_stride + position * position_stride; }
 };
 
-// out[head_dim / 32][rows][32] = scale * query rows.
-inline void pack_queries(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t row, int rows, float* out) {
-  const Float scale = Simd::set1(a.scale);
-  RowPosition at(a, task, row);
-  for (int i = 0; i < rows; ++i, at.step()) {
-    const int64_t origin = task.batch * a.query.batch_stride + at.offset(a.query.head_stride, a.query.position_stride);
-    for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
-      const int n = lanes(a.head_dim - d);
-      const Float x = a.query.type == hfca::HeadType::bfloat16 ? load_features<hfca::HeadType::bfloat16>(a.query.data, origin + d, n)
-                                                               : load_features<hfca::HeadType::float32>(a.query.data, origin + d, n);
-      Simd::store(out + (d / chunk * rows + i) * chunk + d % chunk, Simd::mul(scale, x));
-    }
-  }
+// The elements at which the query rows [row, row + rows) of a task begin.
+inline void locate_queries(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t row, int rows, int64_t* at) {
+  RowPosition position(a, task, row);
+  for (int i = 0; i < rows; ++i, position.step())
+    at[i] = task.batch * a.query.batch_stride + position.offset(a.query.head_stride, a.query.position_stride);
 }
 
-// out[keys / 32][head_dim][32] = keys [begin, end), transposed; the last chunk is filled up with zeros.
-template <hfca::HeadType type>
-inline void pack_keys(const hfca::Attention& a, const hfca::AttentionTask& task, int64_t begin, int64_t end, float* out) {
-  const int64_t origin = task.kv_head * a.key.head_stride;
-  const auto at = [&](int64_t key) { return origin + a.batch_of_key(key, task.batch) * a.key.batch_stride + key * a.key.position_stride; };
-  const int64_t padded = begin + round_up(end - begin, chunk);
-  for (int64_t k = begin; k < padded; k += Simd::width) {
-    float* columns = out + (k - begin) / chunk * chunk * a.head_dim + (k - begin) % chunk;
+// out[features / 32][rows][32] = factor * rows of x, which begin at elements at[i].
+inline void pack_queries(const hfca::Heads& x, const int64_t* at, int rows, int64_t features, float factor, float* out) {
+  const Float scale = Simd::set1(factor);
+  for (int i = 0; i < rows; ++i)
+    for (int64_t d = 0; d < features; d += Simd::width) {
+      const int n = lanes(features - d);
+      const Float row = x.type == hfca::HeadType::bfloat16 ? load_features<hfca::HeadType::bfloat16>(x.data, at[i] + d, n)
+                                                           : load_features<hfca::HeadType::float32>(x.data, at[i] + d, n);
+      Simd::store(out + (d / chunk * rows + i) * chunk + d % chunk, Simd::mul(scale, row));
+    }
+}
+
+// out[count / 32][features][32] = keys of x, which begin at elements at(k), transposed; the last chunk is filled up with zeros.
+template <hfca::HeadType type, class At>
+inline void pack_keys(const hfca::Heads& x, const At& at, int64_t features, int64_t count, float* out) {
+  for (int64_t k = 0; k < round_up(count, chunk); k += Simd::width) {
+    float* columns = out + k / chunk * chunk * features + k % chunk;
     [[maybe_unused]] alignas(64) float scale[Simd::width] = {};
     if constexpr (type == hfca::HeadType::int8)
-      for (int i = 0; i < Simd::width && k + i < end; ++i) scale[i] = a.key.scale(at(k + i), a.head_dim);
-    for (int64_t d = 0; d < a.head_dim; d += Simd::width) {
-      const int n = lanes(a.head_dim - d);
+      for (int i = 0; i < Simd::width && k + i < count; ++i) scale[i] = x.scale(at(k + i), features);
+    for (int64_t d = 0; d < features; d += Simd::width) {
+      const int n = lanes(features - d);
       Float block[Simd::width];
-      for (int i = 0; i < Simd::width; ++i) block[i] = k + i < end ? load_features<type>(a.key.data, at(k + i) + d, n) : Simd::zero();
+      for (int i = 0; i < Simd::width; ++i) block[i] = k + i < count ? load_features<type>(x.data, at(k + i) + d, n) : Simd::zero();
       Simd::transpose(block);
       if constexpr (type == hfca::HeadType::int8)
         for (int i = 0; i < n; ++i) block[i] = Simd::mul(block[i], Simd::load(scale));

@@ -19,4 +19,37 @@ struct Carver {
   }
 };
 
+// Keys in the order in which an arithmetic reads them, 32 of `words` words each in a chunk; where it scales them, by what.
+struct PackedKeys {
+  uint32_t* data;
+  int64_t words;
+  float *scale, *offset;  // [keys]
+
+  PackedKeys(Carver& memory, int64_t keys, int64_t words_of_key)
+      : data(memory.take<uint32_t>(round_up(keys, chunk) * words_of_key)),
+        words(words_of_key),
+        scale(memory.take(round_up(keys, chunk))),
+        offset(memory.take(round_up(keys, chunk))) {}
+  PackedKeys from(int64_t key) const {  // a multiple of 32
+    PackedKeys rest = *this;
+    rest.data += key * words, rest.scale += key, rest.offset += key;
+    return rest;
+  }
+};
+
+// Queries likewise, tile by tile.
+struct PackedQueries {
+  uint32_t* data;
+  int64_t words;
+  float* scale;  // [rows]
+
+  PackedQueries(Carver& memory, int64_t rows, int64_t words_of_row)
+      : data(memory.take<uint32_t>(rows * words_of_row)), words(words_of_row), scale(memory.take(rows)) {}
+  PackedQueries from(int64_t row) const {  // the first of a tile
+    PackedQueries rest = *this;
+    rest.data += row * words, rest.scale += row;
+    return rest;
+  }
+};
+
 }  // namespace HFCA_TIER

@@ -173,6 +173,7 @@ inline void run_layer(Team& team, const EncoderLayer& shared, const EncoderPlan&
                       const BlockMemory* memories, float* scratch) {
   const EncoderLayer layer = shared;  // see run_gemm
   float* mine = scratch + team.slot() * plan.scratch_floats;
+  pack_positions(team, attention);
   if (plan.by_steps()) {
     project(team, layer, plan.blocks[0], memories[0], mine);
     run_attention(team, attention, mine);

@@ -92,6 +92,7 @@ Rotation rotation_of(const Tensor& cos, const Tensor& sin, const Tokens& tokens,
 // What keys a query sees and what is added to its scores, besides the padding.
 struct Scores {
   OptionalTensor mask, relative;
+  const RelativePositions* positions = nullptr;
   int64_t window = 0;
   bool shared = false;  // sequences take the masks in turn
 };
@@ -128,6 +129,7 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
   Attention shared;
   shared.head_dim = shared.value_dim = head_size;
   shared.scale = static_cast<float>(scale);
+  shared.positions = scores.positions;
   shared.quantised = layer.bf16_intermediates && layer.qkv.kind == WeightKind::int8;
   // Attention knows causality, a window that ends with the query, and biases for keys before it. Here queries look both ways: they stand
   // so many positions further on, behind the last key that they see, or that has a bias of its own.
@@ -176,7 +178,8 @@ std::vector<AttentionSequence> sequences_of(const EncoderLayer& layer, const Tok
 }
 
 Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding, const OptionalTensor& mask, const OptionalTensor& relative,
-                     const OptionalTensor& cos, const OptionalTensor& sin, int64_t window, const Tensor& qkv,
+                     const OptionalTensor& cos, const OptionalTensor& sin, int64_t window, const OptionalTensor& position_keys,
+                     const OptionalTensor& position_queries, const OptionalTensor& position_index, const Tensor& qkv,
                      const OptionalTensor& qkv_scale, const OptionalTensor& qkv_bias, const std::vector<int64_t>& order, int64_t head_size,
                      std::optional<double> attention_scale, const Tensor& output, const OptionalTensor& output_scale,
                      const OptionalTensor& output_bias, const OptionalTensor& attention_norm_weight,
@@ -248,11 +251,20 @@ Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding,
   const int64_t heads_count = attention_features / head_size;
   if (cos) layer.rotation = rotation_of(*cos, *sin, tokens, length, heads_count, head_size, keep_tables);
   std::vector<std::vector<float>> keep_holes;
+  std::vector<Tensor> keep_positions;
+  RelativePositions positions;
+  const bool has_positions = position_keys || position_queries || position_index;
+  if (has_positions)
+    positions = read_positions(position_keys, position_queries, position_index, length, attention_features, head_size, op, keep_positions);
+  STD_TORCH_CHECK(!has_positions || (!relative && window == 0), "hf_cpu_accel::encoder_layer: positions exclude relative and a window");
   std::vector<AttentionSequence> sequences =
       sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
-                   {mask, relative, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
+                   {mask, relative, has_positions ? &positions : nullptr, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
 
   if (tokens.total == 0 || features == 0) return result;
+  if (has_positions) positions.packed_floats = dispatch().kernels.attention.position_floats(sequences[0].attention);
+  Workspace packed_positions(Workspace::size_of<float>(heads_count * positions.packed_floats));
+  positions.packed = packed_positions.take<float>(heads_count * positions.packed_floats);
   const int64_t threads =
       team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
   const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);
@@ -270,8 +282,8 @@ Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding,
 }  // namespace hfca
 
 HFCA_OP(encoder_layer,
-        "(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, Tensor qkv, "
-        "Tensor? qkv_scale, Tensor? qkv_bias, int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, "
+        "(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, "
+        "Tensor? position_keys, Tensor? position_queries, Tensor? position_index, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, "
         "Tensor? output_bias, Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, "
         "Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, "
         "str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, "

@@ -12,6 +12,8 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
+from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
 from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names, passed_names
@@ -24,6 +26,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 STRUCTURE = "encoder layer"
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
+_OF_POSITIONS = 2  # that disentangled attention may have besides
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
@@ -41,10 +44,14 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLay
         return None
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
-    packed = SEQUENCES in passed_names(layer)
-    kind = partial(fuse, fused_class=FusedPackedLayer) if packed else fuse
+    packed, disentangled = SEQUENCES in passed_names(layer), is_disentangled(parameter_names(layer))
+    kind, match = fuse, match_layer
+    if packed:
+        kind = partial(fuse, fused_class=FusedPackedLayer)
+    elif disentangled:
+        kind, match = partial(fuse, fused_class=FusedDisentangledLayer), match_disentangled
     attempted = partial(kind, skips_padding=False, bf16_intermediates=False)
-    matched = _refusal(layer) or match_layer(layer, attempted)
+    matched = _refusal(layer, _MOST + _OF_POSITIONS * disentangled) or match(layer, attempted)
     if isinstance(matched, Refusal):
         return matched
     fused = kind(layer, *matched, skips_padding=context.config.padding == "skip" and not packed)
@@ -60,8 +67,8 @@ def _holds_attention(module: nn.Module) -> bool:
     return sum(isinstance(child, PackedLinear) for child in module.modules()) >= _FEWEST
 
 
-def _refusal(module: nn.Module) -> Refusal | None:
-    """What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
+def _refusal(module: nn.Module, most: int) -> Refusal | None:
+    """`most`: linears. What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
     inside = [child for child in module.modules() if child is not module]
     names = parameter_names(module)
     linears = sum(isinstance(child, PackedLinear) for child in inside)
@@ -74,9 +81,9 @@ def _refusal(module: nn.Module) -> Refusal | None:
     if not set(CACHES).isdisjoint(names) and any(vars(child).get("is_causal") is True for child in inside):
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
-    if linears > _MOST:
+    if linears > most:
         return Refusal(
-            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {_MOST}",
+            f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {most}",
             yields=True,
         )
     if any(has_foreign_hook(hooks) for child in inside for hooks in forward_hooks(child)):
