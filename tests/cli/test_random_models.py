@@ -18,6 +18,7 @@ _PUBLISHED = {
     "electra-small-discriminator": 13.5,
     "mpnet-base": 109.5,
     "deberta-v3-small": 141.3,
+    "deberta-v3-base": 183.8,
     "ModernBERT-base": 149.0,
     "mobilebert-uncased": 24.6,
     "conv-bert-base": 105.7,

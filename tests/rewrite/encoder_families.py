@@ -115,6 +115,26 @@ def mpnet() -> nn.Module:
     return tf.MPNetModel(tf.MPNetConfig(**SIZES)).eval()
 
 
+def deberta_v2(**changes: object) -> nn.Module:
+    """Vectors of relative positions; distances beyond four share them."""
+    settings = {
+        "relative_attention": True,
+        "position_buckets": 8,
+        "max_position_embeddings": 64,
+        "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
+    torch.manual_seed(0)
+    model = tf.DebertaV2Model(tf.DebertaV2Config(**{**SIZES, **settings, **changes})).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(6)  # else all attend alike to all
+    return model
+
+
 def whisper_encoder() -> nn.Module:
     """Its queries are scaled before attention, and its keys have no bias."""
     sizes = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 96}
@@ -151,6 +171,12 @@ FUSED = {
     "esm absolute": (lambda: esm("absolute"), 2),
     "clip text": (clip_text, 2),
     "hubert": (hubert, 2),
+    "deberta v3": (deberta_v2, 2),
+    "deberta v2": (lambda: deberta_v2(share_att_key=False), 2),
+    "deberta, one way": (lambda: deberta_v2(pos_att_type=["c2p"]), 2),
+    "deberta, the other way": (lambda: deberta_v2(pos_att_type=["p2c"], share_att_key=False), 2),
+    "deberta without buckets": (lambda: deberta_v2(position_buckets=-1), 2),
+    "deberta with a convolution": (lambda: deberta_v2(conv_kernel_size=3), 2),
 }
 
 

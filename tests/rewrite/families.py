@@ -106,12 +106,12 @@ FAMILIES = {
     ),
     "deberta-v2": Family(
         "DebertaV2Model", "DebertaV2Config", {**_DEBERTA, "position_buckets": 16},
-        {"merged projections": 10, "linear + activation": 2, "linear + residual + norm": 4},
+        {"encoder layer": 2, "merged projections": 10, "linear + activation": 2, "linear + residual + norm": 4},
     ),
     "deberta-v3": Family(
         "DebertaV2Model", "DebertaV2Config",
         {**_DEBERTA, "position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
-        {"merged projections": 6, "linear + activation": 2, "linear + residual + norm": 4},
+        {"encoder layer": 2, "merged projections": 6, "linear + activation": 2, "linear + residual + norm": 4},
     ),
     "modernbert": Family(
         "ModernBertModel", "ModernBertConfig",

@@ -24,6 +24,17 @@ _SMOLLM2 = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+_DEBERTA_V3 = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
 # name -> (transformers model type, what its published config.json sets differently from the type's defaults)
 _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-tiny": (
@@ -51,21 +62,8 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "albert-base-v2": ("albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "electra-small-discriminator": ("electra", {}),
     "mpnet-base": ("mpnet", {"vocab_size": 30527, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
-    "deberta-v3-small": (
-        "deberta-v2",
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "relative_attention": True,
-            "position_buckets": 256,
-            "norm_rel_ebd": "layer_norm",
-            "share_att_key": True,
-            "pos_att_type": "p2c|c2p",
-            "position_biased_input": False,
-        },
-    ),
+    "deberta-v3-small": ("deberta-v2", {**_DEBERTA_V3, "num_hidden_layers": 6}),
+    "deberta-v3-base": ("deberta-v2", _DEBERTA_V3),
     "ModernBERT-base": ("modernbert", {}),
     "mobilebert-uncased": ("mobilebert", {"classifier_activation": False}),
     "conv-bert-base": ("convbert", {}),
