@@ -42,11 +42,12 @@ AGAINST_RIVALS = (
     "all-MiniLM-L6-v2:1x32",
     "all-MiniLM-L6-v2:32x64",
     "distilbert-base-uncased:1x128",
+    "deberta-v3-base:1x128",
+    "deberta-v3-base:8x128",
     "roberta-base:16x8-128",
 )
 # Models whose layers no rule knows as a whole: what the compiler adds to the rules shows here.
 WITHOUT_RULE = (
-    "deberta-v3-small:1x128",
     "mobilebert-uncased:1x128",
     "conv-bert-base:1x128",
     "xlnet-base-cased:1x128",

@@ -270,7 +270,13 @@ def positions_of(case: Case) -> dict[str, Any]:
     if case.scattered:
         rows = torch.randperm(case.batch * case.length, dtype=torch.int32).view(-1, case.scattered)
     positions = _relative_positions(case) if case.positions else None
-    return {"relative": relative, "rotary": tables, "window": case.window, "positions": positions, "rows": rows}
+    return {
+        "relative": relative,
+        "rotary": tables,
+        "window": case.window,
+        "positions": positions,
+        "rows": rows,
+    }
 
 
 def _relative_positions(case: Case) -> RelativePositions:

@@ -186,7 +186,7 @@ def test_traces() -> None:
     inputs = EncoderInputs(padding)._replace(
         position_keys=with_positions.keys,
         position_queries=with_positions.queries,
-        position_index=with_positions.index,
+        position_index=with_positions.distances,
     )
     torch.library.opcheck(
         torch.ops.hf_cpu_accel.encoder_layer.default, (hidden_states, *inputs, *weights.arguments())

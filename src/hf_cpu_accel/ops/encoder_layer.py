@@ -110,17 +110,17 @@ class EncoderWeights:
 
 
 class RelativePositions(NamedTuple):
-    """What scores gain for what two tokens are to each other: scale * (query . keys[i] + key . queries[i]), i = index[q - k + L - 1]
-    for the query of token q and the key of token k (disentangled attention, He et al. 2021, arXiv:2006.03654, section 3.1).
+    """What the score of tokens q and k gains for where they are to each other: scale * (query . keys[i] + key . queries[i]),
+    i = distances[q - k + L - 1] (disentangled attention, He et al. 2021, arXiv:2006.03654, section 3.1).
 
     Attributes:
         keys, queries: [rows, heads * head_size] float32 or bfloat16; one of them may be None.
-        index: int32 [2L - 1]; L' for `rows`.
+        distances: int32 [2L - 1], which row is for which distance; L' for `rows`.
     """
 
     keys: Tensor | None
     queries: Tensor | None
-    index: Tensor
+    distances: Tensor
 
 
 class EncoderInputs(NamedTuple):

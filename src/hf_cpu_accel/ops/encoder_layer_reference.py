@@ -15,7 +15,8 @@ from hf_cpu_accel.ops.registry import by_name
 
 SCHEMA = (
     "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
-    "int window, Tensor? position_keys, Tensor? position_queries, Tensor? position_index, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
+    "int window, Tensor? position_keys, Tensor? position_queries, Tensor? position_index, "
+    "Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
     "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "

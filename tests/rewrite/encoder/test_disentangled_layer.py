@@ -70,9 +70,7 @@ def test_all_lengths_give_the_same(threads: int, padding: str, monkeypatch: pyte
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "error"), [("bfloat16", 0.03), ("int8", 0.06), ("int4", 0.3)]
-)
+@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 0.03), ("int8", 0.06), ("int4", 0.3)])
 def test_reduced_precision_stays_close(dtype: str, error: float) -> None:
     model = deberta_v2()
     batches = [batch_of(length) for length in LENGTHS]

@@ -66,16 +66,16 @@ inline RelativePositions read_positions(const std::optional<Tensor>& keys, const
   const auto read = [&](const std::optional<Tensor>& table, const char* name) {
     if (!table) return Heads{};
     check_floating(*table, op, name);
-    STD_TORCH_CHECK(table->dim() == 2 && table->size(0) > 0 && table->size(1) == features, "hf_cpu_accel::", op, ": ", name, " must be [rows, ",
-                    features, "]");
+    STD_TORCH_CHECK(table->dim() == 2 && table->size(0) > 0 && table->size(1) == features, "hf_cpu_accel::", op, ": ", name,
+                    " must be [rows, ", features, "]");
     keep.push_back(torch::stable::contiguous(*table));
     rows = std::min(rows, table->size(0));
     return Heads{keep.back().mutable_data_ptr(), 0, head_size, features, floating(is_bf16(*table))};
   };
   positions.key = read(keys, "position_keys"), positions.query = read(queries, "position_queries");
   for (int64_t i = 0; i < index->size(0); ++i)
-    STD_TORCH_CHECK(positions.index[i] >= 0 && positions.index[i] < rows, "hf_cpu_accel::", op, ": position_index must hold rows from 0 to ",
-                    rows - 1, ", and has ", positions.index[i]);
+    STD_TORCH_CHECK(positions.index[i] >= 0 && positions.index[i] < rows, "hf_cpu_accel::", op,
+                    ": position_index must hold rows from 0 to ", rows - 1, ", and has ", positions.index[i]);
   return positions;
 }
 

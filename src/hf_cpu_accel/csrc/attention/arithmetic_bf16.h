@@ -87,8 +87,7 @@ class ArithmeticBf16 {
       uint32_t* columns = to + k / chunk * chunk * words_ + k % chunk;
       for (int64_t w = 0; w < words_; w += Simd::width) {
         Float block[Simd::width];
-        for (int i = 0; i < Simd::width; ++i)
-          block[i] = k + i < count ? _mm512_castsi512_ps(words_at(keys + at(k + i), w)) : Simd::zero();
+        for (int i = 0; i < Simd::width; ++i) block[i] = k + i < count ? _mm512_castsi512_ps(words_at(keys + at(k + i), w)) : Simd::zero();
         Simd::transpose(block);
         for (int i = 0; i < Simd::width && w + i < words_; ++i) Simd::store(reinterpret_cast<float*>(columns + (w + i) * chunk), block[i]);
       }

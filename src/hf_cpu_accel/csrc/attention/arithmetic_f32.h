@@ -10,9 +10,7 @@ namespace HFCA_TIER {
 class QueriesF32 {
  public:
   QueriesF32(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : a_(a),
-        task_(task),
-        queries_(memory, task.row_end - task.row_begin, round_up(a.head_dim, chunk)) {}
+      : a_(a), task_(task), queries_(memory, task.row_end - task.row_begin, round_up(a.head_dim, chunk)) {}
 
   void take_queries(int64_t row, int rows) const {
     int64_t at[tile_rows];
@@ -48,14 +46,16 @@ class ArithmeticF32 : public QueriesF32 {
   static constexpr int rows_at_once = tile_rows;  // that are computed together
 
   ArithmeticF32(const hfca::Attention& a, const hfca::AttentionTask& task, Carver& memory)
-      : QueriesF32(a, task, memory),
-        keys_(memory, key_block, a.head_dim),
-        values_(memory.take(key_block * round_up(a.value_dim, chunk))) {}
+      : QueriesF32(a, task, memory), keys_(memory, key_block, a.head_dim), values_(memory.take(key_block * round_up(a.value_dim, chunk))) {}
 
   void take_keys(int64_t begin, int64_t end) const {
     const int64_t origin = task_.kv_head * a_.key.head_stride;
-    pack(a_.key, [&](int64_t k) { return origin + a_.batch_of_key(begin + k, task_.batch) * a_.key.batch_stride + (begin + k) * a_.key.position_stride; },
-         end - begin, keys_);
+    pack(
+        a_.key,
+        [&](int64_t k) {
+          return origin + a_.batch_of_key(begin + k, task_.batch) * a_.key.batch_stride + (begin + k) * a_.key.position_stride;
+        },
+        end - begin, keys_);
     with_head_type(a_.value, [&](auto type) { pack_values<decltype(type)::value>(a_, task_, begin, end, key_block, values_); });
   }
 

@@ -39,7 +39,8 @@ class ArithmeticInt8 {
   void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
     float step[Simd::width];
     with_type(x, [&](const auto* data) {
-      quantise([&](int i) { return data + at[i]; }, a_.head_dim, rows, step, [&](int i, int64_t w) { return packed_word(to.data, rows, i, w); });
+      quantise([&](int i) { return data + at[i]; }, a_.head_dim, rows, step,
+               [&](int i, int64_t w) { return packed_word(to.data, rows, i, w); });
     });
     for (int i = 0; i < rows; ++i) to.scale[i] = step[i] * a_.scale;
   }

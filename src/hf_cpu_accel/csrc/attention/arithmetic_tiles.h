@@ -33,8 +33,7 @@ class ArithmeticTiles {
   // To [words / 16][rows][16].
   void pack(const hfca::Heads& x, const int64_t* at, int rows, const PackedQueries& to) const {
     for (int i = 0; i < rows; ++i)
-      for (int64_t w = 0; w < row_words_; w += packed_words)
-        _mm512_storeu_si512(packed_word(to.data, rows, i, w), words_at(x, at[i], w));
+      for (int64_t w = 0; w < row_words_; w += packed_words) _mm512_storeu_si512(packed_word(to.data, rows, i, w), words_at(x, at[i], w));
   }
 
   void take_keys(int64_t begin, int64_t end) const {

@@ -146,8 +146,9 @@ class FewRows : public QueriesF32 {
 
   void score(int64_t row, int rows, int64_t keys, float* scores) const {
     with_head_type(a_.key, [&](auto type) {
-      with_rows(rows,
-                [&](auto n) { score_keys<decltype(type)::value, decltype(n)::number>(a_, task_, as_floats(queries_of(row).data), begin_, keys, scores); });
+      with_rows(rows, [&](auto n) {
+        score_keys<decltype(type)::value, decltype(n)::number>(a_, task_, as_floats(queries_of(row).data), begin_, keys, scores);
+      });
     });
   }
 

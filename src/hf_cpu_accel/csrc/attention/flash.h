@@ -225,8 +225,8 @@ inline void pack_positions(const hfca::Attention& a, int64_t head) {
 }
 
 constexpr hfca::AttentionKernels attention_kernels() {
-  return {tile_rows,    unpacked_rows,    &attention_scratch_floats, &partial_floats, &run_attention_task,
-          &merge_parts, &position_floats, &pack_positions};
+  return {tile_rows,           unpacked_rows, &attention_scratch_floats, &partial_floats,
+          &run_attention_task, &merge_parts,  &position_floats,          &pack_positions};
 }
 
 }  // namespace HFCA_TIER

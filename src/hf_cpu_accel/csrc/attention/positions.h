@@ -103,7 +103,8 @@ class PositionScores {
 
   // Lines of products with the positions between these queries and keys; returns where in the first of them that of the first key is.
   int64_t multiply_queries(int64_t row, int rows, int64_t begin, int64_t keys) const {
-    const int64_t origin = begin - row + positions_->length - 1, first = (origin - rows + 1) / chunk * chunk, columns = origin + keys - first;
+    const int64_t origin = begin - row + positions_->length - 1, first = (origin - rows + 1) / chunk * chunk,
+                  columns = origin + keys - first;
     arithmetic_.score(arithmetic_.queries_of(row), rows, operands().keys.from(first), columns, product_);
     for (int64_t c = 0; c < columns; c += chunk)
       for (int i = 0; i < rows; ++i) {

@@ -257,9 +257,9 @@ Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding,
   if (has_positions)
     positions = read_positions(position_keys, position_queries, position_index, length, attention_features, head_size, op, keep_positions);
   STD_TORCH_CHECK(!has_positions || (!relative && window == 0), "hf_cpu_accel::encoder_layer: positions exclude relative and a window");
-  std::vector<AttentionSequence> sequences =
-      sequences_of(layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
-                   {mask, relative, has_positions ? &positions : nullptr, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
+  std::vector<AttentionSequence> sequences = sequences_of(
+      layer, tokens, head_size, scale, padding ? std::optional(keep_padding) : std::nullopt,
+      {mask, relative, has_positions ? &positions : nullptr, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
 
   if (tokens.total == 0 || features == 0) return result;
   if (has_positions) positions.packed_floats = dispatch().kernels.attention.position_floats(sequences[0].attention);
@@ -281,10 +281,11 @@ Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding,
 }  // namespace
 }  // namespace hfca
 
-HFCA_OP(encoder_layer,
-        "(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, "
-        "Tensor? position_keys, Tensor? position_queries, Tensor? position_index, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, "
-        "Tensor? output_bias, Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, "
-        "Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, "
-        "str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, "
-        "bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor")
+HFCA_OP(
+    encoder_layer,
+    "(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, "
+    "Tensor? position_keys, Tensor? position_queries, Tensor? position_index, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, "
+    "Tensor? output_bias, Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, "
+    "Tensor? up_scale, Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, "
+    "str activation, Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, "
+    "bool narrow, int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor")

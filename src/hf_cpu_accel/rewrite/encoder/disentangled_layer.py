@@ -1,7 +1,7 @@
 """Encoder layers with disentangled attention (DeBERTa, He et al. 2021, arXiv:2006.03654): one op call.
 
-Their masks are [B, 1, L, L] truth values, whichever dtype they have, and hide whole rows: a query that is padding attends to all keys
-alike. Where padding is computed, a mask of the lowest number says so.
+Their masks are [B, 1, L, L] truth values, whichever dtype they have, and hide whole rows: a query that is padding attends to
+all keys alike. Where padding is computed, a mask of the lowest number says so.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of, parameter_names
 from hf_cpu_accel.rewrite.encoder.parts import MASK, EncoderLayerParts, EncoderSignature
 from hf_cpu_accel.rewrite.encoder.positions import RELATIVE, VECTORS, DisentangledParts
-from hf_cpu_accel.rewrite.encoder.trace import Features, LayerTrace
+from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _SPAN = "pos_ebd_size"  # attribute of attention modules
@@ -78,9 +78,7 @@ class _Matcher:
         errors = [self._error(parts, signature, masks, expected) for parts in possible]
         best = min(range(len(errors)), key=errors.__getitem__)
         if errors[best] > ENCODER_LAYER.of(self.hidden_states.dtype):
-            raise Refused(
-                Refusal("it computes something else than its linears, norms and attention suggest")
-            )
+            raise Refused(Refusal("it computes something else than its linears, norms and attention suggest"))
         return possible[best], signature
 
     def _call(self, layer: nn.Module, mask: Tensor) -> Any:
@@ -111,9 +109,7 @@ class _Matcher:
         for parts in candidates(self.layer, trace):
             given = {name: getattr(parts, name) for name in EncoderLayerParts.__dataclass_fields__}
             parts_scale = {**given, "scale": _exact(parts.scale, parts.attention.head_size)}
-            yield DisentangledParts(
-                **parts_scale, position_key=key, position_query=query, span=self.span
-            )
+            yield DisentangledParts(**parts_scale, position_key=key, position_query=query, span=self.span)
 
     def _error(
         self,
@@ -162,7 +158,7 @@ class _Trace(LayerTrace):
         self.products.append((args[0], args[1].mT))
 
     def positions(self) -> tuple[PackedLinear | None, PackedLinear | None] | None:
-        """What makes keys and queries of positions, the attention of content noted as `attended`; None if it is not of that kind."""
+        """What makes keys and queries of positions, or None; notes the attention of content."""
         if len(self.products) < 3:
             return None
         (query, key), *others, (_, value) = self.products

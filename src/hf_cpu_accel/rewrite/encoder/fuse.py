@@ -68,7 +68,8 @@ def _holds_attention(module: nn.Module) -> bool:
 
 
 def _refusal(module: nn.Module, most: int) -> Refusal | None:
-    """`most`: linears. What shows without a call: how it is called and what it holds, and who watches or changes what passes inside."""
+    """What shows without a call: how it is called, whether it holds up to `most` linears, and who watches or changes what passes
+    inside."""
     inside = [child for child in module.modules() if child is not module]
     names = parameter_names(module)
     linears = sum(isinstance(child, PackedLinear) for child in inside)

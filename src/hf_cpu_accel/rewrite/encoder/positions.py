@@ -1,7 +1,7 @@
 """What disentangled attention is told about positions, in the form in which the op takes it (He et al. 2021, arXiv:2006.03654).
 
-Hosts make a matrix of relative positions and the vectors of all of them anew in each call of a model, and hand both to each layer. What
-layers make of them is made once for all calls in which they are the same.
+Hosts make a matrix of relative positions and the vectors of all of them anew in each call of a model, and hand both to each
+layer. What layers make of them is made once for all calls in which they are the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DisentangledParts(EncoderLayerParts):
     """The parts of a layer with disentangled attention.
 
     Attributes:
-        position_key, position_query: what makes keys (queries) of the vectors of relative positions, or None; perhaps those that make
-            them of hidden states.
+        position_key, position_query: what makes keys (queries) of the vectors of relative positions, or None; perhaps those that
+            make them of hidden states.
         span: how far apart two tokens may be to have a vector of their own, of 2 * span.
     """
 
