@@ -1,4 +1,5 @@
-"""Models that see, hear and paint: published architectures with random weights, each on inputs of its usual size."""
+"""Models that see, hear and paint, and one that finds names in texts: published architectures with random weights, each on inputs
+of its usual size."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from benchmarks.workloads import span_tagger
 from hf_cpu_accel.cli import random_models
 
 
@@ -101,6 +103,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, Generator], dic
     "sd15-unet": (_unet, _unet_inputs),
     "sd15-vae-decoder": (_vae_decoder, partial(_random, latents=(4, 64, 64))),
     "flux-mini": (_flux, _flux_inputs),
+    "gliner-base": (span_tagger.build, span_tagger.inputs),
 }
 
 NAMES = tuple(_MODELS)

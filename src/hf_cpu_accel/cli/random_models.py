@@ -26,6 +26,7 @@ _SMOLLM2 = {
 }
 _DEBERTA_V3 = {
     "hidden_size": 768,
+    "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "relative_attention": True,
