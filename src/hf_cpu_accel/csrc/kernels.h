@@ -41,7 +41,7 @@ struct Kernels {
   PackRotatedKernel pack_rotated;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
-  ImageTilesKernel image_tiles = nullptr;                       // where there are tiles
+  ImageTilesKernels image_tiles = {};                           // where there are tiles
 };
 
 // Tables per tier. A tier that adds only an instruction for one type (VNNI, BF16) is compiled whole: its other kernels are those of

@@ -25,7 +25,7 @@ void HFCA_CONCAT(use_tiles_, HFCA_TIER)(Kernels& kernels) {
   take(WeightKind::int8_image, HFCA_TIER::TileGemm<HFCA_TIER::TileInt8>::kernels_of_words(), few);
   take(WeightKind::int4, HFCA_TIER::TileGemm<HFCA_TIER::TileInt8>::kernels_of_int4(), HFCA_TIER::Int4Gemm::tile_rows);
   HFCA_TIER::TileAttention::use(kernels.attention);
-  kernels.image_tiles = &HFCA_TIER::ImageTiles::compute;
+  kernels.image_tiles = {&HFCA_TIER::ImageTiles<HFCA_TIER::TileInt8>::compute, &HFCA_TIER::ImageTiles<HFCA_TIER::TileBf16>::compute};
   kernels.multiply_adds = &HFCA_TIER::tile_multiply_adds;
 }
 

@@ -8,6 +8,7 @@
 
 #include "direct.h"
 #include "driver.h"
+#include "few_channels.h"
 #include "images.h"
 #include "pooling.h"
 #include "winograd_driver.h"
@@ -51,12 +52,12 @@ struct Wanted {
   int64_t border = 0;
 };
 
-// How a convolution is computed: of patches, by tiles of the image (winograd.h), or of pixels where they lie.
-enum class Way { patches, winograd, direct };
+// How a convolution is computed: of patches, by tiles of the image (winograd.h), of pixels where they lie, or of rows of few channels.
+enum class Way { patches, winograd, direct, few_channels };
 
 class ConvolutionChain {
  public:
-  explicit ConvolutionChain(int64_t threads) : threads_(threads) {}
+  ConvolutionChain(int64_t threads, size_t steps) : threads_(threads) { known_.reserve(steps + 1), steps_.reserve(steps); }
 
   // The number under which the images can be read. Those of number 0 are there, the others are made by a step.
   size_t add(const Images& images, Wanted wanted) {
@@ -73,6 +74,7 @@ class ConvolutionChain {
   // g's input and output are those images, and so is what it adds; patches: all but where the pixels are.
   void convolve(Gemm g, const Patches& patches, Way way, size_t source, size_t output, std::optional<size_t> residual = std::nullopt) {
     Known& from = known_[source];
+    if (way == Way::patches && FewChannelConvolution::takes(g, from.images, patches)) way = Way::few_channels;
     const Images& to = known_[output].images;
     Step step;
     step.all_places = way == Way::direct && takes_all_places(patches, from.images, to);
@@ -120,7 +122,10 @@ class ConvolutionChain {
       step.take(workspace, threads_);
     }
     run_team(threads_, [&](Team& team) {
-      for (const Step& step : steps_) step.run(team);
+      for (size_t i = 0; i < steps_.size(); ++i) {
+        const bool known = i + 1 < steps_.size() && steps_[i + 1].direct;
+        steps_[i].run(team, known ? steps_[i + 1].direct->first_panel(team) : WeightBytes{});
+      }
     });
   }
 
@@ -142,26 +147,31 @@ class ConvolutionChain {
     std::optional<PatchConvolution> gemm;
     std::optional<WinogradConvolution> winograd;
     std::optional<DirectConvolution> direct;
+    std::optional<FewChannelConvolution> few_channels;
     std::optional<MaxPooling> pooling;
 
     // Bytes of memory that it takes while it runs.
     size_t prepare(int64_t threads) {
       if (pooling) return pooling->bytes(threads);
       if (way == Way::direct) return direct.emplace(g, source, patches, all_places), 0;
+      if (way == Way::few_channels) return few_channels.emplace(g, source, patches).bytes();
       if (way == Way::winograd) return winograd.emplace(g, patches, threads).bytes();
       return gemm.emplace(g, source, patches, bytes, threads).bytes();
     }
     void take(Workspace& from, int64_t threads) {
       if (pooling) return pooling->take(from, threads);
       if (winograd) winograd->take(from);
+      if (few_channels) few_channels->take(from);
       if (gemm) gemm->take(from);
     }
-    void run(const Team& team) const {
+    // next: what this thread reads of the weight of the next one.
+    void run(const Team& team, WeightBytes next) const {
       if (pooling) return pooling->run(team);
       if (output.border > 0) fill_border(team, output);
       if (makes) makes->make(team);
-      if (direct) direct->run(team);
+      if (direct) direct->run(team, next);
       if (winograd) winograd->run(team);
+      if (few_channels) few_channels->run(team, next);
       if (gemm) gemm->run(team);
     }
   };

@@ -89,7 +89,7 @@ class PatchConvolution {
         quantises_(bytes && !patches.have_several_pixels()),
         patches_(bytes && !quantises_ ? bytes->patches(patches) : patches) {
     if (gathers(g.kind, source.channels, patches.have_several_pixels())) {
-      padded_.emplace(source, patches, g.kind == WeightKind::bfloat16 || g.input.bf16);
+      padded_.emplace(source, patches, g.kind == WeightKind::bfloat16 || g.input.bf16, source.channels);
       g_.input.bf16 = padded_->is_bf16(), patches_ = padded_->patches();
     }
     rows_.emplace(g, patches_);

@@ -10,7 +10,7 @@ namespace hfca {
 struct PixelRow {
   const void* data;
   bool bf16;
-  int64_t pixel_apart, channel_apart;
+  int64_t pixel_apart, channel_apart, channels;
 };
 
 // `rows` times `count` pieces of `bytes` each.
@@ -23,7 +23,7 @@ struct Pieces {
 constexpr int64_t copied_bytes = 64;
 
 struct GatherKernels {
-  // Pixels and channels one after another.
+  // Pixels and channels one after another; behind those of a pixel zeros up to `channels`.
   void (*copy)(const PixelRow& from, int64_t pixels, int64_t channels, void* to, bool to_bf16);
   // Pieces one after another.
   void (*gather)(const Pieces& pieces, char* to);

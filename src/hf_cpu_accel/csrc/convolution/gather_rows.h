@@ -18,29 +18,45 @@ HFCA_INLINE inline void typed_pair(const void* from, bool from_bf16, void* to, b
 
 inline int lanes_left(int64_t at, int64_t end) { return end - at < Simd::width ? static_cast<int>(end - at) : Simd::width; }
 
+// One channel of n pixels, in the dtype of the output.
+template <class T, class Out>
+HFCA_INLINE inline void copy_channel(const T* first, int64_t pixel_apart, int n, Out* to) {
+  if (pixel_apart == 1) return store_from_float(to, load_as_float_n(first, n), n);
+  alignas(64) float gathered[Simd::width];
+  for (int j = 0; j < n; ++j) gathered[j] = first_of(load_as_float_n(first + j * pixel_apart, 1));
+  store_from_float(to, Simd::load_n(gathered, n), n);
+}
+
 inline void copy_pixels(const hfca::PixelRow& from, int64_t pixels, int64_t channels, void* to, bool to_bf16) {
   typed_pair(from.data, from.bf16, to, to_bf16, [&](const auto* x, auto* out) HFCA_INLINE {
-    if (from.channel_apart == 1 && from.pixel_apart == channels) {
+    if (from.channel_apart == 1 && from.pixel_apart == channels && from.channels == channels) {
       for (int64_t i = 0; i < pixels * channels; i += Simd::width) {
         const int n = lanes_left(i, pixels * channels);
         store_from_float(out + i, load_as_float_n(x + i, n), n);
       }
       return;
     }
-    // Some pixels of each channel, in the dtype of the output, and then side by side.
-    std::remove_reference_t<decltype(*out)> some[Simd::width];
-    alignas(64) float gathered[Simd::width];
+    // Some pixels of each channel, and then side by side.
+    using Out = std::remove_reference_t<decltype(*out)>;
+    constexpr int four = 4;  // channels of two bytes, which are one number of 64 bits
+    Out some[four][Simd::width] = {};
     for (int64_t i = 0; i < pixels; i += Simd::width) {
       const int n = lanes_left(i, pixels);
-      for (int64_t c = 0; c < channels; ++c) {
-        const auto* const first = x + i * from.pixel_apart + c * from.channel_apart;
-        if (from.pixel_apart == 1) {
-          store_from_float(some, load_as_float_n(first, n), n);
-        } else {
-          for (int j = 0; j < n; ++j) gathered[j] = first_of(load_as_float_n(first + j * from.pixel_apart, 1));
-          store_from_float(some, Simd::load_n(gathered, n), n);
+      const auto load = [&](int64_t c, Out* channel)
+                            HFCA_INLINE { copy_channel(x + i * from.pixel_apart + c * from.channel_apart, from.pixel_apart, n, channel); };
+      if (sizeof(Out) == 2 && channels == four) {
+        for (int64_t c = 0; c < from.channels; ++c) load(c, some[c]);
+        uint64_t whole[Simd::width];
+        for (int j = 0; j < Simd::width; ++j) {
+          whole[j] = 0;
+          for (int c = 0; c < four; ++c) whole[j] |= static_cast<uint64_t>(some[c][j]) << (16 * c);
         }
-        for (int j = 0; j < n; ++j) out[(i + j) * channels + c] = some[j];
+        std::memcpy(out + i * four, whole, static_cast<size_t>(n) * sizeof(uint64_t));
+        continue;
+      }
+      for (int64_t c = 0; c < channels; ++c) {
+        if (c < from.channels) load(c, some[0]);
+        for (int j = 0; j < n; ++j) out[(i + j) * channels + c] = c < from.channels ? some[0][j] : Out{};
       }
     }
   });

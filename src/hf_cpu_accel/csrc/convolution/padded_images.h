@@ -14,12 +14,13 @@ namespace hfca {
 
 class PaddedImages {
  public:
-  // bf16: the numbers of the copy.
-  PaddedImages(const Images& images, const Patches& of, bool bf16) : images_(images), of_(of), bf16_(bf16) {
+  // bf16: the numbers of the copy. channels: of its pixels, at least those of the images; what is more is zero.
+  PaddedImages(const Images& images, const Patches& of, bool bf16, int64_t channels)
+      : images_(images), of_(of), bf16_(bf16), channels_(channels) {
     padded_ = of;
     padded_.height = of.rows.reach(of.out_height), padded_.width = of.columns.reach(of.out_width);
     padded_.rows.padding = padded_.columns.padding = 0;
-    padded_.channel_bytes = padded_.pixel_bytes = images.channels * (bf16 ? 2 : 4);
+    padded_.channel_bytes = padded_.pixel_bytes = channels * (bf16 ? 2 : 4);
   }
 
   bool is_bf16() const { return bf16_; }
@@ -51,14 +52,15 @@ class PaddedImages {
     if (!within) return;
     const int64_t first = image * images_.apart.image + y * images_.apart.row;
     const char* const from = static_cast<const char*>(images_.pixels.data) + first * images_.element_bytes();
-    dispatch().kernels.pixels.copy({from, images_.pixels.bf16, images_.apart.pixel, images_.apart.channel}, pixels, images_.channels,
-                                   to + before * padded_.pixel_bytes, bf16_);
+    dispatch().kernels.pixels.copy({from, images_.pixels.bf16, images_.apart.pixel, images_.apart.channel, images_.channels}, pixels,
+                                   channels_, to + before * padded_.pixel_bytes, bf16_);
     zeros(before + pixels, padded_.width - before - pixels);
   }
 
   Images images_;
   Patches of_, padded_;
   bool bf16_;
+  int64_t channels_;
   char* data_ = nullptr;
 };
 

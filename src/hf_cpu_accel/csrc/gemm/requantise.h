@@ -45,11 +45,12 @@ inline bool requantises(const Gemm& g) {
 HFCA_INLINE inline Simd::Float load_sums(const float* p) { return Simd::load(p); }
 HFCA_INLINE inline Simd::Float load_sums(const int32_t* p) { return Simd::to_float(Simd::load_int(p)); }
 
-// For such.
+// For such. All that the rows need is copied: what they store are bytes, which might be anything that a reference leads to.
 template <bool quantised, bool full, class Sum>
-inline void requantise_tile(const Gemm& g, const Sum* sums, const PanelTile& tile) {
-  const hfca::Matrix &output = g.outputs[0], &residual = g.residual, bias{g.bias.data, 0, g.bias.bf16};
-  const hfca::ByteSteps& to = *output.bytes;
+inline void requantise_tile(const Gemm& g, const Sum* sums, const PanelTile& of) {
+  const PanelTile tile = of;
+  const hfca::Matrix output = g.outputs[0], residual = g.residual, bias{g.bias.data, 0, g.bias.bf16};
+  const hfca::ByteSteps to = *output.bytes;
   const Simd::Float inverse = Simd::set1(to.inverse), lowest = Simd::set1(g.activation == hfca::Activation::relu ? to.zero : 0.0f);
   [[maybe_unused]] const auto least = static_cast<uint8_t>(g.activation == hfca::Activation::relu ? to.zero : 0.0f);
   const float added_scale = residual.data ? residual.bytes->scale * to.inverse : 0.0f;
@@ -68,28 +69,33 @@ inline void requantise_tile(const Gemm& g, const Sum* sums, const PanelTile& til
     }
     summand[v] = Simd::fma(offset, inverse, zero);
   });
+  const auto row_of = [&](const hfca::Matrix& image, int i)
+                          HFCA_INLINE { return static_cast<uint8_t*>(image.data) + image.offset(tile.row + i) + tile.column; };
   const auto rows = [&](auto adds) HFCA_INLINE {
-    const auto bytes_of = [&](int i, auto v) HFCA_INLINE {
+    const auto bytes_of = [&](int i, const uint8_t* other, auto v) HFCA_INLINE {
       const Simd::Float x = Simd::fma(load_sums(sums + i * hfca::panel_columns + v * Simd::width), factor[v], summand[v]);
       if constexpr (!adds) return x;
-      const auto* bytes = static_cast<const uint8_t*>(residual.data) + residual.offset(tile.row + i) + tile.column + v * Simd::width;
+      const uint8_t* const bytes = other + v * Simd::width;
       return Simd::fma(full ? Simd::load_uint8(bytes) : Simd::load_uint8_n(bytes, tile.lanes(v)), added, x);
     };
+    const auto other_of = [&](int i) HFCA_INLINE { return adds ? row_of(residual, i) : nullptr; };
     int i = 0;
 #if defined(HFCA_SIMD_AVX512)  // two rows are one vector of bytes
     if constexpr (full)
       for (const Simd::Float most = Simd::set1(to.most); i + 2 <= tile.rows; i += 2) {
+        const uint8_t* const others[] = {other_of(i), other_of(i + 1)};
         Simd::Float x[2 * panel_vectors];
-        unroll<0, 2 * panel_vectors>(
-            [&](auto v) HFCA_INLINE { x[v] = Simd::min(most, bytes_of(i + v / panel_vectors, Index<v % panel_vectors>{})); });
-        auto* const bytes = static_cast<uint8_t*>(output.data) + tile.column;
-        Simd::store_byte_rows(bytes + output.offset(tile.row + i), bytes + output.offset(tile.row + i + 1), x, least);
+        unroll<0, 2 * panel_vectors>([&](auto v) HFCA_INLINE {
+          x[v] = Simd::min(most, bytes_of(i + v / panel_vectors, others[v / panel_vectors], Index<v % panel_vectors>{}));
+        });
+        Simd::store_byte_rows(row_of(output, i), row_of(output, i + 1), x, least);
       }
 #endif
     for (; i < tile.rows; ++i) {
       const int64_t at = output.offset(tile.row + i) + tile.column;
+      const uint8_t* const other = other_of(i);
       unroll<0, panel_vectors>(
-          [&](auto v) HFCA_INLINE { store_as_uint8<full>(output, at + v * Simd::width, bytes_of(i, v), lowest, tile.lanes(v)); });
+          [&](auto v) HFCA_INLINE { store_as_uint8<full>(output, at + v * Simd::width, bytes_of(i, other, v), lowest, tile.lanes(v)); });
     }
   };
   residual.data ? rows(Index<1>{}) : rows(Index<0>{});

@@ -97,7 +97,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& s
   if (residual) added = images_of(op, "residual", *residual, keep_residual);
   const Gemm whole = with_images(op, g, output, added ? &*added : nullptr, by_winograd);
   if (made.numel() == 0) return made;
-  ConvolutionChain chain(team_size(multiply_adds(whole) * (by_winograd ? 4 : 1)));
+  ConvolutionChain chain(team_size(multiply_adds(whole) * (by_winograd ? 4 : 1)), 1);
   const size_t source = chain.add(images, {true, patches.have_several_pixels()});
   chain.convolve(whole, patches, by_winograd ? Way::winograd : Way::patches, source, chain.add(output, {}));
   chain.run();
@@ -200,7 +200,7 @@ Tensor convolutions(const Tensor& input, const std::vector<Tensor>& parts, const
   std::vector<Images> images{images_of(op, "input", input, keep_input, false)};
   const Readers readers = readers_of(op, steps, count, images[0].channels, part);
   if (readers.dense_input) images[0] = images_of(op, "input", input, keep_input);
-  ConvolutionChain chain(team_size(std::numeric_limits<double>::max()));
+  ConvolutionChain chain(team_size(std::numeric_limits<double>::max()), count);
   chain.add(images[0], readers.wanted[0]);
   ImageMemory memory;
   OptionalTensor last;

@@ -18,7 +18,9 @@ struct alignas(64) TileShapes {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  void set(int tile, int count) { palette = 1, row_bytes[tile] = tile_row_bytes, rows[tile] = static_cast<uint8_t>(count); }
+  void set(int tile, int count, int bytes = tile_row_bytes) {
+    palette = 1, row_bytes[tile] = static_cast<uint16_t>(bytes), rows[tile] = static_cast<uint8_t>(count);
+  }
 };
 static_assert(sizeof(TileShapes) == 64, "what the instructions read and write");
 
