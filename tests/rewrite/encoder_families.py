@@ -151,6 +151,30 @@ def whisper_encoder() -> nn.Module:
     return tf.WhisperModel(config).eval().encoder
 
 
+def megatron() -> nn.Module:
+    """It could be a decoder's, writes its attention out, and returns attention weights unasked."""
+    return tf.MegatronBertModel(tf.MegatronBertConfig(**SIZES)).eval()
+
+
+def rembert() -> nn.Module:
+    return tf.RemBertModel(tf.RemBertConfig(**SIZES, input_embedding_size=32)).eval()
+
+
+def layoutlm() -> nn.Module:
+    """Causal where there is no mask, and by its mask alone where there is one."""
+    return tf.LayoutLMModel(tf.LayoutLMConfig(**SIZES)).eval()
+
+
+def groupvit_text() -> nn.Module:
+    """Batches and heads are one dimension of its products."""
+    return tf.GroupViTTextModel(tf.GroupViTTextConfig(**SIZES)).eval()
+
+
+def data2vec_vision() -> nn.Module:
+    """It calls torch's attention itself, and its layers are handed the size of the image."""
+    return tf.Data2VecVisionModel(tf.Data2VecVisionConfig(**IMAGES)).eval()
+
+
 FUSED = {
     "bert": (bert, 2),
     "distilbert": (distilbert, 2),
@@ -177,6 +201,11 @@ FUSED = {
     "deberta, the other way": (lambda: deberta_v2(pos_att_type=["p2c"], share_att_key=False), 2),
     "deberta without buckets": (lambda: deberta_v2(position_buckets=-1), 2),
     "deberta with a convolution": (lambda: deberta_v2(conv_kernel_size=3), 2),
+    "megatron": (megatron, 2),
+    "rembert": (rembert, 2),
+    "layoutlm": (layoutlm, 2),
+    "groupvit text": (groupvit_text, 2),
+    "data2vec vision": (data2vec_vision, 2),
 }
 
 

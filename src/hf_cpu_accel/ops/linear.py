@@ -31,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "tanh": torch.tanh,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 

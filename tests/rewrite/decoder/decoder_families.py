@@ -91,6 +91,8 @@ DECODERS = {
     ),
     "qwen3": Decoder("Qwen3", {**_GROUPED, "head_dim": 32}),
     "phi3": Decoder("Phi3"),
+    "arcee": Decoder("Arcee"),
+    "persimmon": Decoder("Persimmon", _SIZES),
     "neox": Decoder("GPTNeoX", _SIZES),
     "neox-sequential": Decoder("GPTNeoX", {**_SIZES, "use_parallel_residual": False}),
     "smollm3": Decoder("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),

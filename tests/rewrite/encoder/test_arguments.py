@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu
+from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.lazy.window_mask import WindowMask
-from tests.rewrite.encoder_families import SIZES, bert, fused_layers, inputs, modernbert, run, t5
+from hf_cpu_accel.rewrite.encoder import layer as encoder_layer
+from hf_cpu_accel.rewrite.encoder.fuse import STRUCTURE
+from tests.rewrite.encoder_families import (
+    SIZES,
+    bert,
+    clip_text,
+    fused_layers,
+    inputs,
+    layoutlm,
+    modernbert,
+    run,
+    t5,
+)
 
 
 def test_arguments_beyond_a_mask_take_the_layers_own_forward() -> None:
@@ -121,3 +135,33 @@ def test_a_mask_of_the_callers_own_hides_keys_and_no_queries() -> None:
         before = model(batch["input_ids"], attention_mask=own)[0]
         after = accelerate_for_cpu(model, dtype="float32")(batch["input_ids"], attention_mask=own)[0]
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [layoutlm, clip_text])
+def test_tokens_do_not_see_later_ones_where_the_original_says_so_without_a_mask(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its attention's default, or by an argument."""
+    model = build()
+    ids = {"input_ids": torch.randint(3, 99, (2, 7), generator=torch.Generator().manual_seed(1))}
+    before = run(model, ids)
+    accelerate_for_cpu(model, dtype="float32")
+    served: list[int] = []
+    op = encoder_layer.ENCODER_LAYER
+    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", lambda *inputs: served.append(1) or op(*inputs))
+    torch.testing.assert_close(run(model, ids), before, rtol=1e-4, atol=1e-5)
+    assert len(served) == 2
+    layer, hidden = fused_layers(model)[0], torch.randn(2, 7, 64)
+    assert layer.serves(hidden, is_causal=True)
+    told = layer._original_class.forward(layer, hidden, attention_mask=None, is_causal=False)
+    torch.testing.assert_close(
+        layer(hidden, attention_mask=None, is_causal=False), told, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_tables_for_neighbouring_features_are_told() -> None:
+    model = accelerate_for_cpu(tf.RoFormerModel(tf.RoFormerConfig(**SIZES)).eval(), dtype="float32")
+    assert not fused_layers(model)
+    reasons = [item.reason for item in explain(model).left if item.structure == STRUCTURE]
+    assert len(reasons) == 2
+    assert all("next to one another" in reason for reason in reasons)

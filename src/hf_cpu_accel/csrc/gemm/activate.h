@@ -22,6 +22,9 @@ inline Simd::Float activate(Simd::Float x) {
     return Simd::mul(x, sigmoid(Simd::mul(x, Simd::set1(1.702f))));
   } else if constexpr (act == Activation::tanh) {
     return tanh(x);
+  } else if constexpr (act == Activation::relu2) {
+    const Simd::Float positive = Simd::max(Simd::zero(), x);
+    return Simd::mul(positive, positive);
   } else {
     return x;
   }

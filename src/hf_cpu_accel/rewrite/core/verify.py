@@ -53,6 +53,12 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
     return (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
 
 
+def are_probabilities(value: Tensor) -> bool:
+    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked, for nobody to read."""
+    sums = value.float().sum(dim=-1)
+    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+
+
 def surely_within(
     candidate: Tensor, reference: Tensor, allowed: float, *, rows: Tensor | None = None
 ) -> bool:

@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.verify import are_probabilities
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, fuse
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
@@ -265,7 +266,7 @@ def _role(
     rest: list[Literal["bias", "cross_bias"] | None] = []
     for value in trace.rest or ():
         kind = next((number for number, other in enumerate(used) if value is other is not None), None)
-        if kind is None and isinstance(value, Tensor) and not _are_probabilities(value):
+        if kind is None and isinstance(value, Tensor) and not are_probabilities(value):
             return None
         rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
     argument = None if slopes is None else slopes.name
@@ -288,12 +289,6 @@ def _role(
         rest=None if trace.rest is None else tuple(rest),
         is_returned=False,
     )
-
-
-def _are_probabilities(value: Tensor) -> bool:
-    """Whether it is attention weights, which GPT-J's layers return unasked and unused."""
-    sums = value.float().sum(dim=-1)
-    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
 def _is_set(call: LayerCall, name: str) -> bool:

@@ -72,7 +72,12 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
     from transformers import AttentionInterface
 
     def probe(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         trace.attention.append(
             AttentionCall(

@@ -6,17 +6,17 @@ from functools import partial
 
 from torch import nn
 
-from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.arguments import parameter_names, passed_names, takes_cache
 from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
 from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
-from hf_cpu_accel.rewrite.encoder.match import match_layer, parameter_names, passed_names
+from hf_cpu_accel.rewrite.encoder.match import match_layer
 from hf_cpu_accel.rewrite.encoder.packed_layer import FusedPackedLayer
 from hf_cpu_accel.rewrite.encoder.parts import SEQUENCES
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
@@ -27,6 +27,7 @@ STRUCTURE = "encoder layer"
 
 _FEWEST, _MOST = 4, 7  # linears of a layer
 _OF_POSITIONS = 2  # that disentangled attention may have besides
+_NEIGHBOURS = "sinusoidal_pos"  # RoFormer's tables
 
 
 def fuse_encoder_layers(context: Context) -> list[PlanItem]:
@@ -79,9 +80,13 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
     if names[:1] != ("hidden_states",):
         first = names[0] if names else "any arguments"
         return Refusal(f"its forward takes {first} first, not hidden_states", yields=True)
-    if not set(CACHES).isdisjoint(names) and any(vars(child).get("is_causal") is True for child in inside):
+    if takes_cache(names) and any(vars(child).get("is_causal") is True for child in inside):
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
+    if _NEIGHBOURS in names:
+        return Refusal(
+            "it turns features that are next to one another by the tables that it is given", yields=True
+        )
     if linears > most:
         return Refusal(
             f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {most}",

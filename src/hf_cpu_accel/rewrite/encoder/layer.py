@@ -24,6 +24,7 @@ from hf_cpu_accel.rewrite.attention.masks import padding_of
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
+    CAUSAL,
     MASK,
     ROTARY,
     EncoderLayerParts,
@@ -33,7 +34,6 @@ from hf_cpu_accel.rewrite.encoder.parts import (
 
 ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _NO_TABLES = (None, None)
-_CAUSAL = "is_causal"
 
 
 BOTH_ENDS = (0, -1)  # the first and the last position of a sequence
@@ -98,29 +98,10 @@ class FusedEncoderLayer(FusedModuleMixin):
         # Hooks see (or change) what passes between the submodules.
         if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
             return None
-        mask = bias = None
-        causal = False
-        tables: tuple[Tensor | None, Tensor | None] = _NO_TABLES
-        for name, value in arguments.items():
-            # None and False are what callers pass for what they do not want.
-            if value is None or value is False or name in signature.ignored:
-                continue
-            value = settled(value)
-            if name == MASK and name in signature.names and self._knows_mask(value):
-                mask = value
-            elif name == BIAS and name in signature.names and _is_bias(value):
-                bias = value
-            elif name == ROTARY and signature.rotates and _are_tables(value):
-                given = self._tables_for(value, hidden_states.shape[1])
-                if given is None:
-                    return None
-                tables = given
-            elif name == _CAUSAL:
-                causal = True
-            else:
-                return None
-        if (signature.rotates and tables is _NO_TABLES) or (causal and mask is None):
-            return None  # a mask that is there says what is causal about it
+        given = self._read(arguments, hidden_states.shape[1])
+        if given is None:
+            return None
+        mask, bias, tables = given
         padding, window, mask = self._mask_parts(mask, bias, hidden_states)
         relative = self._parts.relative if bias is None else None
         if bias is None and "bias" in (signature.rest or ()):
@@ -132,6 +113,39 @@ class FusedEncoderLayer(FusedModuleMixin):
         elif bias is not None:
             mask = _with_bias(mask, bias)
         return EncoderInputs(padding, mask, relative, *tables, window), bias
+
+    def _read(self, arguments: dict[str, Any], length: int) -> tuple[Any, Any, tuple[Any, Any]] | None:
+        """The mask, the position bias and the rotary tables of a call; None if the op cannot do what is asked for."""
+        signature, mask, bias = self._signature, None, None
+        tables: tuple[Tensor | None, Tensor | None] = _NO_TABLES
+        causal = signature.causal
+        if causal and arguments.get(CAUSAL) is False:
+            return None
+        for name, value in arguments.items():
+            # None and False are what callers pass for what they do not want.
+            if value is None or value is False or name in signature.ignored:
+                continue
+            value = settled(value)
+            if name == MASK and name in signature.names and self._knows_mask(value):
+                mask = value
+            elif name == BIAS and name in signature.names and _is_bias(value):
+                bias = value
+            elif name == ROTARY and signature.rotates and _are_tables(value):
+                given = self._tables_for(value, length)
+                if given is None:
+                    return None
+                tables = given
+            elif name == CAUSAL:
+                causal = True
+            else:
+                return None
+        if signature.rotates and tables is _NO_TABLES:
+            return None
+        if causal and mask is None:  # one that is there says what is causal about it
+            if not (signature.causal or signature.told_causal):
+                return None
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        return mask, bias, tables
 
     def _tables_for(self, value: Any, length: int) -> tuple[Tensor, Tensor] | None:
         """The rotary tables [1 or B, length, rotated features] of a call; None if they are for other positions."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,13 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
-from hf_cpu_accel.rewrite.core.verify import probe, row_error
+from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
+from hf_cpu_accel.rewrite.encoder.arguments import (
+    hidden_states_of,
+    may_decode,
+    passed_names,
+    rotary_tables,
+    takes_cache,
+)
 from hf_cpu_accel.rewrite.encoder.candidates import (
     candidates,
     layer_scale_of,
@@ -27,6 +32,7 @@ from hf_cpu_accel.rewrite.encoder.candidates import (
 from hf_cpu_accel.rewrite.encoder.packed_layer import call_packed, packed_arguments
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
+    CAUSAL,
     MASK,
     ROTARY,
     SEQUENCES,
@@ -42,26 +48,10 @@ _POSITIONS = "position_ids"  # tables say all about them
 # Switches that hosts pass on and that are not for layers: for a cache that encoders do not have, and for what the model returns.
 _SWITCHES = frozenset({"use_cache", "return_dict"})
 _LONGEST = "max_seqlen"  # `cu_seqlens` say it
+_RESOLUTION = "resolution"
 
 EncoderMatch = tuple[EncoderLayerParts, EncoderSignature]
 Fuse = Callable[[nn.Module, EncoderLayerParts, EncoderSignature], Any]
-
-
-def parameter_names(module: nn.Module) -> tuple[str, ...]:
-    """Of its forward, without those that take what is left."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-
-
-def passed_names(layer: nn.Module) -> tuple[str, ...]:
-    """Of what its forward takes after hidden states, with what it passes on by `**kwargs` to attention over packed sequences."""
-    names = parameter_names(layer)[1:]
-    kinds = {p.kind for p in inspect.signature(layer.forward).parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD not in kinds or SEQUENCES in names:
-        return names
-    inner = {name for child in layer.children() for name in parameter_names(child)}
-    more = (SEQUENCES, ROTARY) if SEQUENCES in inner else ()
-    return (*names, *(name for name in more if name in inner and name not in names))
 
 
 def match_layer(layer: nn.Module, fuse: Fuse) -> EncoderMatch | Refusal:
@@ -190,6 +180,8 @@ class _Matcher:
             ~tokens[:, None, None], torch.finfo(torch.float32).min
         )
         yield dict(alone)
+        if signature.told_causal:
+            yield {**alone, CAUSAL: True}
         if self.packed:  # sequences of different lengths
             yield {**alone, SEQUENCES: torch.tensor([0, length - 2, batch * length])}
         if MASK not in self.names or self.packed:
@@ -204,16 +196,12 @@ class _Matcher:
             yield {**alone, BIAS: bias.to(self.hidden_states.dtype)}
 
     def _alone(self, *, turn: bool) -> dict[str, Any]:
-        """What the layer takes besides hidden states: no mask, and tables as rotary modules make them, for random positions or, if
-        not `turn`, for such as turn nothing."""
+        """What the layer takes besides hidden states: no mask, and rotary tables, which turn nothing if not `turn`."""
         given: dict[str, Any] = {MASK: None} if MASK in self.names else {}
         if ROTARY not in self.names or self.head_size is None:
             return given
-        length = self.hidden_states.shape[1]
-        angles = torch.rand(1, length, self.head_size // 2, generator=torch.Generator().manual_seed(6)) * 3
-        angles = (angles if turn else torch.zeros_like(angles)).repeat(1, 1, 2)
-        tables = (table.to(self.hidden_states.dtype) for table in (angles.cos(), angles.sin()))
-        return {**given, ROTARY: tuple(tables)}
+        length, dtype = self.hidden_states.shape[1], self.hidden_states.dtype
+        return {**given, ROTARY: rotary_tables(length, self.head_size, dtype, turn=turn)}
 
     def _signature(self, trace: LayerTrace, output: Any) -> EncoderSignature:
         """What can be told from one call.
@@ -226,17 +214,20 @@ class _Matcher:
         rest: list[Literal["bias"] | None] = []
         for value in output[1:] if isinstance(output, tuple) else ():
             is_bias = isinstance(value, Tensor) and call.bias is not None and torch.equal(value, call.bias)
-            if value is not None and not is_bias:
+            if value is not None and not is_bias and not are_probabilities(value):
                 raise Refused(Refusal("it returns more than hidden states and the bias of its attention"))
-            rest.append(None if value is None else "bias")
+            rest.append("bias" if is_bias else None)
         rotated, unrotated = (self._states(**self._alone(turn=turn)) for turn in (True, False))
         rotates = not torch.equal(rotated, unrotated)
         ignored = _SWITCHES | ({_POSITIONS} if rotates else set()) | ({_LONGEST} if self.packed else set())
+        ignored |= {_RESOLUTION} if self._ignores_resolution(unrotated) else set()
         return EncoderSignature(
             self.names,
             rotates,
             rotates and not self.packed and self._turns_the_last(),
             ignored=ignored,
+            causal=call.causal,
+            told_causal=self._may_be_told_causal(),
             rest=tuple(rest) if isinstance(output, tuple) else None,
         )
 
@@ -250,13 +241,31 @@ class _Matcher:
             raise Refused(Refusal(f"attention was seen {times} times in it, not once", yields=True))
         call = trace.attention[0]
         if call is None:
-            raise Refused(Refusal("its attention is causal, or not of what its linears give", yields=True))
+            raise Refused(Refusal("its attention is not of what its linears give", yields=True))
+        if call.causal and takes_cache(self.names):
+            raise Refused(Refusal("its attention is causal, and it takes a cache", yields=True))
         # Decoders that write attention out leave it to their mask to hide later tokens, and get none here.
-        if call.scale is None and not set(CACHES).isdisjoint(self.names):
+        if call.scale is None and may_decode(self.layer, self.names):
             raise Refused(
                 Refusal("it takes a cache, and writes its attention out as decoders do", yields=True)
             )
         return call
+
+    def _ignores_resolution(self, expected: Tensor) -> bool:
+        """Whether the size of the image, of which BEiT's layers may make a bias, changes nothing."""
+        if _RESOLUTION not in self.names:
+            return False
+        given = {**self._alone(turn=False), _RESOLUTION: (self.hidden_states.shape[1] - 1, 1)}
+        output = hidden_states_of(self._outputs(self.layer, self.hidden_states, given))
+        return isinstance(output, Tensor) and torch.equal(output, expected)
+
+    def _may_be_told_causal(self) -> bool:
+        """Whether `is_causal` makes it so."""
+        told = LayerTrace(self.layer)
+        with told:
+            output = self._outputs(self.layer, self.hidden_states, {**self._alone(turn=False), CAUSAL: True})
+        causal = [call is not None and call.causal for call in told.attention]
+        return not self.packed and not isinstance(output, Refusal) and causal == [True]
 
     def _turns_the_last(self) -> bool:
         """Whether tables without the first position do what tables do that leave it as it is."""
@@ -289,8 +298,3 @@ class _Matcher:
         if table is None:
             raise Refused(Refusal("what it adds to its scores is no table of distances"))
         return table
-
-
-def hidden_states_of(output: Any) -> Tensor:
-    hidden_states: Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden_states

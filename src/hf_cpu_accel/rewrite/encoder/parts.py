@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.norm.match import NormSpec
 NormPart = tuple[nn.Module, NormSpec]
 
 MASK, BIAS, ROTARY = "attention_mask", "position_bias", "position_embeddings"
+CAUSAL = "is_causal"  # passed on to attention
 SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another; see `packed_layer`
 
 
@@ -128,6 +129,8 @@ class EncoderSignature:
             are.
         boolean_masks: whether it understands those; masks that are added it understands in any case.
         ignored: names of arguments that hosts pass and that change nothing.
+        causal: whether tokens do not attend to those after them where there is no mask.
+        told_causal: whether that is so where `is_causal` is True.
         rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
     """
 
@@ -136,6 +139,8 @@ class EncoderSignature:
     prefix_tokens: bool = False
     boolean_masks: bool = True
     ignored: frozenset[str] = frozenset()
+    causal: bool = False
+    told_causal: bool = False
     rest: tuple[Literal["bias"] | None, ...] | None = None
 
     def returned(self, hidden_states: Tensor, bias: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.core.trace import MATMUL, Listener, traced
+from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, Listener, traced
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
 
@@ -31,6 +31,9 @@ _BENDS = frozenset(
     }
     | {nn.functional.relu, nn.functional.sigmoid, nn.functional.tanh, torch.clip, Tensor.clip}
 )
+
+
+_SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class AttentionCall:
         query, key, value: what they were made of.
         scale: factor of the scores, None where it is not known.
         bias: what was added to the scores, [1, heads, L, L], or None.
+        causal: whether no token attended to those after it.
     """
 
     query: Features
@@ -64,6 +68,7 @@ class AttentionCall:
     head_size: int
     scale: float | None
     bias: Tensor | None
+    causal: bool = False
 
 
 @dataclass
@@ -73,7 +78,7 @@ class LayerTrace:
     Attributes:
         linears: the packed linears in the order in which they were used.
         norms: the norms in the order in which they were used.
-        attention: the attention calls; None for one that is causal or does not follow linears.
+        attention: the attention calls; None for one that does not follow linears.
         activations: those that the layer may have.
     """
 
@@ -114,7 +119,13 @@ class LayerTrace:
             self._outputs.append((linear, output))
 
     def attended(
-        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        scale: float | None,
+        causal: bool = False,
     ) -> None:
         """query, key, value: [B, heads, L, D]."""
         made = [self._made_of(tensor) for tensor in (query, key, value)]
@@ -126,8 +137,32 @@ class LayerTrace:
         if scale is not None:
             scale *= made_query.factor * made_key.factor
         alike = made_value.factor == 1.0
-        call = AttentionCall(made_query, made_key, made_value, heads, head_size, scale, bias)
+        call = AttentionCall(made_query, made_key, made_value, heads, head_size, scale, bias, causal)
         self.attention.append(call if alike else None)
+
+    def masked_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float | None,
+    ) -> None:
+        """The same for a call with a mask, which is either none or the bias of a layer."""
+        is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4 and not causal)
+        if query.dim() != 4 or not is_bias:
+            self.attention.append(None)
+            return
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        self.attended(query, key, value, mask, scale, causal)
+
+    def batched(self, heads: Tensor) -> Tensor:
+        """[B * heads, ...] -> [B, heads, ...], B being that of what the linears gave."""
+        batch = self._outputs[-1][1].shape[0] if self._outputs else 0
+        if heads.dim() != 3 or not batch or heads.shape[0] % batch:
+            return heads
+        return heads.unflatten(0, (batch, -1))
 
     def _made_of(self, heads: Tensor) -> Features | None:
         """The features of a linear that have the values of `heads` [B, heads, L, D], times a factor."""
@@ -166,13 +201,7 @@ class _PackedCalls:
         self._linear(args[4], output)
 
     def _attended(self, args: Any, kwargs: Any, output: Tensor) -> None:
-        query, key, value, mask, causal, scale = args
-        scale = query.shape[3] ** -0.5 if scale is None else scale
-        is_bias = mask is None or (mask.is_floating_point() and mask.dim() == 4)
-        if causal or not is_bias:
-            self.trace.attention.append(None)
-        else:
-            self.trace.attended(query, key, value, mask, scale)
+        self.trace.masked_attention(*args)
 
     def _normalised(self, args: Any, kwargs: Any, output: Any) -> None:
         weights = [arg for arg in args[1:] if isinstance(arg, Tensor)]
@@ -194,20 +223,28 @@ class _WrittenAttention:
         self.scores: tuple[Tensor, Tensor] | None = None
         self.bent = False  # what comes between the two products
         self.listeners: dict[Any, Listener] = {
-            **dict.fromkeys(MATMUL, self._product),
+            **dict.fromkeys((*MATMUL, *BMM), self._product),
+            nn.functional.scaled_dot_product_attention: self._dispatched,
             **dict.fromkeys(_BENDS, self._bend),
         }
 
     def _product(self, args: Any, kwargs: Any, output: Any) -> None:
-        if len(args) != 2 or any(tensor.dim() != 4 for tensor in args):
+        if len(args) != 2:
             return
-        first, second = args
+        first, second = (self.trace.batched(tensor) for tensor in args)
+        if first.dim() != 4 or second.dim() != 4:
+            return
         if self.scores is None:
             self.scores = first, second.mT
         elif self.bent:
             self.trace.attention.append(None)
         else:
             self.trace.attended(*self.scores, second, None, None)
+
+    def _dispatched(self, args: Any, kwargs: Any, output: Any) -> None:
+        given = dict(zip(_SDPA, args, strict=False)) | kwargs
+        call = (given.get(name) for name in ("attn_mask", "is_causal", "scale"))
+        self.trace.masked_attention(given["query"], given["key"], given["value"], *call)
 
     def _bend(self, args: Any, kwargs: Any, output: Any) -> None:
         if self.scores is not None and not self.trace.attention:

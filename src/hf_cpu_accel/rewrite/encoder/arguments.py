@@ -1,0 +1,54 @@
+"""How encoder layers are called, and what they are called with to see what they do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.rewrite.encoder.parts import ROTARY, SEQUENCES
+
+_DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's or a decoder's
+
+
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """Of its forward, without those that take what is left."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def passed_names(layer: nn.Module) -> tuple[str, ...]:
+    """Of what its forward takes after hidden states, with what it passes on by `**kwargs` to attention over packed sequences."""
+    names = parameter_names(layer)[1:]
+    kinds = {p.kind for p in inspect.signature(layer.forward).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds or SEQUENCES in names:
+        return names
+    inner = {name for child in layer.children() for name in parameter_names(child)}
+    more = (SEQUENCES, ROTARY) if SEQUENCES in inner else ()
+    return (*names, *(name for name in more if name in inner and name not in names))
+
+
+def takes_cache(names: tuple[str, ...]) -> bool:
+    """Whether one of these arguments is a cache of keys and values."""
+    return not set(CACHES).isdisjoint(names)
+
+
+def may_decode(layer: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether it takes a cache by one of `names`, and does not say that it is built as an encoder's."""
+    said = {vars(module).get(_DECODES) for module in layer.modules()} - {None}
+    return takes_cache(names) and said != {False}
+
+
+def rotary_tables(length: int, head_size: int, dtype: torch.dtype, *, turn: bool) -> tuple[Tensor, Tensor]:
+    """(cos, sin) [1, length, head_size] as rotary modules make them: for random positions, or for some that turn nothing."""
+    angles = torch.rand(1, length, head_size // 2, generator=torch.Generator().manual_seed(6)) * 3
+    angles = (angles if turn else torch.zeros_like(angles)).repeat(1, 1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def hidden_states_of(output: Any) -> Tensor:
+    hidden_states: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden_states
