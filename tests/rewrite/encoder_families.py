@@ -175,6 +175,11 @@ def data2vec_vision() -> nn.Module:
     return tf.Data2VecVisionModel(tf.Data2VecVisionConfig(**IMAGES)).eval()
 
 
+def mlcd() -> nn.Module:
+    """Its tables have no dimension for the batch."""
+    return tf.MLCDVisionModel(tf.MLCDVisionConfig(**IMAGES)).eval()
+
+
 FUSED = {
     "bert": (bert, 2),
     "distilbert": (distilbert, 2),
@@ -206,6 +211,7 @@ FUSED = {
     "layoutlm": (layoutlm, 2),
     "groupvit text": (groupvit_text, 2),
     "data2vec vision": (data2vec_vision, 2),
+    "mlcd": (mlcd, 2),
 }
 
 

@@ -96,6 +96,7 @@ DECODERS = {
     "neox": Decoder("GPTNeoX", _SIZES),
     "neox-sequential": Decoder("GPTNeoX", {**_SIZES, "use_parallel_residual": False}),
     "smollm3": Decoder("SmolLM3", {**_GROUPED, "no_rope_layer_interval": 2}),
+    "olmo": Decoder("Olmo"),
     "olmo2": Decoder("Olmo2"),
     "granite": Decoder(
         "Granite", {**_GROUPED, "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 2.0}

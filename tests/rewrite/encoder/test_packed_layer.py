@@ -8,6 +8,8 @@ import importlib
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLVisionConfig
+from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLVisionBlock
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.verify import row_error
@@ -120,6 +122,26 @@ def test_calls_that_the_op_does_not_do_take_the_own_forward(towers: tuple[nn.Mod
     for block in (eager.blocks[0], model.blocks[0]):
         with pytest.raises((RuntimeError, ValueError)):
             block(states, **wrong)
+
+
+@torch.no_grad()
+def test_rows_that_are_a_batch_of_one() -> None:
+    """HunYuan's images."""
+    config = HunYuanVLVisionConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        _attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    eager = nn.Sequential(HunYuanVLVisionBlock(config)).eval()
+    model = accelerate_for_cpu(copy.deepcopy(eager), dtype="float32")
+    assert isinstance(model[0], FusedPackedLayer)
+    states, ends = torch.randn(1, 12, 64), torch.tensor([0, 5, 12], dtype=torch.int32)
+    given = {"cu_seqlens": ends, "attention_mask": None}
+    assert model[0].serves(states, **given)
+    assert row_error(model[0](states, **given), eager[0](states, **given)) <= 1e-4
 
 
 @pytest.mark.parametrize("lengths", [(4, 4), (3, 1, 5), (7,), (2, 0, 2, 3)])

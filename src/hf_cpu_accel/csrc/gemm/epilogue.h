@@ -90,8 +90,8 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
       return g.outputs[0].bf16 ? finish_tile<Activation::gelu, quantised, full, true>(g, sums, row, rows, column, columns)
                                : finish_tile<Activation::gelu, quantised, full, false>(g, sums, row, rows, column, columns);
       HFCA_ACTIVATION(none)
-      HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
-      HFCA_ACTIVATION(relu2)
+      HFCA_ACTIVATION(gelu_tanh)
+      HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2)
 #undef HFCA_ACTIVATION
   }
 }

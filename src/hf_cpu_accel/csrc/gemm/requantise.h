@@ -136,8 +136,8 @@ inline void finish_bytes(const Gemm& g, const float* sums, const PanelTile& tile
   case Activation::A: return finish_any_tile<Activation::A, quantised, full>(g, sums, tile);
     HFCA_ACTIVATION(none)
     HFCA_ACTIVATION(gelu)
-    HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
-    HFCA_ACTIVATION(relu2)
+    HFCA_ACTIVATION(gelu_tanh)
+    HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2)
 #undef HFCA_ACTIVATION
   }
 }

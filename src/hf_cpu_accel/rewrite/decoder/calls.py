@@ -15,15 +15,8 @@ from hf_cpu_accel.hosts.arguments import cache_argument
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.decoder.prompt import ENCODER, ENCODER_MASK, prompt_for
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-
-_ENCODER, _ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
-# Few enough rows that providers are not measured.
-_PROMPT, PADDING = 4, 2
-_ENCODED, _ENCODED_PADDING = (
-    5,
-    2,
-)  # tokens of the encoder's output, and how many of them are padding in the second sequence
 
 
 @dataclass(frozen=True)
@@ -80,10 +73,10 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
         return
     from transformers import PreTrainedModel
 
-    found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
-    owners: dict[str, PreTrainedModel] = {}
+    found: dict[int, tuple[nn.Module, list[tuple[str, nn.Module]]]] = {}
+    owners: dict[str, nn.Module] = {}
     for path, module in root.named_modules():
-        if isinstance(module, PreTrainedModel):
+        if isinstance(module, PreTrainedModel) or _holds_layers(module):
             owners[path] = module
         elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
             above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]
@@ -97,6 +90,13 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
             yield RefusedStack(tuple(layers), stack)
         elif stack is not None:
             yield stack
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    """Whether it is a stack in itself, which takes hidden states and a cache (Mimi's transformers)."""
+    if not any(isinstance(child, nn.ModuleList) for child in module.children()):
+        return False
+    return hasattr(module, "config") and _cache_name(module) is not None
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:
@@ -125,14 +125,15 @@ def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
 def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | None:
     """The calls of a prompt's forward; None if the layers were given no cache, and are not those of a decoder."""
     takes = inspect.signature(owner.forward).parameters
-    crosses = _ENCODER in takes and all(_ENCODER in parameter_names(layer) for _, layer in layers)
+    crosses = ENCODER in takes and all(ENCODER in parameter_names(layer) for _, layer in layers)
     # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
     stack = _run_prompt(owner, layers, crosses=True) if crosses else None
     return stack if isinstance(stack, Stack) else _run_prompt(owner, layers, crosses=False)
 
 
 def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: bool) -> Stack | Refusal | None:
-    prompt = call_foreign(_prompt, owner, crosses=crosses)
+    width = next(m.in_features for m in layers[0][1].modules() if isinstance(m, PackedLinear))
+    prompt = call_foreign(prompt_for, owner, width, crosses=crosses)
     if isinstance(prompt, Refusal):
         return prompt
     trace: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
@@ -168,38 +169,6 @@ def _run_prompt(owner: Any, layers: list[tuple[str, nn.Module]], *, crosses: boo
     return Stack(owner, tuple(layers), made, returned) if len(made) == len(layers) else None
 
 
-def _prompt(owner: Any, *, crosses: bool) -> dict[str, Any]:
-    """Arguments for the model's forward, with what its config says; whatever that is, may raise."""
-    from transformers import DynamicCache, EncoderDecoderCache
-
-    ids = torch.arange(2 * _PROMPT).view(2, _PROMPT) % owner.get_input_embeddings().num_embeddings
-    padding = torch.ones(2, _PROMPT, dtype=torch.long)
-    padding[0, :PADDING] = 0
-    cache: Any = DynamicCache(config=owner.config)
-    encoded: dict[str, Tensor] = {}
-    if crosses:
-        cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
-        encoded = _encoded(owner)
-    return {
-        "input_ids": ids,
-        "attention_mask": padding,
-        cache_argument(owner.forward) or "past_key_values": cache,
-        "use_cache": True,
-        **encoded,
-    }
-
-
-def _encoded(owner: Any) -> dict[str, Tensor]:
-    """What an encoder could have given, by the names of the owner's arguments."""
-    generator = torch.Generator().manual_seed(0)
-    states = torch.randn(2, _ENCODED, owner.config.hidden_size, generator=generator).to(owner.dtype)
-    if _ENCODER_MASK not in inspect.signature(owner.forward).parameters:
-        return {_ENCODER: states}
-    padding = torch.ones(2, _ENCODED, dtype=torch.long)
-    padding[1, -_ENCODED_PADDING:] = 0
-    return {_ENCODER: states, _ENCODER_MASK: padding}
-
-
 def _share(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
@@ -215,8 +184,8 @@ def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     if len(tables) > 1:
         return None
     rotary = tables[0] if tables else None
-    encoder = _ENCODER if isinstance(arguments.get(_ENCODER), Tensor) else None
-    encoder_mask = None if encoder is None or _ENCODER_MASK not in names else _ENCODER_MASK
+    encoder = ENCODER if isinstance(arguments.get(ENCODER), Tensor) else None
+    encoder_mask = None if encoder is None or ENCODER_MASK not in names else ENCODER_MASK
     return LayerCall(
         hidden_states, tuple(names), arguments, cache, "attention_mask", rotary, encoder, encoder_mask
     )

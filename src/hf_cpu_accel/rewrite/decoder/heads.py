@@ -79,7 +79,7 @@ def _variants(
     for part in norms:
         module = layer.get_submodule(part.path)
         weight = module._parameters.get("weight")
-        if weight is not None and weight.shape[0] == width:
+        if weight is None or weight.shape[0] == width:
             yield part, part.spec.reference(module, windows)
         if weight is not None and weight.shape[0] == count * width and count > 1:
             for first in range(windows.shape[1] - count + 1):

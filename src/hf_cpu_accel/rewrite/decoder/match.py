@@ -75,7 +75,7 @@ class _Matcher:
         self.trace = trace
         self.relative = relative
         self.paths = {id(module): path for path, module in layer.named_modules()}
-        self.norms = Norms(layer)
+        self.norms = Norms(layer, trace.input.shape[-1])
         self.head_norms = list(find_head_norms(layer))
         self.repeats, self.stored = 1, trace.stored[:1]
         for stored in self.stored:

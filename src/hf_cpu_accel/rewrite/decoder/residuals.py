@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.parts import NormPart
-from hf_cpu_accel.rewrite.norm.match import identify_norm
+from hf_cpu_accel.rewrite.norm.match import identify_bare_norm, identify_norm
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Residuals:
 class Norms:
     """The norms of a layer, and what they make of tensors of its trace."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, features: int) -> None:
         self.all: list[tuple[NormPart, nn.Module]] = []
         for path, module in layer.named_modules():
-            spec = identify_norm(module)
+            spec = identify_norm(module) or identify_bare_norm(module, features)
             if spec is not None:
                 self.all.append((NormPart(path, spec), module))
 

@@ -15,11 +15,12 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import row_errors
-from hf_cpu_accel.rewrite.decoder.calls import PADDING, LayerCall
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
+from hf_cpu_accel.rewrite.decoder.prompt import PADDING
 from hf_cpu_accel.rewrite.decoder.role import Role
 
 # Where the scores of two experts are nearly the same, rounding sends a token to the other one. So many tokens must not.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import CACHES
-from hf_cpu_accel.rewrite.encoder.parts import ROTARY, SEQUENCES
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 
 _DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's or a decoder's
 
@@ -40,6 +40,13 @@ def may_decode(layer: nn.Module, names: tuple[str, ...]) -> bool:
     """Whether it takes a cache by one of `names`, and does not say that it is built as an encoder's."""
     said = {vars(module).get(_DECODES) for module in layer.modules()} - {None}
     return takes_cache(names) and said != {False}
+
+
+def padded(batch: int, length: int) -> Tensor:
+    """A mask, bool [batch, 1, length, length], that hides the last token of the last sequence."""
+    tokens = torch.ones(batch, length, dtype=torch.bool)
+    tokens[-1, length - 1 :] = False
+    return tokens[:, None, None].expand(batch, 1, length, length)
 
 
 def rotary_tables(length: int, head_size: int, dtype: torch.dtype, *, turn: bool) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,13 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.encoder.arguments import parameter_names, passed_names, takes_cache
+from hf_cpu_accel.rewrite.encoder.call_form import SEQUENCES
 from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
 from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer, fuse
 from hf_cpu_accel.rewrite.encoder.match import match_layer
 from hf_cpu_accel.rewrite.encoder.packed_layer import FusedPackedLayer
-from hf_cpu_accel.rewrite.encoder.parts import SEQUENCES
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
 from hf_cpu_accel.rewrite.norm.match import identify_norm
@@ -84,9 +84,7 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
         # As transformers' attention reads it. A call of each layer of a large decoder would show the same, and take its time.
         return Refusal("its attention is causal", yields=True)
     if _NEIGHBOURS in names:
-        return Refusal(
-            "it turns features that are next to one another by the tables that it is given", yields=True
-        )
+        return Refusal("it turns features that are next to one another by the tables that it is given")
     if linears > most:
         return Refusal(
             f"it holds {linears} linears, and self-attention with a feed-forward network has {_FEWEST} to {most}",

@@ -22,11 +22,11 @@ from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.masks import padding_of
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     CAUSAL,
     MASK,
-    ROTARY,
     EncoderLayerParts,
     EncoderSignature,
     lengthened,
@@ -254,7 +254,7 @@ def _is_bias(value: Any) -> bool:
 def _are_tables(value: Any) -> bool:
     """Whether that is (cos, sin)."""
     return (
-        isinstance(value, tuple)
+        isinstance(value, tuple | list)
         and len(value) == 2
         and all(isinstance(t, Tensor) and t.dim() in (2, 3) for t in value)
         and all(t.dtype in (torch.float32, torch.bfloat16) for t in value)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
-from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
@@ -19,23 +18,22 @@ from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
 from hf_cpu_accel.rewrite.encoder.arguments import (
     hidden_states_of,
     may_decode,
+    padded,
     passed_names,
     rotary_tables,
     takes_cache,
 )
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES, CallForm
 from hf_cpu_accel.rewrite.encoder.candidates import (
     candidates,
     layer_scale_of,
     set_layer_scale_about_one,
     unexplained,
 )
-from hf_cpu_accel.rewrite.encoder.packed_layer import call_packed, packed_arguments
 from hf_cpu_accel.rewrite.encoder.parts import (
     BIAS,
     CAUSAL,
     MASK,
-    ROTARY,
-    SEQUENCES,
     EncoderLayerParts,
     EncoderSignature,
     lengthened,
@@ -92,16 +90,13 @@ class _Matcher:
         Raises:
             Refused: the layer does not take what it is called with, or does what no matched says.
         """
-        trace = LayerTrace(self.layer)
-        with trace:
-            output = self._call(self.hidden_states, **self._one_sequence(), **self._alone(turn=False))
+        trace, output = self._traced()
         signature = self._signature(trace, output)
         relative = self._relative(trace)
         possible = [replace(parts, relative=relative) for parts in candidates(self.layer, trace)]
         if not possible:
             return Refusal("its linears and norms are not those of self-attention and a feed-forward network")
-        unknown = unexplained(self.layer, possible[0])
-        if unknown is not None:
+        if (unknown := unexplained(self.layer, possible[0])) is not None:
             return Refusal(f"its parameter {unknown} belongs to no linear and no norm")
         for boolean_masks in (True, False):
             called = replace(signature, boolean_masks=boolean_masks)
@@ -110,18 +105,30 @@ class _Matcher:
                 return best, called
         return Refusal("it computes something else than its linears, norms and attention suggest")
 
+    def _traced(self) -> tuple[LayerTrace, Any]:
+        """The first form of a call that the layer takes, noted in `form`.
+
+        Raises:
+            Refused: there is none.
+        """
+        refusals: list[Refusal] = []
+        alone = {**self._one_sequence(), **self._alone(turn=False)}
+        for form in CallForm.possible(self.names):
+            self.form = form
+            trace = LayerTrace(self.layer)
+            with trace:
+                output = form.call(self.layer, self.hidden_states, alone)
+            if not isinstance(output, Refusal):
+                return trace, output
+            refusals.append(output)
+        raise Refused(refusals[0])
+
     def _call(self, hidden_states: Tensor, **arguments: Any) -> Any:
         """
         Raises:
             Refused: the layer does not take that.
         """
-        return required(self._outputs(self.layer, hidden_states, arguments))
-
-    def _outputs(self, layer: nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> Any:
-        """What `layer` makes of a batch, however it takes that, or a `Refusal`."""
-        if self.packed:
-            return call_packed(layer, hidden_states, arguments)
-        return call_foreign(layer, hidden_states, **arguments)
+        return required(self.form.call(self.layer, hidden_states, arguments))
 
     def _one_sequence(self) -> dict[str, Any]:
         """The batch as one sequence, so that attention is called once."""
@@ -148,23 +155,18 @@ class _Matcher:
         for parts in possible:
             fused = self.fuse(parts, signature)
             # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
-            served = [self._is_served(fused, call) for call in calls]
+            taken = [self.form.arguments(self.hidden_states, call) for call in calls]
+            served = [fused.serves(states, **arguments) for states, arguments in taken]
             lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
             if not (served[-1] if lacks_bias else all(served)):
                 continue
             given = [
-                hidden_states_of(required(self._outputs(fused, self.hidden_states, call))) for call in calls
+                hidden_states_of(required(self.form.call(fused, self.hidden_states, call))) for call in calls
             ]
             error = max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))
             if error <= best_error:
                 best, best_error = parts, error
         return best
-
-    def _is_served(self, fused: Any, call: dict[str, Any]) -> bool:
-        if not self.packed:
-            return bool(fused.serves(self.hidden_states, **call))
-        rows, arguments = packed_arguments(self.hidden_states, call)
-        return bool(fused.serves(rows, **arguments))
 
     def _calls(self, signature: EncoderSignature) -> Iterator[dict[str, Any]]:
         """With padding and without, and with a bias that the layer is handed."""
@@ -174,11 +176,6 @@ class _Matcher:
             alone.pop(ROTARY, None)
         elif _POSITIONS in self.names:
             alone[_POSITIONS] = torch.arange(length).expand(batch, -1)
-        tokens = torch.ones(batch, length, dtype=torch.bool)
-        tokens[-1, length - 1 :] = False
-        hidden = torch.zeros(batch, 1, length, length).masked_fill(
-            ~tokens[:, None, None], torch.finfo(torch.float32).min
-        )
         yield dict(alone)
         if signature.told_causal:
             yield {**alone, CAUSAL: True}
@@ -186,17 +183,19 @@ class _Matcher:
             yield {**alone, SEQUENCES: torch.tensor([0, length - 2, batch * length])}
         if MASK not in self.names or self.packed:
             return
+        shown = padded(batch, length)
+        hidden = torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min)
         alone[MASK] = hidden.to(self.hidden_states.dtype)
         yield dict(alone)
         if signature.boolean_masks:
-            alone[MASK] = tokens[:, None, None].expand(batch, 1, length, length)
+            alone[MASK] = shown
             yield dict(alone)
         if BIAS in self.names:
             bias = torch.randn(1, self.heads, length, length, generator=torch.Generator().manual_seed(5))
             yield {**alone, BIAS: bias.to(self.hidden_states.dtype)}
 
     def _alone(self, *, turn: bool) -> dict[str, Any]:
-        """What the layer takes besides hidden states: no mask, and rotary tables, which turn nothing if not `turn`."""
+        """What it takes besides hidden states: no mask, and rotary tables, which turn nothing if not `turn`."""
         given: dict[str, Any] = {MASK: None} if MASK in self.names else {}
         if ROTARY not in self.names or self.head_size is None:
             return given
@@ -226,6 +225,7 @@ class _Matcher:
             rotates,
             rotates and not self.packed and self._turns_the_last(),
             ignored=ignored,
+            form=self.form,
             causal=call.causal,
             told_causal=self._may_be_told_causal(),
             rest=tuple(rest) if isinstance(output, tuple) else None,
@@ -256,14 +256,14 @@ class _Matcher:
         if _RESOLUTION not in self.names:
             return False
         given = {**self._alone(turn=False), _RESOLUTION: (self.hidden_states.shape[1] - 1, 1)}
-        output = hidden_states_of(self._outputs(self.layer, self.hidden_states, given))
+        output = hidden_states_of(self.form.call(self.layer, self.hidden_states, given))
         return isinstance(output, Tensor) and torch.equal(output, expected)
 
     def _may_be_told_causal(self) -> bool:
         """Whether `is_causal` makes it so."""
         told = LayerTrace(self.layer)
         with told:
-            output = self._outputs(self.layer, self.hidden_states, {**self._alone(turn=False), CAUSAL: True})
+            output = self.form.call(self.layer, self.hidden_states, {**self._alone(turn=False), CAUSAL: True})
         causal = [call is not None and call.causal for call in told.attention]
         return not self.packed and not isinstance(output, Refusal) and causal == [True]
 
@@ -271,7 +271,7 @@ class _Matcher:
         """Whether tables without the first position do what tables do that leave it as it is."""
         given = self._alone(turn=True)
         short = tuple(table[:, 1:] for table in given[ROTARY])
-        output = call_foreign(self.layer, self.hidden_states, **{**given, ROTARY: short})
+        output = self.form.call(self.layer, self.hidden_states, {**given, ROTARY: short})
         if isinstance(output, Refusal):  # sizes that do not match
             return False
         given[ROTARY] = lengthened(short, self.hidden_states.shape[1])

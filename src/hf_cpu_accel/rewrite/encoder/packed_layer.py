@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import Reference
-from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, serves_rows
-from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK, ROTARY, SEQUENCES
+from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK
 
 _MOST_PADDED = 4  # times as much memory as without padding
 
@@ -62,17 +61,17 @@ class Sequences:
 
 
 class FusedPackedLayer(FusedEncoderLayer):
-    """See `FusedEncoderLayer`; for hidden states [tokens, H] and `cu_seqlens`."""
+    """See `FusedEncoderLayer`; for `cu_seqlens` and hidden states [tokens, H], or [1, tokens, H] by `CallForm.leading`."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """hidden_states [tokens, H], cu_seqlens [sequences + 1], and what else the layer takes -> as the original."""
+        """hidden_states [tokens, H] or [1, tokens, H], cu_seqlens [sequences + 1], and what the layer takes -> as the original."""
         found = self._divided(hidden_states, args, kwargs)
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
         sequences, batch, inputs = found
         output = ENCODER_LAYER(batch, *inputs, *(self._bound or self._bind()))
-        return self._signature.returned(sequences.rows(output), None)
+        return self._signature.returned(sequences.rows(output).view(hidden_states.shape), None)
 
     def serves(self, hidden_states: Tensor, **arguments: Any) -> bool:
         return self._divided(hidden_states, (), arguments) is not None
@@ -90,6 +89,8 @@ class FusedPackedLayer(FusedEncoderLayer):
         """The sequences, their hidden states as a batch, and the op's other inputs; None if the op cannot do what is asked for."""
         arguments = dict(zip(self._signature.names, args, strict=False)) | kwargs
         ends = arguments.pop(SEQUENCES, None)
+        if self._signature.form.leading and hidden_states.dim() == 3 and len(hidden_states) == 1:
+            hidden_states = hidden_states[0]
         if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or torch.compiler.is_compiling():
             return None
         if ends.dim() != 1 or len(ends) < 2 or not serves_rows(self, len(hidden_states)):
@@ -117,26 +118,3 @@ class FusedPackedLayer(FusedEncoderLayer):
         if len(table) != sum(sequences.lengths):
             return table  # which `_inputs` refuses
         return remember(table, ("sequences", sequences.lengths), lambda: sequences.batch(table))
-
-
-def packed_arguments(hidden_states: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """What a layer over sequences one after another is called with for a batch [B, L, H] and tables [1, L, features] of it.
-
-    `cu_seqlens` is that of the batch's sequences if it is not among the arguments.
-    """
-    batch, length = hidden_states.shape[:2]
-    packed = {SEQUENCES: torch.arange(batch + 1, dtype=torch.int32) * length, **arguments}
-    if ROTARY in packed:
-        packed[ROTARY] = tuple(table.expand(batch, -1, -1).flatten(0, 1) for table in packed[ROTARY])
-    return hidden_states.flatten(0, 1), packed
-
-
-def call_packed(layer: nn.Module, hidden_states: Tensor, arguments: dict[str, Any]) -> Any:
-    """What such a layer makes of a batch [B, L, H], in that shape, or a `Refusal`."""
-    rows, packed = packed_arguments(hidden_states, arguments)
-    output = call_foreign(layer, rows, **packed)
-    if isinstance(output, Tensor) and output.shape == rows.shape:
-        return output.view(hidden_states.shape)
-    if isinstance(output, Refusal):
-        return output
-    return Refusal("it does not return hidden states as it takes them")

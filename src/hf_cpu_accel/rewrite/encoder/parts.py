@@ -11,15 +11,15 @@ from torch.nn import functional
 
 from hf_cpu_accel.ops.encoder_layer import EncoderWeights, NormWeights
 from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.rewrite.encoder.call_form import BATCH, CallForm
 from hf_cpu_accel.rewrite.encoder.trace import AttentionCall
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import NormSpec
 
 NormPart = tuple[nn.Module, NormSpec]
 
-MASK, BIAS, ROTARY = "attention_mask", "position_bias", "position_embeddings"
+MASK, BIAS = "attention_mask", "position_bias"
 CAUSAL = "is_causal"  # passed on to attention
-SEQUENCES = "cu_seqlens"  # where sequences begin that lie one after another; see `packed_layer`
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class EncoderSignature:
             are.
         boolean_masks: whether it understands those; masks that are added it understands in any case.
         ignored: names of arguments that hosts pass and that change nothing.
+        form: the shapes of hidden states and tables.
         causal: whether tokens do not attend to those after them where there is no mask.
         told_causal: whether that is so where `is_causal` is True.
         rest: what it returns after the hidden states, "bias" being that of its attention; None if it does not return a tuple.
@@ -139,6 +140,7 @@ class EncoderSignature:
     prefix_tokens: bool = False
     boolean_masks: bool = True
     ignored: frozenset[str] = frozenset()
+    form: CallForm = BATCH
     causal: bool = False
     told_causal: bool = False
     rest: tuple[Literal["bias"] | None, ...] | None = None

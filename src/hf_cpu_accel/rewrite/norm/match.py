@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from hf_cpu_accel.ops.norm import layer_norm, rms_norm
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.activations import is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
@@ -54,6 +55,8 @@ class NormSpec:
         return functional.layer_norm(values, shape, scale, parameters.get("bias"), self.eps).to(input.dtype)
 
 
+_USUAL_EPS = (1e-5, 1e-6)  # where it stands in the code
+
 # By the names of the parameters.
 _KINDS = {("weight",): ("rms_norm", "layer_norm"), ("bias", "weight"): ("layer_norm",)}
 
@@ -79,6 +82,27 @@ def identify_norm(module: nn.Module) -> NormSpec | None:
         if all(_agrees(spec, module, scale, weight) for scale in (1.0, 1e-3)):
             return spec
     return None
+
+
+def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
+    """The same of a module of torch's or transformers' without parameters, for inputs of so many features (OLMo, nanochat)."""
+    state = module._parameters or module._modules or module._buffers
+    if state or not is_library_function(type(module)) or len(_arguments(module)) != 1:
+        return None
+    inputs = [(probe(features, torch.float32) + 0.5) * scale for scale in (1.0, 1e-3)]
+    outputs = [run_alone(module, input) for input in inputs]
+    for eps, kind in itertools.product((*small_floats(module), *_USUAL_EPS), ("rms_norm", "layer_norm")):
+        spec = NormSpec(kind, eps)
+        pairs = zip(inputs, outputs, strict=True)
+        if all(
+            row_error(output, spec.reference(module, input)) <= FORMULA.float32 for input, output in pairs
+        ):
+            return spec
+    return None
+
+
+def _arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(module.forward).parameters
 
 
 def small_floats(module: nn.Module) -> list[float]:
@@ -141,7 +165,7 @@ class NormRule:
             p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
         ):
             return None
-        if len(inspect.signature(module.forward).parameters) != 1:
+        if len(_arguments(module)) != 1:
             return None  # a norm of graphs or with a gate: its callers give it more than the hidden states
         spec = identify_norm(module)
         return None if spec is None else Match(module, path, spec)
