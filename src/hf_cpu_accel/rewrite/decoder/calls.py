@@ -73,10 +73,10 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
         return
     from transformers import PreTrainedModel
 
-    found: dict[int, tuple[nn.Module, list[tuple[str, nn.Module]]]] = {}
-    owners: dict[str, nn.Module] = {}
+    found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
+    owners: dict[str, PreTrainedModel] = {}
     for path, module in root.named_modules():
-        if isinstance(module, PreTrainedModel) or _holds_layers(module):
+        if isinstance(module, PreTrainedModel):
             owners[path] = module
         elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
             above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]
@@ -90,13 +90,6 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
             yield RefusedStack(tuple(layers), stack)
         elif stack is not None:
             yield stack
-
-
-def _holds_layers(module: nn.Module) -> bool:
-    """Whether it is a stack in itself, which takes hidden states and a cache (Mimi's transformers)."""
-    if not any(isinstance(child, nn.ModuleList) for child in module.children()):
-        return False
-    return hasattr(module, "config") and _cache_name(module) is not None
 
 
 def parameter_names(module: nn.Module) -> tuple[str, ...]:

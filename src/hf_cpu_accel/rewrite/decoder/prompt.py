@@ -19,11 +19,11 @@ _ENCODED, _ENCODED_PADDING = (
     5,
     2,
 )  # tokens of the encoder's output, and how many are padding in the second sequence
-_EMBEDDED = ("inputs_embeds", "hidden_states")  # what takes the place of tokens
+_EMBEDDED = "inputs_embeds"  # what takes the place of tokens
 
 
 def prompt_for(owner: Any, width: int, *, crosses: bool) -> dict[str, Any]:
-    """Arguments for the forward of `owner`, a model or a stack of layers; whatever it and its config are, may raise.
+    """Arguments for the forward of `owner`, with what its config says; whatever that is, may raise.
 
     Args:
         width: features of its layers' hidden states.
@@ -61,10 +61,9 @@ def _encoded(owner: Any) -> dict[str, Tensor]:
 def _tokens(owner: Any, width: int, names: Container[str]) -> dict[str, Tensor]:
     """Ids for an embedding of tokens; else what would have been embedded, [2, tokens, width]."""
     count = getattr(call_foreign(lambda: owner.get_input_embeddings()), "num_embeddings", None)
-    other = next((name for name in _EMBEDDED if name in names), None)
-    if count is not None or other is None:
+    if count is not None or _EMBEDDED not in names:
         count = owner.get_input_embeddings().num_embeddings
         return {"input_ids": torch.arange(2 * _PROMPT).view(2, _PROMPT) % count}
     dtype = next((p.dtype for p in owner.parameters() if p.is_floating_point()), torch.float32)
     states = torch.randn(2, _PROMPT, width, generator=torch.Generator().manual_seed(0))
-    return {other: states.to(dtype)}
+    return {_EMBEDDED: states.to(dtype)}
