@@ -15,6 +15,7 @@
 #include "norm/norm.h"
 #include "quantize/int4.h"
 #include "quantize/rotated.h"
+#include "recurrent/recurrent.h"
 #include "rope/rope.h"
 #include "sparse/messages.h"
 #include "sparse/sparse.h"
@@ -33,6 +34,7 @@ struct Kernels {
   HeadKernels heads;
   TokenRowKernels token_rows;
   RotaryEmbeddingKernel rotary_embedding;
+  RecurrentKernels recurrent;
   SparseKernels sparse;
   MessageKernels messages;
   EmbeddingNormKernel embedding_norm;

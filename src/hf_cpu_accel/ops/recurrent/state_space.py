@@ -1,0 +1,72 @@
+"""state_space: a Mamba-2 mixer (Dao & Gu 2024, arXiv:2405.21060) between its projections: convolution, recurrence and gated norm.
+
+Per head, with a state S [head features, state features], dt = softplus(dt + dt_bias):
+
+    S[t] = exp(dt A) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
+    output = y / sqrt(mean(y^2) + eps) * norm_weight, with SiLU(gate) multiplied in before the norm or behind
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.recurrent.steps import causal_convolution, gated_norm, precision_of
+from hf_cpu_accel.ops.registry import by_name, declare
+
+SCHEMA = (
+    "state_space(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A, Tensor D, Tensor dt_bias, Tensor? norm_weight, "
+    "float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
+)
+
+
+@by_name(SCHEMA)
+def state_space_reference(a: Any) -> Tensor:
+    """The op in plain torch.
+
+    Args:
+        projected: [B, L, heads * P (the gate) + channels + heads (dt)], float32 or bfloat16, L at least 1. The channels are x
+            [heads * P], B [groups * N] and C [groups * N].
+        conv_weight: [taps, channels] float32; conv_bias: [channels] float32 or None.
+        A, D, dt_bias: [heads] float32, A below 0.
+        norm_weight: [heads * P] float32, or None: only gated.
+        norm_groups: in how many parts the norm is taken.
+        gate_first: whether the gate is multiplied in before the norm.
+        tokens: bool [B, L], False where what comes out of the convolution is 0, or None.
+        conv_state: [B, channels, taps] float32 or bfloat16, the last inputs of the convolution; written in place.
+        state: [B, heads, P, N] float32, written in place.
+
+    Returns:
+        [B, L, heads * P] contiguous, dtype of projected.
+    """
+    precision = precision_of(a.projected)
+    _, heads, head_dim, state_dim = a.state.shape
+    channels, columns = a.conv_state.shape[1], heads * head_dim
+    gate, mixed, dt = a.projected.to(precision).split([columns, channels, heads], dim=-1)
+    mixed = torch.nn.functional.silu(causal_convolution(mixed, a.conv_weight, a.conv_bias, a.conv_state))
+    if a.tokens is not None:
+        mixed = mixed * a.tokens[..., None]
+    shared = (channels - columns) // 2
+    x, *parameters = mixed.split([columns, shared, shared], dim=-1)
+    x = x.unflatten(-1, (heads, head_dim))
+    repeats = heads * state_dim // shared
+    B, C = (p.unflatten(-1, (-1, state_dim)).repeat_interleave(repeats, dim=2) for p in parameters)
+    dt = torch.nn.functional.softplus(dt + a.dt_bias)
+    decay, state, outputs = (dt * a.A).exp()[..., None, None], a.state.to(precision), []
+    for t in range(mixed.shape[1]):
+        state = state * decay[:, t] + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        outputs.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]) + a.D[:, None] * x[:, t])
+    a.state.copy_(state)
+    output = torch.stack(outputs, dim=1).flatten(2)
+    output = gated_norm(output, gate, a.norm_weight, a.eps, a.norm_groups, gate_first=a.gate_first)
+    return output.to(a.projected.dtype).contiguous()
+
+
+def state_space_fake(projected: Tensor, *rest: Tensor) -> Tensor:
+    _, heads, head_dim, _ = rest[-1].shape
+    return projected.new_empty(*projected.shape[:2], heads * head_dim)
+
+
+declare(SCHEMA, fake=state_space_fake, reference=state_space_reference)
