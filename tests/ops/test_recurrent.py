@@ -24,12 +24,19 @@ def _states(g: torch.Generator, *shapes: tuple[int, ...], dtype: torch.dtype) ->
     return [conv.to(dtype), *others]
 
 
-def short_convolution(length: int, dtype: torch.dtype, *, channels: int = 100, taps: int = 3, seed: int = 0) -> Case:
+def short_convolution(
+    length: int, dtype: torch.dtype, *, channels: int = 100, taps: int = 3, seed: int = 0
+) -> Case:
     g = torch.Generator().manual_seed(seed)
     wide = torch.randn(2, length, 3 * channels + 8, generator=g).to(dtype)
-    bias = torch.randn(channels, generator=g) if taps % 2 else None
+    bias = torch.randn(channels, generator=g).to(dtype) if taps % 2 else None
     (state,) = _states(g, (2, channels, taps), dtype=dtype)
-    arguments = (wide[..., : 3 * channels], torch.randn(taps, channels, generator=g), bias, state)
+    arguments = (
+        wide[..., : 3 * channels],
+        torch.randn(channels, 1, taps, generator=g).to(dtype),
+        bias,
+        state,
+    )
     return OPS.short_convolution.default, short_convolution_reference, arguments
 
 
@@ -49,9 +56,11 @@ def gated_delta_net(
     joined = torch.randn(2, length, channels + values + 2 * heads, generator=g).to(dtype)
     parts = joined.split([channels, values, heads, heads], dim=-1)
     states = _states(g, (2, channels, 4), (2, heads, key_dim, value_dim), dtype=dtype)
-    vectors = (-torch.rand(heads, generator=g) * 4, torch.randn(heads, generator=g))
-    weights = (torch.randn(4, channels, generator=g), torch.randn(channels, generator=g) if heads == 4 else None)
-    arguments = (*parts, *weights, *vectors, torch.rand(value_dim, generator=g) + 0.5, 1e-6, *states)
+    A_log, dt_bias = torch.randn(heads, generator=g), torch.randn(heads, generator=g).to(dtype)
+    weight = torch.randn(channels, 1, 4, generator=g).to(dtype)
+    bias = torch.randn(channels, generator=g) if heads == 4 else None
+    norm_weight = (torch.rand(value_dim, generator=g) + 0.5).to(dtype)
+    arguments = (*parts, weight, bias, A_log, dt_bias, norm_weight, 1e-6, *states)
     return OPS.gated_delta_net.default, gated_delta_net_reference, arguments
 
 
@@ -72,11 +81,11 @@ def state_space(
     channels = columns + 2 * groups * state_dim
     projected = torch.randn(2, length, columns + channels + heads, generator=g).to(dtype)
     states = _states(g, (2, channels, 4), (2, heads, head_dim, state_dim), dtype=dtype)
-    A, D, dt_bias = (torch.randn(heads, generator=g) for _ in range(3))
+    vectors = [torch.randn(heads, generator=g).to(dtype) for _ in range(3)]
     weight = None if groups == 1 else torch.rand(columns, generator=g) + 0.5
     tokens = None if length == 1 else torch.rand(2, length, generator=g) > 0.3
-    conv = (torch.randn(4, channels, generator=g), torch.randn(channels, generator=g))
-    arguments = (projected, *conv, -A.abs(), D, dt_bias, weight, 1e-5, norm_groups, gate_first, tokens, *states)
+    conv = (torch.randn(channels, 1, 4, generator=g).to(dtype), torch.randn(channels, generator=g))
+    arguments = (projected, *conv, *vectors, weight, 1e-5, norm_groups, gate_first, tokens, *states)
     return OPS.state_space.default, state_space_reference, arguments
 
 
@@ -131,7 +140,11 @@ def test_convolutions(channels: int, taps: int) -> None:
 @pytest.mark.parametrize(("heads", "key_heads"), [(1, 1), (2, 2), (6, 2)])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(1, 1), (16, 64), (33, 70), (128, 128)])
 def test_sizes_of_gated_delta_nets(heads: int, key_heads: int, key_dim: int, value_dim: int) -> None:
-    check(gated_delta_net(5, torch.float32, heads=heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim))
+    check(
+        gated_delta_net(
+            5, torch.float32, heads=heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim
+        )
+    )
 
 
 @pytest.mark.parametrize(("head_dim", "state_dim"), [(1, 1), (4, 16), (7, 33), (64, 128)])
@@ -168,7 +181,9 @@ def test_a_prompt_may_come_in_parts(make: Callable[..., Case]) -> None:
     expected = op(*whole)
     given, outputs = _copies(arguments, double=False), []
     for part in (slice(0, 41), slice(41, 42), slice(42, 70)):
-        cut = [v[:, part].contiguous() if isinstance(v, Tensor) and v.shape[:2] == (2, 70) else v for v in given]
+        cut = [
+            v[:, part].contiguous() if isinstance(v, Tensor) and v.shape[:2] == (2, 70) else v for v in given
+        ]
         outputs.append(op(*cut))
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
     for a, b in zip(given, whole, strict=True):

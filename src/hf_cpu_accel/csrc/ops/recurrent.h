@@ -9,18 +9,12 @@
 
 namespace hfca {
 
-inline const float* vector_of(const OptionalTensor& t, int64_t length, const char* op, const char* name) {
-  if (!t) return nullptr;
-  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Float && t->is_cpu() && t->dim() == 1 && t->size(0) == length && t->is_contiguous(),
-                  "hf_cpu_accel::", op, ": ", name, " must be a contiguous float32 vector of ", length, " elements");
-  return static_cast<const float*>(t->mutable_data_ptr());
-}
-
 // [batch, length, columns] as rows.
 inline Matrix rows_of(const Tensor& t, const Tensor& first, int64_t columns, Tensor& keep, const char* op, const char* name) {
   check_floating(t, op, name);
   const bool fits = t.dim() == 3 && t.size(0) == first.size(0) && t.size(1) == first.size(1) && t.size(2) == columns;
-  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": ", name, " must be [batch, length, ", columns, "] with the batch and length of the first argument");
+  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": ", name, " must be [batch, length, ", columns,
+                  "] with the batch and length of the first argument");
   return as_rows(t, keep);
 }
 
@@ -37,20 +31,21 @@ inline void* state_of(const Tensor& t, const std::vector<int64_t>& sizes, bool m
 // A convolution of `channels` channels, without its input and output.
 inline CausalConv conv_of(const Tensor& first, int64_t channels, const Tensor& weight, const OptionalTensor& bias, const Tensor& state,
                           const char* op) {
-  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Float && weight.is_cpu() && weight.dim() == 2 && weight.size(0) >= 1 &&
-                      weight.size(1) == channels && weight.is_contiguous(),
-                  "hf_cpu_accel::", op, ": conv_weight must be contiguous float32 [taps, ", channels, "]");
+  check_floating(weight, op, "conv_weight");
+  const bool fits = weight.dim() == 3 && weight.size(0) == channels && weight.size(1) == 1 && weight.size(2) >= 1 && weight.is_contiguous();
+  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": conv_weight must be contiguous [", channels, ", 1, taps]");
   CausalConv conv;
-  conv.batch = first.size(0), conv.length = first.size(1), conv.channels = channels, conv.taps = weight.size(0);
-  conv.weight = static_cast<const float*>(weight.mutable_data_ptr());
-  conv.bias = vector_of(bias, channels, op, "conv_bias");
+  conv.batch = first.size(0), conv.length = first.size(1), conv.channels = channels, conv.taps = weight.size(2);
+  conv.weight = {weight.mutable_data_ptr(), is_bf16(weight)};
+  conv.bias = as_vector(bias, channels, op, "conv_bias");
   conv.state = {state_of(state, {conv.batch, channels, conv.taps}, true, op, "conv_state"), is_bf16(state)};
   return conv;
 }
 
 inline void check_sequence(const Tensor& t, const char* op, const char* name) {
   check_floating(t, op, name);
-  STD_TORCH_CHECK(t.dim() == 3 && t.size(1) >= 1, "hf_cpu_accel::", op, ": ", name, " must be [batch, length, features] of at least one token");
+  STD_TORCH_CHECK(t.dim() == 3 && t.size(1) >= 1, "hf_cpu_accel::", op, ": ", name,
+                  " must be [batch, length, features] of at least one token");
 }
 
 }  // namespace hfca

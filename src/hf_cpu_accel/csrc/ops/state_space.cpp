@@ -3,9 +3,9 @@
 
 namespace hfca {
 
-Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const OptionalTensor& conv_bias, const Tensor& A, const Tensor& D,
-                   const Tensor& dt_bias, const OptionalTensor& norm_weight, double eps, int64_t norm_groups, bool gate_first,
-                   const OptionalTensor& tokens, const Tensor& conv_state, const Tensor& state) {
+Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const OptionalTensor& conv_bias, const Tensor& A_log,
+                   const Tensor& D, const Tensor& dt_bias, const OptionalTensor& norm_weight, double eps, int64_t norm_groups,
+                   bool gate_first, const OptionalTensor& tokens, const Tensor& conv_state, const Tensor& state) {
   constexpr const char* op = "state_space";
   check_sequence(projected, op, "projected");
   STD_TORCH_CHECK(state.dim() == 4 && conv_state.dim() == 3 && state.size(2) >= 1 && state.size(3) >= 1, "hf_cpu_accel::", op,
@@ -17,8 +17,8 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
   space.groups = (space.channels - columns) / (2 * space.state_dim);
   STD_TORCH_CHECK(space.heads >= 1 && space.groups >= 1 && space.channels == columns + 2 * space.groups * space.state_dim &&
                       space.heads % space.groups == 0,
-                  "hf_cpu_accel::", op, ": conv_state of ", space.channels, " channels does not hold ", space.heads, " heads of ", space.head_dim,
-                  " features and groups of two times ", space.state_dim);
+                  "hf_cpu_accel::", op, ": conv_state of ", space.channels, " channels does not hold ", space.heads, " heads of ",
+                  space.head_dim, " features and groups of two times ", space.state_dim);
   STD_TORCH_CHECK(norm_groups >= 1 && columns % norm_groups == 0, "hf_cpu_accel::", op, ": norm_groups must divide ", columns);
   space.state = static_cast<float*>(state_of(state, {space.batch, space.heads, space.head_dim, space.state_dim}, false, op, "state"));
   CausalConv conv = conv_of(projected, space.channels, conv_weight, conv_bias, conv_state, op);
@@ -34,10 +34,10 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
                     "hf_cpu_accel::", op, ": tokens must be contiguous bool [batch, length]");
     conv.tokens = static_cast<const bool*>(tokens->mutable_data_ptr());
   }
-  space.A = vector_of(A, space.heads, op, "A"), space.D = vector_of(D, space.heads, op, "D");
-  space.dt_bias = vector_of(dt_bias, space.heads, op, "dt_bias");
+  space.A_log = as_vector(A_log, space.heads, op, "A_log"), space.D = as_vector(D, space.heads, op, "D");
+  space.dt_bias = as_vector(dt_bias, space.heads, op, "dt_bias");
   GatedNorm norm;
-  norm.gate = part(0), norm.weight = vector_of(norm_weight, columns, op, "norm_weight"), norm.weight_per_group = true;
+  norm.gate = part(0), norm.weight = as_vector(norm_weight, columns, op, "norm_weight"), norm.weight_per_group = true;
   norm.eps = static_cast<float>(eps), norm.gate_first = gate_first, norm.stride = space.channels;
   norm.columns = columns / norm_groups, norm.groups = norm_groups, norm.rows = rows;
   Tensor output = empty_of(projected, {space.batch, space.length, columns});
@@ -64,5 +64,5 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
 }  // namespace hfca
 
 HFCA_OP(state_space,
-        "(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A, Tensor D, Tensor dt_bias, Tensor? norm_weight, float eps, "
+        "(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, Tensor? norm_weight, float eps, "
         "int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor")

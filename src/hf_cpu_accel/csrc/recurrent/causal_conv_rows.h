@@ -21,44 +21,33 @@ inline void read_inputs(const hfca::CausalConv& c, int64_t first, int64_t count,
   }
 }
 
-template <bool bf16>
-inline float state_at(const void* state, int64_t at) {
-  if constexpr (bf16) return Simd::reduce_add(Simd::load_bf16_n(static_cast<const uint16_t*>(state) + at, 1));
-  else return static_cast<const float*>(state)[at];
-}
-
-// The last inputs but one, of which the state has one more: rows[k] = state[:, k + 1].
-template <bool bf16>
-inline void read_state(const hfca::CausalConv& c, int64_t base, int64_t wide, float* rows) {
-  for (int64_t j = 0; j < wide; ++j) {
-    for (int64_t k = 1; k < c.taps; ++k) rows[(k - 1) * hfca::conv_tile + j] = state_at<bf16>(c.state.data, base + j * c.taps + k);
+// rows[k - first] = x[base .. base + wide, k] for the taps k from `first` on, through `dense` [tile * taps].
+inline void read_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, int64_t first, float* dense, float* rows) {
+  const void* from = element_of(x, base * taps);
+  each_vector(wide * taps, [&](int64_t j, int n) { store_columns<false>(dense, j, n, load_any_columns(x.bf16, from, j, n)); });
+  for (int64_t k = first; k < taps; ++k) {
+    for (int64_t j = 0; j < wide; ++j) rows[(k - first) * hfca::conv_tile + j] = dense[j * taps + k];
   }
 }
 
-template <bool bf16>
-inline void write_state(const hfca::CausalConv& c, int64_t base, int64_t wide, const float* rows) {
-  float values[Simd::width];
-  for (int64_t j = 0; j < wide; ++j) {
-    for (int64_t k = 0; k < c.taps; ++k) {
-      const float x = rows[k * hfca::conv_tile + j];
-      if constexpr (bf16) {
-        values[0] = x;
-        Simd::store_bf16_n(static_cast<uint16_t*>(c.state.data) + base + j * c.taps + k, Simd::load_n(values, 1), 1);
-      } else {
-        static_cast<float*>(c.state.data)[base + j * c.taps + k] = x;
-      }
-    }
+inline void write_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, float* dense, const float* rows) {
+  for (int64_t k = 0; k < taps; ++k) {
+    for (int64_t j = 0; j < wide; ++j) dense[j * taps + k] = rows[k * hfca::conv_tile + j];
   }
+  void* to = const_cast<void*>(element_of(x, base * taps));
+  each_vector(wide * taps, [&](int64_t j, int n) { store_any_columns(x.bf16, to, j, n, load_columns<false>(dense, j, n)); });
 }
 
-inline void causal_conv(const hfca::CausalConv& c, int64_t begin, int64_t end, float* rows) {
+inline void causal_conv(const hfca::CausalConv& c, int64_t begin, int64_t end, float* buffer) {
   constexpr int64_t tile = hfca::conv_tile;
   const int64_t history = c.taps - 1;
+  float *weight = buffer, *dense = weight + c.taps * tile, *rows = dense + c.taps * tile;
   for (int64_t piece = begin; piece < end; ++piece) {
     const int64_t sequence = piece / c.tiles(), channel = piece % c.tiles() * tile;
     const int64_t wide = c.channels - channel < tile ? c.channels - channel : tile;
-    const int64_t base = (sequence * c.channels + channel) * c.taps;
-    c.state.bf16 ? read_state<true>(c, base, wide, rows) : read_state<false>(c, base, wide, rows);
+    const int64_t base = sequence * c.channels + channel;
+    read_taps(c.weight, channel, wide, c.taps, 0, dense, weight);
+    read_taps(c.state, base, wide, c.taps, 1, dense, rows);
     for (int64_t first = 0, count; first < c.length; first += count) {
       count = c.length - first < hfca::recurrent_chunk ? c.length - first : hfca::recurrent_chunk;
       const int64_t row = sequence * c.length + first;
@@ -67,16 +56,15 @@ inline void causal_conv(const hfca::CausalConv& c, int64_t begin, int64_t end, f
         float* out = c.output + (row + t) * c.channels + channel;
         const bool kept = !c.tokens || c.tokens[row + t];
         each_vector(wide, [&](int64_t j, int n) {
-          Float sum = c.bias ? load_columns<false>(c.bias, channel + j, n) : Simd::zero();
+          Float sum = c.bias.data ? load_any_columns(c.bias.bf16, c.bias.data, channel + j, n) : Simd::zero();
           for (int64_t k = 0; k < c.taps; ++k) {
-            sum = Simd::fma(load_columns<false>(c.weight, k * c.channels + channel + j, n), load_columns<false>(rows + (t + k) * tile, j, n), sum);
+            sum = Simd::fma(load_columns<false>(weight + k * tile, j, n), load_columns<false>(rows + (t + k) * tile, j, n), sum);
           }
           store_columns<false>(out, j, n, !kept ? Simd::zero() : c.silu ? silu(sum) : sum);
         });
       }
       if (first + count == c.length) {
-        const float* last = rows + (count - 1) * tile;
-        c.state.bf16 ? write_state<true>(c, base, wide, last) : write_state<false>(c, base, wide, last);
+        write_taps(c.state, base, wide, c.taps, dense, rows + (count - 1) * tile);
       } else {
         for (int64_t k = 0; k < history * tile; ++k) rows[k] = rows[count * tile + k];
       }
@@ -109,11 +97,11 @@ inline void gated_norm(const hfca::GatedNorm& g, int64_t begin, int64_t end, flo
       store_columns<false>(x, j, n, value);
       return Simd::mul(value, value);
     });
-    const Float scale = Simd::set1(g.weight ? 1.0f / __builtin_sqrtf(squares / static_cast<float>(g.columns) + g.eps) : 1.0f);
-    const float* weight = g.weight ? g.weight + (g.weight_per_group ? first : 0) : nullptr;
+    const Float scale = Simd::set1(g.weight.data ? 1.0f / __builtin_sqrtf(squares / static_cast<float>(g.columns) + g.eps) : 1.0f);
+    const int64_t at = g.weight_per_group ? first : 0;
     each_vector(g.columns, [&](int64_t j, int n) {
       Float value = Simd::mul(load_columns<false>(x, j, n), scale);
-      if (weight) value = Simd::mul(value, load_columns<false>(weight, j, n));
+      if (g.weight.data) value = Simd::mul(value, load_any_columns(g.weight.bf16, g.weight.data, at + j, n));
       if (!g.gate_first) value = Simd::mul(value, gated(j, n));
       store_any_columns(g.output.bf16, out, first + j, n, value);
     });

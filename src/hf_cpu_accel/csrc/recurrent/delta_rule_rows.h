@@ -17,6 +17,8 @@ inline float value_at(const hfca::Matrix& x, int64_t row, int64_t column) {
   return Simd::reduce_add(load_any_columns(x.bf16, row_of(x, row), column, 1));
 }
 
+inline float value_at(const hfca::Array& x, int64_t at) { return Simd::reduce_add(load_any_columns(x.bf16, x.data, at, 1)); }
+
 inline float power(float x) { return Simd::reduce_max(exp(Simd::set1(x))); }
 
 constexpr int delta_vectors = 4;  // of a block of columns: two sums of them hide the latency of the multiplications
@@ -25,8 +27,12 @@ constexpr int64_t delta_columns = delta_vectors * Simd::width;
 // What a chunk of tokens has for one head: the buffer of a thread.
 struct DeltaTokens {
   DeltaTokens(const hfca::DeltaRule& d, float* buffer)
-      : query(buffer), key(query + hfca::recurrent_chunk * d.key_dim), decay(key + hfca::recurrent_chunk * d.key_dim),
-        beta(decay + hfca::recurrent_chunk), product(beta + hfca::recurrent_chunk), block(product + hfca::recurrent_chunk) {}
+      : query(buffer),
+        key(query + hfca::recurrent_chunk * d.key_dim),
+        decay(key + hfca::recurrent_chunk * d.key_dim),
+        beta(decay + hfca::recurrent_chunk),
+        product(beta + hfca::recurrent_chunk),
+        block(product + hfca::recurrent_chunk) {}
   static int64_t size(const hfca::DeltaRule& d) {
     return 2 * hfca::recurrent_chunk * d.key_dim + 3 * hfca::recurrent_chunk + d.key_dim * delta_columns;
   }
@@ -50,15 +56,15 @@ inline void normalise(const float* x, int64_t features, float factor, float* to)
 inline void read_tokens(const hfca::DeltaRule& d, int64_t row, int64_t count, int64_t head, const DeltaTokens& tokens) {
   const int64_t key_head = head / (d.heads / d.key_heads);
   const float factor = 1.0f / __builtin_sqrtf(static_cast<float>(d.key_dim));
+  const float A = -power(value_at(d.A_log, head)), bias = value_at(d.dt_bias, head);
   for (int64_t t = 0; t < count; ++t) {
     const float* query = d.mixed + (row + t) * d.channels + key_head * d.key_dim;
     float *q = tokens.query + t * d.key_dim, *k = tokens.key + t * d.key_dim;
     normalise(query, d.key_dim, factor, q);
     normalise(query + d.key_heads * d.key_dim, d.key_dim, 1.0f, k);
-    tokens.product[t] = sum_columns(d.key_dim, [=](int64_t j, int n) HFCA_INLINE {
-      return Simd::mul(load_columns<false>(q, j, n), load_columns<false>(k, j, n));
-    });
-    tokens.decay[t] = power(d.A[head] * softplus(value_at(d.decay, row + t, head) + d.dt_bias[head]));
+    tokens.product[t] = sum_columns(
+        d.key_dim, [=](int64_t j, int n) HFCA_INLINE { return Simd::mul(load_columns<false>(q, j, n), load_columns<false>(k, j, n)); });
+    tokens.decay[t] = power(A * softplus(value_at(d.decay, row + t, head) + bias));
     tokens.beta[t] = Simd::reduce_max(sigmoid(Simd::set1(value_at(d.beta, row + t, head))));
   }
 }

@@ -17,45 +17,44 @@ constexpr int64_t recurrent_chunk = 64;  // tokens that are taken together: what
 constexpr int64_t conv_tile = 64;        // channels of one piece of a convolution
 
 struct CausalConv {
-  Matrix input, gate;              // [batch * length, channels]; gate.data may be null: else the input is multiplied by it
-  float* output = nullptr;         // [batch * length, channels]
-  const float* weight = nullptr;   // [taps, channels]
-  const float* bias = nullptr;     // [channels] or null
-  Array state;                     // [batch, channels, taps]: the last inputs
-  const bool* tokens = nullptr;    // [batch * length] or null: where it is false the output is 0
+  Matrix input, gate;  // [batch * length, channels]; gate.data may be null: else the input is multiplied by it
+  float* output = nullptr;  // [batch * length, channels]
+  Array weight, bias;  // [channels, taps]; [channels] or null
+  Array state;  // [batch, channels, taps]: the last inputs
+  const bool* tokens = nullptr;  // [batch * length] or null: where it is false the output is 0
   int64_t batch = 0, length = 0, channels = 0, taps = 0;
   bool silu = false;
 
   int64_t tiles() const { return (channels + conv_tile - 1) / conv_tile; }
   int64_t pieces() const { return batch * tiles(); }
-  int64_t buffer() const { return (taps - 1 + recurrent_chunk) * conv_tile; }  // floats
+  int64_t buffer() const { return (3 * taps - 1 + recurrent_chunk) * conv_tile; }  // floats
 };
 
 struct DeltaRule {
-  float* mixed = nullptr;         // [batch * length, channels]: queries, keys, values; values become outputs
-  Matrix decay, beta;             // [batch * length, heads], before softplus and sigmoid
-  const float *A = nullptr, *dt_bias = nullptr;  // [heads]: g = exp(A softplus(decay + dt_bias))
-  float* state = nullptr;         // [batch, heads, key_dim, value_dim]
+  float* mixed = nullptr;  // [batch * length, channels]: queries, keys, values; values become outputs
+  Matrix decay, beta;  // [batch * length, heads], before softplus and sigmoid
+  Array A_log, dt_bias;  // [heads]: g = exp(-exp(A_log) softplus(decay + dt_bias))
+  float* state = nullptr;  // [batch, heads, key_dim, value_dim]
   int64_t batch = 0, length = 0, channels = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
 
   int64_t pieces() const { return batch * heads; }
 };
 
 struct StateSpace {
-  float* mixed = nullptr;         // [batch * length, channels]: x, B, C; x becomes y
-  Matrix dt;                      // [batch * length, heads], before softplus
-  const float *A = nullptr, *D = nullptr, *dt_bias = nullptr;  // [heads]
-  float* state = nullptr;         // [batch, heads, head_dim, state_dim]
+  float* mixed = nullptr;  // [batch * length, channels]: x, B, C; x becomes y
+  Matrix dt;  // [batch * length, heads], before softplus
+  Array A_log, D, dt_bias;  // [heads]: A = -exp(A_log)
+  float* state = nullptr;  // [batch, heads, head_dim, state_dim]
   int64_t batch = 0, length = 0, channels = 0, heads = 0, groups = 0, head_dim = 0, state_dim = 0;
 
   int64_t pieces() const { return batch * heads; }
 };
 
 struct GatedNorm {
-  const float* input = nullptr;   // [rows, stride]
+  const float* input = nullptr;  // [rows, stride]
   int64_t stride = 0, columns = 0;  // of a group
-  Matrix gate, output;            // [rows, groups * columns]
-  const float* weight = nullptr;  // [columns] or, `weight_per_group`, [groups * columns]; null: no norm
+  Matrix gate, output;  // [rows, groups * columns]
+  Array weight;  // [columns] or, `weight_per_group`, [groups * columns]; null: no norm
   bool weight_per_group = false, gate_first = false;
   int64_t rows = 0, groups = 0;
   float eps = 0.0f;
@@ -70,7 +69,7 @@ struct GatedRows {
 
 struct RecurrentKernels {
   void (*causal_conv)(const CausalConv&, int64_t begin, int64_t end, float* buffer);  // pieces
-  int64_t (*delta_rule_buffer)(const DeltaRule&);                                     // floats
+  int64_t (*delta_rule_buffer)(const DeltaRule&);  // floats
   void (*delta_rule)(const DeltaRule&, int64_t begin, int64_t end, float* buffer);
   void (*state_space)(const StateSpace&, int64_t begin, int64_t end);
   void (*gated_norm)(const GatedNorm&, int64_t begin, int64_t end, float* buffer);  // pairs of row and group; a buffer of `columns`

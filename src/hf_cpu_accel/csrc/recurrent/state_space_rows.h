@@ -40,6 +40,7 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
   for (int64_t piece = begin; piece < end; ++piece) {
     const int64_t sequence = piece / s.heads, head = piece % s.heads, group = head / (s.heads / s.groups);
     float* state = s.state + piece * s.head_dim * s.state_dim;
+    const float A = -power(value_at(s.A_log, head)), D = value_at(s.D, head), bias = value_at(s.dt_bias, head);
     for (int64_t first = 0; first < s.length; first += step.count) {
       step.count = s.length - first < hfca::recurrent_chunk ? s.length - first : hfca::recurrent_chunk;
       const int64_t row = sequence * s.length + first;
@@ -47,12 +48,12 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
       step.B = s.mixed + row * s.channels + s.heads * s.head_dim + group * s.state_dim;
       step.C = step.B + s.groups * s.state_dim;
       for (int64_t t = 0; t < step.count; ++t) {
-        step.dt[t] = softplus(value_at(s.dt, row + t, head) + s.dt_bias[head]);
-        step.decay[t] = power(step.dt[t] * s.A[head]);
+        step.dt[t] = softplus(value_at(s.dt, row + t, head) + bias);
+        step.decay[t] = power(step.dt[t] * A);
       }
       int64_t p = 0;
-      for (; p + together <= s.head_dim; p += together) state_rows<together>(step, s.D[head], state + p * s.state_dim, x + p);
-      for (; p < s.head_dim; ++p) state_rows<1>(step, s.D[head], state + p * s.state_dim, x + p);
+      for (; p + together <= s.head_dim; p += together) state_rows<together>(step, D, state + p * s.state_dim, x + p);
+      for (; p < s.head_dim; ++p) state_rows<1>(step, D, state + p * s.state_dim, x + p);
     }
   }
 }

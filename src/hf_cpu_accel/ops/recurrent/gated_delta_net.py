@@ -3,7 +3,7 @@ Qwen3-Next, between its projections: convolution, recurrence and gated norm.
 
 Per head, with a state S [key features, value features], q and k of length 1 (q divided by the root of its features besides):
 
-    S[t] = g S[t-1] + k (beta (v - k (g S[t-1])))^T        g = exp(A softplus(decay + dt_bias)), beta = sigmoid(beta)
+    S[t] = g S[t-1] + k (beta (v - k (g S[t-1])))^T        g = exp(-exp(A_log) softplus(decay + dt_bias)), beta = sigmoid(beta)
     o[t] = q S[t]
     output = o / sqrt(mean(o^2) + eps) * norm_weight * SiLU(gate)
 """
@@ -19,8 +19,8 @@ from hf_cpu_accel.ops.recurrent.steps import causal_convolution, gated_norm, pre
 from hf_cpu_accel.ops.registry import by_name, declare
 
 SCHEMA = (
-    "gated_delta_net(Tensor query_key_value, Tensor gate, Tensor decay, Tensor beta, Tensor conv_weight, Tensor? conv_bias, Tensor A, "
-    "Tensor dt_bias, Tensor norm_weight, float eps, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
+    "gated_delta_net(Tensor query_key_value, Tensor gate, Tensor decay, Tensor beta, Tensor conv_weight, Tensor? conv_bias, "
+    "Tensor A_log, Tensor dt_bias, Tensor norm_weight, float eps, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
 )
 
 
@@ -32,9 +32,8 @@ def gated_delta_net_reference(a: Any) -> Tensor:
         query_key_value: [B, L, 2 * key_heads * D + heads * E], L at least 1, float32 or bfloat16.
         gate: [B, L, heads * E].
         decay, beta: [B, L, heads].
-        conv_weight: [taps, channels] float32; conv_bias: [channels] float32 or None.
-        A, dt_bias: [heads] float32, A below 0.
-        norm_weight: [E] float32.
+        conv_weight: [channels, 1, taps], conv_bias: [channels] or None, A_log and dt_bias: [heads], norm_weight: [E]; float32 or
+            bfloat16.
         conv_state: [B, channels, taps] float32 or bfloat16, the last of query_key_value; written in place.
         state: [B, heads, D, E] float32, written in place. `heads / key_heads` heads in a row share a key.
 
@@ -42,10 +41,8 @@ def gated_delta_net_reference(a: Any) -> Tensor:
         [B, L, heads * E] contiguous, dtype of query_key_value.
     """
     precision = precision_of(a.query_key_value)
-    batch, heads, key_dim, value_dim = a.state.shape
-    mixed = causal_convolution(
-        a.query_key_value.to(precision), a.conv_weight, a.conv_bias, a.conv_state
-    )
+    _, heads, key_dim, value_dim = a.state.shape
+    mixed = causal_convolution(a.query_key_value.to(precision), a.conv_weight, a.conv_bias, a.conv_state)
     mixed = torch.nn.functional.silu(mixed)
     values = heads * value_dim
     keys = (mixed.shape[2] - values) // 2
@@ -56,7 +53,8 @@ def gated_delta_net_reference(a: Any) -> Tensor:
         for part in (query, key)
     )
     query, value = query * key_dim**-0.5, value.unflatten(-1, (heads, value_dim))
-    g = (a.A * torch.nn.functional.softplus(a.decay.to(precision) + a.dt_bias)).exp()[..., None, None]
+    steps = torch.nn.functional.softplus(a.decay.to(precision) + a.dt_bias.to(precision))
+    g = (-a.A_log.to(precision).exp() * steps).exp()[..., None, None]
     beta = a.beta.to(precision).sigmoid()[..., None]
     state, outputs = a.state.to(precision), []
     for t in range(mixed.shape[1]):

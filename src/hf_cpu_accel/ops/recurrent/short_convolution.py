@@ -1,6 +1,6 @@
 """short_convolution: what LFM2's convolution layers compute between their two projections (Liquid AI 2025, arXiv:2511.23404).
 
-    output = C * conv(B * x) for the three parts B, C, x of the input, conv causal and channel by channel
+output = C * conv(B * x) for the three parts B, C, x of the input, conv causal and channel by channel
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ def short_convolution_reference(
 
     Args:
         input: [B, L, 3 * C], L at least 1, float32 or bfloat16.
-        conv_weight: [taps, C] float32.
-        conv_bias: [C] float32 or None.
+        conv_weight: [C, 1, taps], conv_bias: [C] or None; float32 or bfloat16.
         conv_state: [B, C, taps] float32 or bfloat16, the last products B * x before the first token (zeros at the beginning);
             afterwards those before the next.
 

@@ -2,7 +2,7 @@
 
 Per head, with a state S [head features, state features], dt = softplus(dt + dt_bias):
 
-    S[t] = exp(dt A) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
+    S[t] = exp(-exp(A_log) dt) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
     output = y / sqrt(mean(y^2) + eps) * norm_weight, with SiLU(gate) multiplied in before the norm or behind
 """
 
@@ -17,8 +17,8 @@ from hf_cpu_accel.ops.recurrent.steps import causal_convolution, gated_norm, pre
 from hf_cpu_accel.ops.registry import by_name, declare
 
 SCHEMA = (
-    "state_space(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A, Tensor D, Tensor dt_bias, Tensor? norm_weight, "
-    "float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
+    "state_space(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, "
+    "Tensor? norm_weight, float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
 )
 
 
@@ -29,9 +29,8 @@ def state_space_reference(a: Any) -> Tensor:
     Args:
         projected: [B, L, heads * P (the gate) + channels + heads (dt)], float32 or bfloat16, L at least 1. The channels are x
             [heads * P], B [groups * N] and C [groups * N].
-        conv_weight: [taps, channels] float32; conv_bias: [channels] float32 or None.
-        A, D, dt_bias: [heads] float32, A below 0.
-        norm_weight: [heads * P] float32, or None: only gated.
+        conv_weight: [channels, 1, taps], conv_bias: [channels] or None, A_log, D and dt_bias: [heads]; float32 or bfloat16.
+        norm_weight: [heads * P] float32 or bfloat16, or None: only gated.
         norm_groups: in how many parts the norm is taken.
         gate_first: whether the gate is multiplied in before the norm.
         tokens: bool [B, L], False where what comes out of the convolution is 0, or None.
@@ -53,11 +52,15 @@ def state_space_reference(a: Any) -> Tensor:
     x = x.unflatten(-1, (heads, head_dim))
     repeats = heads * state_dim // shared
     B, C = (p.unflatten(-1, (-1, state_dim)).repeat_interleave(repeats, dim=2) for p in parameters)
-    dt = torch.nn.functional.softplus(dt + a.dt_bias)
-    decay, state, outputs = (dt * a.A).exp()[..., None, None], a.state.to(precision), []
+    dt = torch.nn.functional.softplus(dt + a.dt_bias.to(precision))
+    decay, state, outputs = (
+        (dt * -a.A_log.to(precision).exp()).exp()[..., None, None],
+        a.state.to(precision),
+        [],
+    )
     for t in range(mixed.shape[1]):
         state = state * decay[:, t] + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
-        outputs.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]) + a.D[:, None] * x[:, t])
+        outputs.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]) + a.D.to(precision)[:, None] * x[:, t])
     a.state.copy_(state)
     output = torch.stack(outputs, dim=1).flatten(2)
     output = gated_norm(output, gate, a.norm_weight, a.eps, a.norm_groups, gate_first=a.gate_first)

@@ -12,24 +12,26 @@ def precision_of(tensor: Tensor) -> torch.dtype:
 
 
 def causal_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> Tensor:
-    """y[t] = sum over k of weight[k] input[t - taps + 1 + k] + bias, channel by channel.
+    """y[t] = sum over k of weight[:, 0, k] input[t - taps + 1 + k] + bias, channel by channel.
 
     Args:
         input: [B, L, C].
-        weight: [taps, C].
+        weight: [C, 1, taps], as `torch.nn.Conv1d` has it.
         bias: [C] or None.
         state: [B, C, taps], the inputs before, of which the last ones are replaced by those of `input`.
 
     Returns:
         [B, L, C]
     """
-    taps, length = len(weight), input.shape[1]
+    taps, length = weight.shape[2], input.shape[1]
     inputs = torch.cat([state.to(input.dtype).transpose(1, 2), input], dim=1)
     state.copy_(inputs[:, -taps:].transpose(1, 2))
     first = inputs.shape[1] - length - taps + 1
-    output = sum(inputs[:, first + k : first + k + length] * weight[k] for k in range(taps))
+    output = sum(
+        inputs[:, first + k : first + k + length] * weight[:, 0, k].to(input.dtype) for k in range(taps)
+    )
     assert isinstance(output, Tensor)
-    return output if bias is None else output + bias
+    return output if bias is None else output + bias.to(input.dtype)
 
 
 def gated_norm(
@@ -47,5 +49,6 @@ def gated_norm(
         input = input * gate
     if weight is not None:
         parts = input.unflatten(-1, (groups, -1))
-        input = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)).flatten(-2) * weight
+        input = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + eps)).flatten(-2)
+        input = input * weight.to(input.dtype)
     return input if gate_first else input * gate
