@@ -53,6 +53,7 @@ from hf_cpu_accel.rewrite.progress import with_progress
 from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
+from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -170,6 +171,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("static images", make_static),
     Stage("quantised images", join_quantised_images),
     Stage("nested ffns", fuse_nested_ffns),
+    Stage("recurrent mixers", fuse_recurrent_mixers),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),
     Stage("decoder layers", fuse_decoder_layers),

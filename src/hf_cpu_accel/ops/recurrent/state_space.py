@@ -18,7 +18,8 @@ from hf_cpu_accel.ops.registry import by_name, declare
 
 SCHEMA = (
     "state_space(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, "
-    "Tensor? norm_weight, float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
+    "Tensor? norm_weight, float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, "
+    "Tensor(b!) state) -> Tensor"
 )
 
 

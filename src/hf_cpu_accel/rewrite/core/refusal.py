@@ -22,6 +22,7 @@ LAYERS = frozenset(
         _FFN,
         "residual blocks",
         "convolution block",
+        "recurrent mixer",
     }
 )
 

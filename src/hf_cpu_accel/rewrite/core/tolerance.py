@@ -62,6 +62,7 @@ STORED_EXPERTS = Tolerance(1e-3, 2e-2)
 ENCODER_LAYER = Tolerance(2e-3, 2e-2)
 # The same, where quantised inputs may fall on the other side of a step: one moves what comes after by so much.
 DECODER_LAYER = Tolerance(2e-2, 3e-2)
+RECURRENT_MIXER = Tolerance(2e-2, 4e-2)
 FFN = Tolerance(2e-2, 4e-2)
 CONVOLUTION_BLOCK = Tolerance(2e-2, 4e-2)  # of what the block adds to its input
 # The worst pixel after up to twenty convolutions over the same packed weights, by the coarsest of these.

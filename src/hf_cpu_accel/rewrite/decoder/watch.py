@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
-from hf_cpu_accel.rewrite.core.refusal import Refusal, required
+from hf_cpu_accel.rewrite.core.foreign_code import OwnError
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.trace import BADDBMM, BMM, MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.decoder.randomized_copy import attention_configs
 from hf_cpu_accel.rewrite.decoder.trace import (
@@ -28,6 +29,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 _OPS = torch.ops.hf_cpu_accel
 _CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
+OTHER_STATE = "it keeps a state besides keys and values: its parts run one by one"
 _IMPLEMENTATION = "_attn_implementation_internal"
 
 
@@ -44,6 +46,9 @@ def recording_cache(trace: DecoderTrace, past: int) -> Any:
     from transformers import DynamicCache, EncoderDecoderCache
 
     class Recording(DynamicCache):
+        def get_conv_state(self, *args: Any, **kwargs: Any) -> Tensor | None:
+            raise OwnError(Refused(Refusal(OTHER_STATE)))
+
         def update(
             self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
         ) -> tuple[Tensor, Tensor]:

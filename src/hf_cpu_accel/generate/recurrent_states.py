@@ -1,0 +1,87 @@
+"""The states of layers with recurrence in the caches of transformers: tensors that ops write in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import Cache, LinearAttentionLayer
+
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.generate.cache_layer import outside_inference_mode
+
+__all__ = ["StateSizes", "empty_cache", "states_of"]
+
+_CACHES = (DynamicCache, StaticCache, Cache, CPUCache)
+States = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """What a layer remembers of each sequence.
+
+    Attributes:
+        channels, taps: the last inputs of its convolution.
+        state: the sizes of its recurrent state, which is float32; None if it has none.
+    """
+
+    channels: int
+    taps: int
+    state: tuple[int, ...] | None = None
+
+    def zeros(self, batch: int, dtype: torch.dtype) -> States:
+        """The states before the first token."""
+        conv = torch.zeros(batch, self.channels, self.taps, dtype=dtype)
+        return conv, None if self.state is None else torch.zeros(batch, *self.state)
+
+
+def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torch.dtype) -> States | None:
+    """The states in layer `index` of `cache`, which count as begun from now on; None if an op cannot write them.
+
+    Args:
+        dtype: of the inputs of the convolution.
+    """
+    layer = cache.layers[index] if type(cache) in _CACHES and index < len(cache.layers) else None
+    if cache.offloading or not isinstance(layer, LinearAttentionLayer):
+        return None
+    if layer.record_past or layer.number_of_states != 1:
+        return None
+    _initialise(layer, sizes, batch, dtype)
+    states = layer.conv_states[0], layer.recurrent_states[0]
+    if not _fit(states, sizes, batch):
+        return None
+    if not layer.has_previous_state[0]:
+        for state in states:
+            if state is not None:
+                state.zero_()
+        layer.has_previous_state[0] = True
+    return states
+
+
+def empty_cache(layers: int) -> Cache:
+    """A cache of so many layers with recurrence, as a host makes it."""
+    return Cache(layers=[LinearAttentionLayer() for _ in range(layers)])
+
+
+def _initialise(layer: LinearAttentionLayer, sizes: StateSizes, batch: int, dtype: torch.dtype) -> None:
+    if layer.is_conv_states_initialized[0]:
+        return
+    with outside_inference_mode():
+        conv, state = sizes.zeros(batch, dtype)
+        layer.lazy_initialization(conv_states=conv)
+        if state is not None:
+            layer.lazy_initialization(recurrent_states=state)
+
+
+def _fit(states: tuple[Any, Any], sizes: StateSizes, batch: int) -> bool:
+    conv, state = states
+    if conv.shape != (batch, sizes.channels, sizes.taps) or not conv.is_contiguous():
+        return False
+    if conv.dtype not in (torch.float32, torch.bfloat16) or (state is None) is not (sizes.state is None):
+        return False
+    return state is None or (
+        state.shape == (batch, *sizes.state) and state.dtype is torch.float32 and state.is_contiguous()  # type: ignore[misc]
+    )

@@ -1,0 +1,136 @@
+"""Finds the mixers with recurrence in a model, verifies what they are, and fuses them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.hosts.arguments import cache_argument
+from hf_cpu_accel.patching.fused_module import fused_layer
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer
+from hf_cpu_accel.rewrite.recurrent.parts import Mixer, candidates
+
+STRUCTURE = "recurrent mixer"
+
+_BATCH, _PROMPT, _PADDING = 2, 9, 3
+
+
+def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
+    """Fuse every mixer of the model. To be called when the linears are packed."""
+
+    def op_and_dtype(fused: FusedMixer, path: str) -> tuple[str, str]:
+        return fused._mixer.op, context.dtype_names(path, fused)
+
+    items = fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
+    read = {name for item in items for name in _read_by_ops(context.root, item.name)}
+    context.items[:] = [item for item in context.items if item.reason is None or item.name not in read]
+    return items
+
+
+def _read_by_ops(root: nn.Module, path: str) -> set[str]:
+    """The paths of what has parameters that are in the op now."""
+    mixer: Any = root.get_submodule(path)
+    parts = (mixer._mixer.convolution, mixer._mixer.norm)
+    return {path, *(f"{path}.{name}" for name in parts if name is not None)}
+
+
+def _looked_at(module: nn.Module, path: str, context: Context) -> FusedMixer | Refusal | None:
+    """The mixer with the fused forward, if that does what the mixer does; None if it is something else."""
+    possible = candidates(module)
+    if not possible or isinstance(module, FusedMixer):
+        return None
+    reason = refusal_to_swap(module, path, context) or _obstacle(module, possible[0])
+    if reason is not None:
+        return Refusal(reason)
+    expected = _expected(module)
+    if isinstance(expected, Refusal):
+        return expected
+    allowed = RECURRENT_MIXER.of(_dtype_of(module))
+    for mixer in possible:
+        error = _error(module, mixer, expected)
+        if error <= allowed:
+            return _fused(module, mixer)
+    return Refusal(f"fused it would be off by {error:.1e} (allowed {allowed:.0e})")
+
+
+def _obstacle(module: Any, mixer: Mixer) -> str | None:
+    """Why such a mixer is left, in words that go on after "left because"."""
+    convolution = module._modules[mixer.convolution]
+    if any(own_forward(part) is not None for part in module.modules()):
+        return "the forward of a module in it was replaced"
+    if type(convolution) is not nn.Conv1d or convolution.groups != convolution.in_channels:
+        return "its convolution is not a plain one, channel by channel"
+    if cache_argument(module.forward) != "cache" or not isinstance(getattr(module, "layer_idx", None), int):
+        return "this version of its host hands it a cache of another kind"
+    if tuple(getattr(module, "time_step_limit", None) or (0.0, float("inf"))) != (0.0, float("inf")):
+        return "it bounds its time steps"
+    if _dtype_of(module) not in (torch.float32, torch.bfloat16):
+        return f"it computes in {_dtype_of(module)}"
+    return None
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    """That of its activations."""
+    packed = (part.weight_dtype for part in module.modules() if isinstance(part, PackedModule))
+    return next(packed, None) or next(module.parameters()).dtype
+
+
+def _fused(module: nn.Module, mixer: Mixer) -> FusedMixer:
+    names = tuple(inspect.signature(module.forward).parameters)
+    fused: FusedMixer = fused_layer(FusedMixer, module, _mixer=mixer, _names=names)
+    return fused
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a mixer gave: outputs of a padded prompt, of the token after it and of a prompt without a cache; the states in the end."""
+
+    outputs: tuple[Any, ...]
+    states: tuple[Any, ...]
+
+
+def _expected(module: nn.Module) -> _Run | Refusal:
+    shadow = Shadow(module)
+    with torch.no_grad(), shadow.running():
+        run: _Run | Refusal = call_foreign(_run, shadow.module)
+    return run
+
+
+def _error(module: nn.Module, mixer: Mixer, expected: _Run) -> float:
+    shadow = Shadow(module)
+    with torch.no_grad(), shadow.running():
+        run = _run(_fused(shadow.module, mixer))
+    pairs = zip((*run.outputs, *run.states), (*expected.outputs, *expected.states), strict=True)
+    return max(row_error(ours, theirs) for ours, theirs in pairs)
+
+
+def _run(module: Any) -> _Run:
+    from hf_cpu_accel.generate.recurrent_states import empty_cache
+
+    features = next(p.in_features for name, p in module.named_children() if name.startswith("in_proj"))
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(_BATCH, _PROMPT + 1, features, generator=generator).to(_dtype_of(module))
+    mask = torch.ones(_BATCH, _PROMPT, dtype=torch.long)
+    mask[0, :_PADDING] = 0
+    cache = empty_cache(module.layer_idx + 1)
+    prompt = module(states[:, :_PROMPT], cache=cache, attention_mask=mask)
+    token = module(states[:, _PROMPT:], cache=cache, attention_mask=None)
+    alone = module(states, cache=None, attention_mask=None)
+    layer = cache.layers[module.layer_idx]
+    kept = (layer.conv_states[0], layer.recurrent_states[0])
+    shown: tuple[Tensor, ...] = (prompt[mask.bool()], token, alone)
+    return _Run(shown, tuple(state.flatten(0, -2) for state in kept if state is not None))

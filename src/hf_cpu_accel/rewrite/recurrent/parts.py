@@ -1,0 +1,177 @@
+"""What is in a mixer (what a layer with recurrence has in the place of attention), and how it is computed of that.
+
+Hosts call the parts of such mixers by the names of the first implementations, `mamba_ssm`, `fla` and `causal_conv1d`. A name only
+suggests what a part does: `match` compares what comes out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.generate.recurrent_states import StateSizes
+
+_OPS = torch.ops.hf_cpu_accel
+
+
+@dataclass(frozen=True)
+class Mixer(ABC):
+    """A mixer by what its modules and numbers are.
+
+    Attributes:
+        convolution, norm: the names of the modules whose parameters the op reads; None if there is no norm.
+    """
+
+    convolution: str
+    norm: str | None
+
+    op = ""
+
+    @abstractmethod
+    def sizes(self, module: Any) -> StateSizes:
+        """Of what it remembers."""
+
+    @abstractmethod
+    def compute(
+        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
+    ) -> Tensor:
+        """[B, L, C] -> [B, L, C], the states going on.
+
+        Args:
+            tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
+        """
+
+    def _convolution(self, module: Any) -> tuple[Tensor, Tensor | None]:
+        convolution = module._modules[self.convolution]
+        return convolution._parameters["weight"], convolution._parameters["bias"]
+
+    def _norm_weight(self, module: Any) -> Tensor | None:
+        return None if self.norm is None else module._modules[self.norm]._parameters["weight"]
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Mixer):
+    """LFM2's."""
+
+    op = "short_convolution"
+
+    def sizes(self, module: Any) -> StateSizes:
+        return _sizes(self._convolution(module)[0])
+
+    def compute(
+        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
+    ) -> Tensor:
+        mixed = _OPS.short_convolution(module.in_proj(hidden_states), *self._convolution(module), states[0])
+        output: Tensor = module.out_proj(mixed)
+        return output
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet(Mixer):
+    """Qwen3.5's and Qwen3-Next's.
+
+    Attributes:
+        eps: of the norm.
+        interleaved: whether the projections give queries, keys, values and gates group by group (Qwen3-Next).
+    """
+
+    eps: float
+    interleaved: bool
+
+    op = "gated_delta_net"
+
+    def sizes(self, module: Any) -> StateSizes:
+        state = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
+        return _sizes(self._convolution(module)[0], state)
+
+    def compute(
+        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
+    ) -> Tensor:
+        if self.interleaved:
+            projected = module.in_proj_qkvz(hidden_states), module.in_proj_ba(hidden_states)
+            *parts, beta, decay = module.fix_query_key_value_ordering(*projected)
+            query, key, value, gate = (part.flatten(2) for part in parts)
+            mixed = torch.cat((query, key, value), dim=-1)
+        else:
+            mixed, gate = module.in_proj_qkv(hidden_states), module.in_proj_z(hidden_states)
+            beta, decay = module.in_proj_b(hidden_states), module.in_proj_a(hidden_states)
+        own = module._parameters
+        output: Tensor = module.out_proj(
+            _OPS.gated_delta_net(
+                mixed, gate, decay, beta, *self._convolution(module), own["A_log"], own["dt_bias"],
+                self._norm_weight(module), self.eps, *states,
+            )
+        )  # fmt: skip
+        return output
+
+
+@dataclass(frozen=True)
+class StateSpace(Mixer):
+    """Mamba-2's, and those of hybrids with it.
+
+    Attributes:
+        eps, norm_groups, gate_first: of the norm.
+    """
+
+    eps: float
+    norm_groups: int
+    gate_first: bool
+
+    op = "state_space"
+
+    def sizes(self, module: Any) -> StateSizes:
+        state = (module.num_heads, module.head_dim, module.ssm_state_size)
+        return _sizes(self._convolution(module)[0], state)
+
+    def compute(
+        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
+    ) -> Tensor:
+        scale, scales = getattr(module, "ssm_in_multiplier", 1.0), module._buffers.get("mup_vector")
+        projected = module.in_proj(hidden_states if scale == 1.0 else hidden_states * scale)
+        if scales is not None:  # Falcon-H1
+            projected = projected * scales
+        own = module._parameters
+        output: Tensor = module.out_proj(
+            _OPS.state_space(
+                projected, *self._convolution(module), own["A_log"], own["D"], own["dt_bias"],
+                self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, tokens, *states,
+            )
+        )  # fmt: skip
+        return output
+
+
+def _sizes(weight: Tensor, state: tuple[int, ...] | None = None) -> StateSizes:
+    from hf_cpu_accel.generate.recurrent_states import StateSizes
+
+    return StateSizes(weight.shape[0], weight.shape[2], state)
+
+
+def candidates(module: nn.Module) -> list[Mixer]:
+    """What `module` may be by what it holds; none if it holds something else."""
+    names, own = set(module._modules), set(module._parameters)
+    if names == {"in_proj", "conv", "out_proj"} and not own:
+        return [ShortConvolution("conv", None)]
+    if own == {"A_log", "dt_bias"} and {"conv1d", "norm", "out_proj"} <= names:
+        projections = names - {"conv1d", "norm", "out_proj", "act"}
+        interleaved = projections == {"in_proj_qkvz", "in_proj_ba"}
+        if interleaved or projections == {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}:
+            return [GatedDeltaNet("conv1d", "norm", _eps_of(module), interleaved)]
+    if own == {"A_log", "D", "dt_bias"} and {"conv1d", "in_proj", "out_proj"} <= names:
+        norm = "norm" if "weight" in getattr(module._modules.get("norm"), "_parameters", ()) else None
+        groups = sorted({1, int(getattr(module, "n_groups", 1))}, reverse=True)
+        return [
+            StateSpace("conv1d", norm, _eps_of(module), count, gate_first)
+            for count in groups
+            for gate_first in (True, False)
+        ]
+    return []
+
+
+def _eps_of(module: nn.Module) -> float:
+    norm = module._modules.get("norm")
+    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
