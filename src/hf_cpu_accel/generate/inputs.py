@@ -33,7 +33,7 @@ def prefill(
         The model's output for the last tokens, and the inputs that it was called with.
     """
     cache = model_kwargs.get(CACHE)
-    past = 0 if cache is None else cache.get_seq_length()
+    past = 0 if cache is None or _counts_nothing(cache) else cache.get_seq_length()
     embeds = model_kwargs.get("inputs_embeds")
     new_tokens = None
     if past and embeds is not None and not model.config.is_encoder_decoder:
@@ -59,6 +59,11 @@ def prefill(
         model_kwargs[CACHE] = cache = _handed_back(outputs, cache)
         past = seen
     return outputs, inputs
+
+
+def _counts_nothing(cache: Any) -> bool:
+    """Whether it keeps states of recurrences alone, which do not tell how many tokens are in them."""
+    return all(getattr(cache, "is_linear", (False,)))
 
 
 class StepInputs:

@@ -35,7 +35,7 @@ class StateSizes:
     def zeros(self, batch: int, dtype: torch.dtype) -> States:
         """The states before the first token."""
         conv = torch.zeros(batch, self.channels, self.taps, dtype=dtype)
-        return conv, None if self.state is None else torch.zeros(batch, *self.state)
+        return conv, None if self.state is None else torch.zeros(batch, *self.state, dtype=torch.float32)
 
 
 def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torch.dtype) -> States | None:

@@ -54,6 +54,7 @@ from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_mixers
+from hf_cpu_accel.rewrite.recurrent.match_layer import fuse_recurrent_layers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -172,6 +173,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("quantised images", join_quantised_images),
     Stage("nested ffns", fuse_nested_ffns),
     Stage("recurrent mixers", fuse_recurrent_mixers),
+    Stage("recurrent layers", fuse_recurrent_layers),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),
     Stage("decoder layers", fuse_decoder_layers),

@@ -23,6 +23,7 @@ LAYERS = frozenset(
         "residual blocks",
         "convolution block",
         "recurrent mixer",
+        "recurrent layer",
     }
 )
 

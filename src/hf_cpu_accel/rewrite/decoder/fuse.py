@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -22,7 +23,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import are_probabilities
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
-from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer, fuse
+from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
 from hf_cpu_accel.rewrite.decoder.match import match_layer
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
@@ -73,7 +74,7 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
     """The verified match of each layer, or why it is left; None for one that is no decoder layer."""
     reader = _Reader()
     for (path, layer), call in zip(stack.layers, stack.calls, strict=True):
-        if isinstance(layer, FusedDecoderLayer) or not context.slots[id(layer)]:
+        if isinstance(layer, FusedModuleMixin) or not context.slots[id(layer)]:
             yield None
         elif is_joined(layer):
             yield Refusal(BETWEEN)

@@ -142,19 +142,23 @@ class FFNWork:
 
 
 class GatedFFNWork:
-    """down(activation(gate) * value), gate and value being the halves of up(input)."""
+    """down(activation(gate) * value) + residual, gate and value being the halves of up(input)."""
 
-    def __init__(self, up: Part, down: Part, activation: str, *, gate_last: bool) -> None:
+    def __init__(
+        self, up: Part, down: Part, activation: str, *, gate_last: bool, residual: bool = False
+    ) -> None:
         self.up = up
         self.down = down
         self.activation = activation
         self.gate_last = gate_last
+        self.residual = residual
         self.dtype = _dtype_of_both(up, down)
         self.in_features = up.packed.in_features
         self.products = up.products + down.products
-        self.key = f"gated ffn+{activation} {up.shape},{down.shape} {self.dtype}"
+        extras = "+residual" if residual else ""
+        self.key = f"gated ffn+{activation}{extras} {up.shape},{down.shape} {self.dtype}"
 
-    def own(self, input: Tensor) -> Tensor:
+    def own(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         up, down, activation = self.up, self.down, self.activation
         return gated_ffn(
             input,
@@ -163,20 +167,23 @@ class GatedFFNWork:
             down.packed,
             down.bias,
             activation=activation,
+            residual=residual,
             gate_last=self.gate_last,
         )
 
     def by(self, provider: Provider) -> Run:
         up, down, activate = self.up.by(provider), self.down.by(provider), ACTIVATIONS[self.activation]
 
-        def run(input: Tensor) -> Tensor:
+        def run(input: Tensor, residual: Tensor | None = None) -> Tensor:
             gate, value = up(input).chunk(2, dim=-1)[:: -1 if self.gate_last else 1]
-            return down(activate(gate) * value)
+            output = down(activate(gate) * value)
+            return output if residual is None else (output + residual).to(input.dtype)
 
         return run
 
     def sample(self, rows: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return sample([(rows, self.in_features)], dtype)
+        shapes = [(rows, self.in_features)] + [(rows, self.down.packed.out_features)] * self.residual
+        return sample(shapes, dtype)
 
 
 def _dtype_of_both(up: Part, down: Part) -> str:

@@ -7,6 +7,7 @@ suggests what a part does: `match` compares what comes out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
+
+States = tuple[Tensor, Tensor | None]
 
 _OPS = torch.ops.hf_cpu_accel
 
@@ -36,15 +39,24 @@ class Mixer(ABC):
     def sizes(self, module: Any) -> StateSizes:
         """Of what it remembers."""
 
+    @property
     @abstractmethod
-    def compute(
-        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
-        """[B, L, C] -> [B, L, C], the states going on.
+    def projections(self) -> tuple[str, ...]:
+        """The names of the linears that the hidden states go through first."""
+
+    @abstractmethod
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+        """What the projections give, each [B, L, features] -> what `out_proj` is given, the states going on.
 
         Args:
             tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
         """
+
+    def compute(self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: States) -> Tensor:
+        """[B, L, C] -> [B, L, C], as the mixer's own forward."""
+        projected = [module._modules[name](hidden_states) for name in self.projections]
+        output: Tensor = module.out_proj(self.mix(module, projected, tokens, states))
+        return output
 
     def _convolution(self, module: Any) -> tuple[Tensor, Tensor | None]:
         convolution = module._modules[self.convolution]
@@ -63,12 +75,13 @@ class ShortConvolution(Mixer):
     def sizes(self, module: Any) -> StateSizes:
         return _sizes(self._convolution(module)[0])
 
-    def compute(
-        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
-        mixed = _OPS.short_convolution(module.in_proj(hidden_states), *self._convolution(module), states[0])
-        output: Tensor = module.out_proj(mixed)
-        return output
+    @property
+    def projections(self) -> tuple[str, ...]:
+        return ("in_proj",)
+
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+        mixed: Tensor = _OPS.short_convolution(projected[0], *self._convolution(module), states[0])
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -89,23 +102,23 @@ class GatedDeltaNet(Mixer):
         state = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
         return _sizes(self._convolution(module)[0], state)
 
-    def compute(
-        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
+    @property
+    def projections(self) -> tuple[str, ...]:
         if self.interleaved:
-            projected = module.in_proj_qkvz(hidden_states), module.in_proj_ba(hidden_states)
+            return "in_proj_qkvz", "in_proj_ba"
+        return "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
+
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+        if self.interleaved:
             *parts, beta, decay = module.fix_query_key_value_ordering(*projected)
-            query, key, value, gate = (part.flatten(2) for part in parts)
-            mixed = torch.cat((query, key, value), dim=-1)
+            *parts, gate = (part.flatten(2) for part in parts)
+            mixed = torch.cat(parts, dim=-1)
         else:
-            mixed, gate = module.in_proj_qkv(hidden_states), module.in_proj_z(hidden_states)
-            beta, decay = module.in_proj_b(hidden_states), module.in_proj_a(hidden_states)
+            mixed, gate, beta, decay = projected
         own = module._parameters
-        output: Tensor = module.out_proj(
-            _OPS.gated_delta_net(
-                mixed, gate, decay, beta, *self._convolution(module), own["A_log"], own["dt_bias"],
-                self._norm_weight(module), self.eps, *states,
-            )
+        output: Tensor = _OPS.gated_delta_net(
+            mixed, gate, decay, beta, *self._convolution(module), own["A_log"], own["dt_bias"],
+            self._norm_weight(module), self.eps, *states,
         )  # fmt: skip
         return output
 
@@ -128,19 +141,22 @@ class StateSpace(Mixer):
         state = (module.num_heads, module.head_dim, module.ssm_state_size)
         return _sizes(self._convolution(module)[0], state)
 
-    def compute(
-        self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: tuple[Tensor, Tensor | None]
-    ) -> Tensor:
-        scale, scales = getattr(module, "ssm_in_multiplier", 1.0), module._buffers.get("mup_vector")
-        projected = module.in_proj(hidden_states if scale == 1.0 else hidden_states * scale)
-        if scales is not None:  # Falcon-H1
-            projected = projected * scales
+    @property
+    def projections(self) -> tuple[str, ...]:
+        return ("in_proj",)
+
+    def compute(self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: States) -> Tensor:
+        scale = getattr(module, "ssm_in_multiplier", 1.0)  # Falcon-H1
+        hidden_states = hidden_states if scale == 1.0 else hidden_states * scale
+        return super().compute(module, hidden_states, tokens, states)
+
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+        (mixed,) = projected
+        scales = module._buffers.get("mup_vector")
         own = module._parameters
-        output: Tensor = module.out_proj(
-            _OPS.state_space(
-                projected, *self._convolution(module), own["A_log"], own["D"], own["dt_bias"],
-                self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, tokens, *states,
-            )
+        output: Tensor = _OPS.state_space(
+            mixed if scales is None else mixed * scales, *self._convolution(module), own["A_log"], own["D"],
+            own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, tokens, *states,
         )  # fmt: skip
         return output
 

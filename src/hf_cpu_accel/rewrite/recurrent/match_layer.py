@@ -1,0 +1,164 @@
+"""Which layers with a fused mixer are fused as a whole: by what they hold, and compared with their own forward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear, is_permuted
+from hf_cpu_accel.rewrite.norm.match import FusedNorm
+from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer
+from hf_cpu_accel.rewrite.recurrent.whole_layer import FusedRecurrentLayer, GatedParts, LayerParts
+
+STRUCTURE = "recurrent layer"
+
+_BATCH, _TOKENS, _PADDING = 2, 7, 2
+
+
+def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that has a fused mixer in the place of attention. To be called when mixers are fused."""
+
+    def op_and_dtype(fused: FusedRecurrentLayer, path: str) -> tuple[str, str]:
+        mixer: Any = fused._modules[fused._parts.mixer]
+        return f"{mixer._mixer.op}, ffn", context.dtype_names(path, fused)
+
+    return fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
+
+
+def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedRecurrentLayer | Refusal | None:
+    mixers = [name for name, child in layer.named_children() if isinstance(child, FusedMixer)]
+    if not mixers or isinstance(layer, FusedModuleMixin) or not is_listed(context.root, path):
+        return None
+    reason = refusal_to_swap(layer, path, context) or _obstacle(layer, mixers)
+    if reason is not None:
+        return Refusal(reason)
+    expected = _outputs(layer)
+    if isinstance(expected, Refusal):
+        return expected
+    features = layer.get_submodule(mixers[0]).out_proj.out_features  # type: ignore[union-attr]
+    allowed = RECURRENT_MIXER.of(expected[0].dtype)
+    for parts in _candidates(layer, mixers[0], features):
+        error = _error(layer, parts, expected)
+        if error <= allowed:
+            return _fused(layer, parts)
+    return Refusal("its residuals, norms or feed-forward network are of another form: its parts run one by one")
+
+
+def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
+    if len(mixers) > 1 or layer._parameters:
+        return "it has more than one mixer, or parameters of its own"
+    if is_permuted(layer):
+        return "a linear in it takes its input features in an order of its own"
+    norms, others = _rest(layer, mixers[0])
+    if len(norms) != 2 or len(others) != 1:
+        return "it has more in it than a mixer, two norms and a feed-forward network: its parts run one by one"
+    mixer: Any = layer._modules[mixers[0]]
+    return None if isinstance(mixer.out_proj, PackedLinear) else "its mixer's last linear is not packed"
+
+
+def _rest(layer: nn.Module, mixer: str) -> tuple[list[str], list[str]]:
+    """The names of the norms, and of the other modules with weights but for the mixer."""
+    children = {name: child for name, child in layer.named_children() if name != mixer}
+    norms = [name for name, child in children.items() if isinstance(child, FusedNorm | nn.LayerNorm)]
+    return norms, [name for name, child in children.items() if name not in norms and _computes(child)]
+
+
+def _computes(module: nn.Module) -> bool:
+    """Whether it holds weights, packed or not."""
+    return any(True for _ in module.parameters()) or any(
+        isinstance(part, PackedModule) for part in module.modules()
+    )
+
+
+def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerParts]:
+    norms, (ffn,) = _rest(layer, mixer)
+    scales = {1.0, *(v for v in vars(layer).values() if isinstance(v, float))}
+    for (norm, ffn_norm), scale in itertools.product(itertools.permutations(norms), sorted(scales)):
+        for parts in (*_gated(layer, ffn, features), ffn):
+            yield LayerParts(mixer, norm, ffn_norm, parts, scale)
+
+
+def _gated(layer: nn.Module, name: str, features: int) -> Iterator[GatedParts]:
+    """The gated feed-forward networks that the module of this name may be."""
+    linears = {f"{name}.{path}": m for path, m in layer.get_submodule(name).named_modules() if isinstance(m, PackedLinear)}
+    modules = list(layer.get_submodule(name).modules())
+    downs = [path for path, linear in linears.items() if linear.out_features == features]
+    if len(linears) not in (2, 3) or not downs or len(downs) == len(linears):
+        downs = downs[-1:]
+    if not downs or any(hasattr(m, "experts") for m in modules):
+        return
+    down = downs[-1]
+    ups = sorted((p for p in linears if p != down), key=lambda path: linears[path].index)
+    width = sum(linears[path].out_features for path in ups)
+    alike = len({id(linears[path].group) for path in ups}) == 1
+    indices = [linears[path].index for path in ups]
+    if not alike or indices != list(range(indices[0], indices[0] + len(indices))):
+        return
+    if width != 2 * linears[down].in_features or linears[down].in_features % PANEL_FEATURES:
+        return
+    names = ["silu", *(other for other in ACTIVATIONS if other != "silu")]
+    for activation, gate_last in itertools.product(names, (False, True)):
+        yield GatedParts(tuple(ups), down, activation, gate_last)
+
+
+def _fused(layer: nn.Module, parts: LayerParts) -> FusedRecurrentLayer:
+    fused: FusedRecurrentLayer = fused_layer(FusedRecurrentLayer, layer, _parts=parts, _bound=None)
+    return fused
+
+
+def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) -> float:
+    shadow = Shadow(layer)
+    with torch.no_grad(), shadow.running():
+        outputs = _run(_fused(shadow.module, parts))
+    return max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
+
+
+def _outputs(layer: nn.Module) -> tuple[Tensor, ...] | Refusal:
+    shadow = Shadow(layer)
+    with torch.no_grad(), shadow.running():
+        outputs: tuple[Tensor, ...] | Refusal = call_foreign(_run, shadow.module)
+    if isinstance(outputs, tuple) and not all(isinstance(output, Tensor) for output in outputs):
+        return Refusal("it returns more than hidden states")
+    return outputs
+
+
+def _run(layer: Any) -> tuple[Any, ...]:
+    """What a layer adds to a padded prompt, and to the token after it."""
+    from hf_cpu_accel.generate.recurrent_states import empty_cache
+
+    mixer = next(child for child in layer.children() if isinstance(child, FusedMixer))
+    generator = torch.Generator().manual_seed(0)
+    size = (_BATCH, _TOKENS + 1, mixer.out_proj.out_features)
+    states = torch.randn(size, generator=generator).to(mixer.out_proj.weight_dtype)
+    mask = torch.ones(_BATCH, _TOKENS, dtype=torch.long)
+    mask[0, :_PADDING] = 0
+    cache = empty_cache(mixer.layer_idx + 1)
+    given: dict[str, Any] = {"cache": cache, "position_embeddings": None}
+    if "position_embeddings" not in _names(layer):
+        del given["position_embeddings"]
+    prompt = layer(states[:, :_TOKENS], attention_mask=mask, **given)
+    token = layer(states[:, _TOKENS:], attention_mask=None, **given)
+    return prompt[mask.bool()] - states[:, :_TOKENS][mask.bool()], token - states[:, _TOKENS:]
+
+
+def _names(layer: Any) -> tuple[str, ...]:
+    import inspect
+
+    own = getattr(layer, "_original_class", type(layer))
+    return tuple(inspect.signature(own.forward).parameters)

@@ -1,0 +1,188 @@
+"""`FusedRecurrentLayer`: a layer with recurrence, its norms, projections and feed-forward network included, in six ops.
+
+    x + s mixer(norm(x)), then the same with another norm and a feed-forward network
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.providers.route import Route
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.linear.dispatch import GatedFFNWork, LinearWork
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer, forget_call, is_fused, ordinary, reference_call
+
+# Of a product and what is added to it: the sum.
+AddTo = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class GatedParts:
+    """A gated feed-forward network by the paths of its linears in the layer.
+
+    Attributes:
+        ups: that of gate and value, in the order of their features: one linear for both, or two side by side.
+        gate_last: whether the gate is the second half.
+    """
+
+    ups: tuple[str, ...]
+    down: str
+    activation: str
+    gate_last: bool
+
+    def bind(self, layer: nn.Module, *, residual: bool) -> Route:
+        ups: list[Any] = [layer.get_submodule(path) for path in self.ups]
+        down = layer.get_submodule(self.down)
+        assert isinstance(down, PackedLinear)
+        up = ups[0].group.part(ups[0].index, ups[-1].index)
+        work = GatedFFNWork(
+            up, _part(down), self.activation, gate_last=self.gate_last, residual=residual
+        )
+        return Route(work, measured=ups[0].group.measured)
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A layer by the names of what is in it.
+
+    Attributes:
+        ffn: the feed-forward network as one op, or the name of a module that computes it (experts).
+        scale: of both branches.
+    """
+
+    mixer: str
+    norm: str
+    ffn_norm: str
+    ffn: GatedParts | str
+    scale: float
+
+
+class FusedRecurrentLayer(FusedModuleMixin):
+    """Mixed into the layer's own class: [B, L, C] -> [B, L, C].
+
+    Calls that its mixer cannot do in one op, and those that pass more than hidden states by position, take the own forward.
+    """
+
+    _parts: LayerParts
+    _bound: _Bound | None
+
+    def forward(
+        self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, cache: Any = None, **kwargs: Any
+    ) -> Any:
+        """hidden_states [B, L, C] and what the original takes -> as the original."""
+        if not args and is_fused(self, kwargs):
+            output = self._fused(ordinary(hidden_states), attention_mask, cache)
+            if output is not None:
+                return output
+        return self._original_class.forward(
+            self, hidden_states, *args, attention_mask=attention_mask, cache=cache, **kwargs
+        )
+
+    def _fused(self, x: Tensor, attention_mask: Any, cache: Any) -> Tensor | None:
+        check_inference(self, x)
+        bound = self._bound or self._bind()
+        mixer = bound.mixer
+        if not isinstance(mixer, FusedMixer):  # it went back to its own forward
+            return None
+        call = mixer.begin(x, cache, attention_mask)
+        if call is None:
+            return None
+        normed = call.masked(bound.norm(x))
+        projected = [output for project in bound.projections for output in project(normed)]
+        x = bound.leave(mixer._mixer.mix(mixer, projected, call.tokens, call.states), x)
+        return bound.feed_forward(bound.ffn_norm(x), x)
+
+    def _bind(self) -> _Bound:
+        self._bound = _Bound.of(self, self._parts)
+        return self._bound
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        if len(args) > 1:
+            return None
+        named = {**({"hidden_states": args[0]} if args else {}), **kwargs}
+        return reference_call(self, self._modules[self._parts.mixer], named)
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forget_call(self._modules[self._parts.mixer], kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FusedRecurrentLayer:
+        super()._apply(fn, recurse)
+        self._bound = None  # holds copies of biases
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_bound": None}
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A layer's modules and routes.
+
+    Attributes:
+        projections: each gives the outputs of one or more of the mixer's, in their order.
+        leave, feed_forward: the last product of a branch, and the sum.
+    """
+
+    mixer: Any
+    norm: Any
+    ffn_norm: Any
+    projections: list[Callable[[Tensor], list[Tensor]]]
+    leave: AddTo
+    feed_forward: AddTo
+
+    @classmethod
+    def of(cls, layer: nn.Module, parts: LayerParts) -> _Bound:
+        mixer: Any = layer._modules[parts.mixer]
+        plain = parts.scale == 1.0
+        out = mixer.out_proj
+        leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
+        if isinstance(parts.ffn, str):
+            ffn, joined = layer._modules[parts.ffn], False
+        else:
+            ffn, joined = parts.ffn.bind(layer, residual=plain), plain
+        return cls(
+            mixer,
+            layer._modules[parts.norm],
+            layer._modules[parts.ffn_norm],
+            projections_of(mixer, mixer._mixer.projections),
+            leave if plain else _added(leave, parts.scale),
+            ffn if joined else _added(ffn, parts.scale),  # type: ignore[arg-type]
+        )
+
+
+def projections_of(module: Any, names: tuple[str, ...]) -> list[Callable[[Tensor], list[Tensor]]]:
+    """The linears of these names, those in one product that lie side by side."""
+    linears = [module._modules[name] for name in names]
+    runs: list[list[Any]] = []
+    for linear in linears:
+        last = runs[-1][-1] if runs else None
+        packed = isinstance(linear, PackedLinear) and isinstance(last, PackedLinear)
+        if packed and linear.group is last.group and linear.index == last.index + 1:
+            runs[-1].append(linear)
+        else:
+            runs.append([linear])
+    return [_run(run) for run in runs]
+
+
+def _run(linears: list[Any]) -> Callable[[Tensor], list[Tensor]]:
+    first, last = linears[0], linears[-1]
+    if len(linears) == 1:
+        alone = first.group.route(first.index, first.index) if isinstance(first, PackedLinear) else first
+        return lambda input: [alone(input)]
+    together: Callable[[Tensor], list[Tensor]] = first.group.route(first.index, last.index)
+    return together
+
+
+def _part(linear: PackedLinear) -> Any:
+    return linear.group.part(linear.index, linear.index)
+
+
+def _added(branch: Callable[[Tensor], Tensor], scale: float) -> AddTo:
+    return lambda input, x: torch.add(x, branch(input), alpha=scale)
