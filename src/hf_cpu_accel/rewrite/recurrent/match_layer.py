@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -96,25 +97,27 @@ def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerPa
 
 def _gated(layer: nn.Module, name: str, features: int) -> Iterator[GatedParts]:
     """The gated feed-forward networks that the module of this name may be."""
-    linears = {f"{name}.{path}": m for path, m in layer.get_submodule(name).named_modules() if isinstance(m, PackedLinear)}
-    modules = list(layer.get_submodule(name).modules())
-    downs = [path for path, linear in linears.items() if linear.out_features == features]
-    if len(linears) not in (2, 3) or not downs or len(downs) == len(linears):
-        downs = downs[-1:]
-    if not downs or any(hasattr(m, "experts") for m in modules):
-        return
-    down = downs[-1]
-    ups = sorted((p for p in linears if p != down), key=lambda path: linears[path].index)
-    width = sum(linears[path].out_features for path in ups)
-    alike = len({id(linears[path].group) for path in ups}) == 1
-    indices = [linears[path].index for path in ups]
-    if not alike or indices != list(range(indices[0], indices[0] + len(indices))):
-        return
-    if width != 2 * linears[down].in_features or linears[down].in_features % PANEL_FEATURES:
-        return
-    names = ["silu", *(other for other in ACTIVATIONS if other != "silu")]
-    for activation, gate_last in itertools.product(names, (False, True)):
-        yield GatedParts(tuple(ups), down, activation, gate_last)
+    linears = {
+        f"{name}.{path}": linear
+        for path, linear in layer.get_submodule(name).named_modules()
+        if isinstance(linear, PackedLinear)
+    }
+    functions = ["silu", *(other for other in ACTIVATIONS if other != "silu")]
+    for down in (path for path, linear in linears.items() if linear.out_features == features):
+        ups = sorted((path for path in linears if path != down), key=lambda path: linears[path].index)
+        if not _are_halves([linears[path] for path in ups], linears[down].in_features):
+            continue
+        for activation, gate_last in itertools.product(functions, (False, True)):
+            yield GatedParts(tuple(ups), down, activation, gate_last)
+
+
+def _are_halves(ups: list[PackedLinear], width: int) -> bool:
+    """Whether gate and value, each of `width` features, lie side by side in `ups`."""
+    if not ups or any(up.group is not ups[0].group for up in ups):
+        return False
+    indices = [up.index for up in ups]
+    side_by_side = indices == list(range(indices[0], indices[0] + len(indices)))
+    return side_by_side and sum(up.out_features for up in ups) == 2 * width and width % PANEL_FEATURES == 0
 
 
 def _fused(layer: nn.Module, parts: LayerParts) -> FusedRecurrentLayer:
@@ -149,16 +152,14 @@ def _run(layer: Any) -> tuple[Any, ...]:
     mask = torch.ones(_BATCH, _TOKENS, dtype=torch.long)
     mask[0, :_PADDING] = 0
     cache = empty_cache(mixer.layer_idx + 1)
-    given: dict[str, Any] = {"cache": cache, "position_embeddings": None}
-    if "position_embeddings" not in _names(layer):
-        del given["position_embeddings"]
+    given: dict[str, Any] = {"cache": cache}
+    if "position_embeddings" in _names(layer):  # which only its other kind of layers reads
+        given["position_embeddings"] = None
     prompt = layer(states[:, :_TOKENS], attention_mask=mask, **given)
     token = layer(states[:, _TOKENS:], attention_mask=None, **given)
     return prompt[mask.bool()] - states[:, :_TOKENS][mask.bool()], token - states[:, _TOKENS:]
 
 
 def _names(layer: Any) -> tuple[str, ...]:
-    import inspect
-
     own = getattr(layer, "_original_class", type(layer))
     return tuple(inspect.signature(own.forward).parameters)
