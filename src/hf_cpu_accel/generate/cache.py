@@ -41,8 +41,8 @@ class CPUCache(DynamicCache):
         dtype: of the storage: float32, bfloat16, int8 (per token and head, ops/kv_cache.py), or None: that of the keys.
 
     Attributes:
-        layers: a `CPUCacheLayer` per layer with keys and values; transformers' own where there is nothing to store (`DummyLayer`) or
-            the state of a recurrence (`LinearAttentionLayer`), which can only be cropped as it says there.
+        layers: a `CPUCacheLayer` per layer with keys and values; transformers' own where there is nothing to store (`DummyLayer`)
+            or the state of a recurrence (`LinearAttentionLayer`), which can only be cropped as it says there.
         start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
 
     Raises:
@@ -103,7 +103,7 @@ class CPUCache(DynamicCache):
         if torch.equal(beam_idx, torch.arange(len(beam_idx), dtype=beam_idx.dtype)):
             return
         for state in states:
-            state.reorder_cache(beam_idx)
+            state.reorder_cache(beam_idx)  # type: ignore[arg-type]
         self._share_rows(layers)
         for beams, length in {
             (id(layer.beams), layer.length): (layer.beams, layer.length) for layer in layers
@@ -126,18 +126,18 @@ class CPUCache(DynamicCache):
         for layer in self.layers:
             if isinstance(layer, LinearAttentionLayer):
                 batch = next((len(state) for state in layer.conv_states.values() if state is not None), 0)
-                layer.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
+                layer.reorder_cache(torch.arange(batch).repeat_interleave(repeats))  # type: ignore[arg-type]
             else:
-                layer.batch_repeat_interleave(repeats)
+                layer.batch_repeat_interleave(repeats)  # type: ignore[union-attr]
         if self.start is not None:
             self.start = self.start.repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         for layer in self.layers:
             if isinstance(layer, LinearAttentionLayer):
-                layer.reorder_cache(indices)
+                layer.reorder_cache(indices)  # type: ignore[arg-type]
             else:
-                layer.batch_select_indices(indices)
+                layer.batch_select_indices(indices)  # type: ignore[union-attr]
         if self.start is not None:
             self.start = self.start[indices]
 
@@ -201,12 +201,12 @@ def refusal(config: PreTrainedConfig) -> str | None:
     if others:
         return f"layers with more state than keys and values: {', '.join(sorted(others))}"
     if layers and not any(map(_keeps_keys, layers)):
-        return "none of its layers keeps keys and values"
+        return "layers with more state than keys and values, and none with these"
     return None
 
 
 def keeps_states(config: PreTrainedConfig) -> bool:
-    """Whether the cache of a model with this config, which gets a `CPUCache`, holds states of recurrences besides keys and values."""
+    """Whether the cache of a model with this config, which gets a `CPUCache`, holds states of recurrences besides."""
     return any(isinstance(layer, LinearAttentionLayer) for layer in DynamicCache(config=config).layers)
 
 

@@ -50,7 +50,7 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
     if layer.record_past or layer.number_of_states != 1:
         return None
     _initialise(layer, sizes, batch, dtype)
-    states = layer.conv_states[0], layer.recurrent_states[0]
+    states: Any = layer.conv_states[0], layer.recurrent_states[0]
     if not _fit(states, sizes, batch):
         return None
     if not layer.has_previous_state[0]:
@@ -58,7 +58,8 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
             if state is not None:
                 state.zero_()
         layer.has_previous_state[0] = True
-    return states
+    kept: States = states
+    return kept
 
 
 def empty_cache(layers: int) -> Cache:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.foreign_code import OwnError
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.trace import BADDBMM, BMM, MATMUL, SOFTMAX, Listener, traced
 from hf_cpu_accel.rewrite.decoder.randomized_copy import attention_configs

@@ -24,8 +24,8 @@ _DTYPES = (torch.float32, torch.bfloat16)
 class FusedMixer(FusedModuleMixin):
     """Mixed into the mixer's own class: [B, L, C] -> [B, L, C].
 
-    It computes its class's own forward where hooks look inside, while a graph is traced, for packed sequences, and with a cache whose
-    states the op cannot write (one that records the past in order to be cropped).
+    It computes its class's own forward where hooks look inside, while a graph is traced, for packed sequences, and with a cache
+    whose states the op cannot write (one that records the past in order to be cropped).
     """
 
     _mixer: Mixer
@@ -46,9 +46,7 @@ class FusedMixer(FusedModuleMixin):
             return None
         return self._mixer.compute(self, call.masked(hidden_states), call.tokens, call.states)
 
-    def begin(
-        self, hidden_states: Tensor, cache: Any, attention_mask: Tensor | None
-    ) -> MixerCall | None:
+    def begin(self, hidden_states: Tensor, cache: Any, attention_mask: Tensor | None) -> MixerCall | None:
         """What a call works with, whose states count as begun; None if the op cannot do it."""
         dtype, shape, mask = hidden_states.dtype, hidden_states.shape, ordinary(attention_mask)
         if dtype not in _DTYPES or len(shape) != 3 or not hidden_states.numel():
@@ -59,7 +57,9 @@ class FusedMixer(FusedModuleMixin):
         states = sizes.zeros(shape[0], dtype)
         if cache is not None:
             states = _states().states_of(cache, self.layer_idx, sizes, shape[0], dtype)
-        return None if states is None else MixerCall(None if mask is None else mask.bool().contiguous(), states)
+        return (
+            None if states is None else MixerCall(None if mask is None else mask.bool().contiguous(), states)
+        )
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return reference_call(self, self, dict(zip(self._names, args, strict=False)) | kwargs)
@@ -97,7 +97,9 @@ def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
 def reference_call(module: FusedModuleMixin, mixer: Any, named: dict[str, Any]) -> Reference | None:
     """The call without its cache, if nothing is in that: else it goes on from states that the fused call is about to change."""
     cache, mask = named.get("cache"), named.get("attention_mask")
-    if not is_fused(module, named) or (cache is not None and cache.get_conv_state(mixer.layer_idx) is not None):
+    if not is_fused(module, named) or (
+        cache is not None and cache.get_conv_state(mixer.layer_idx) is not None
+    ):
         return None
     return Reference((), {**named, "cache": None}, None if mask is None else mask.bool())
 

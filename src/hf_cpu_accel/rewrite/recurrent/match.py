@@ -97,7 +97,7 @@ def _fused(module: nn.Module, mixer: Mixer) -> FusedMixer:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a mixer gave: outputs of a padded prompt, of the token after it and of a prompt without a cache; the states in the end."""
+    """What a mixer gave for a padded prompt, the token after it and a prompt without a cache; the states in the end."""
 
     outputs: tuple[Any, ...]
     states: tuple[Any, ...]

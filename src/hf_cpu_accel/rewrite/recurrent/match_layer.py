@@ -52,13 +52,16 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedRecurrentL
     expected = _outputs(layer)
     if isinstance(expected, Refusal):
         return expected
-    features = layer.get_submodule(mixers[0]).out_proj.out_features  # type: ignore[union-attr]
+    mixer: Any = layer._modules[mixers[0]]
+    features = mixer.out_proj.out_features
     allowed = RECURRENT_MIXER.of(expected[0].dtype)
     for parts in _candidates(layer, mixers[0], features):
         error = _error(layer, parts, expected)
         if error <= allowed:
             return _fused(layer, parts)
-    return Refusal("its residuals, norms or feed-forward network are of another form: its parts run one by one")
+    return Refusal(
+        "its residuals, norms or feed-forward network are of another form: its parts run one by one"
+    )
 
 
 def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
@@ -68,7 +71,9 @@ def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
         return "a linear in it takes its input features in an order of its own"
     norms, others = _rest(layer, mixers[0])
     if len(norms) != 2 or len(others) != 1:
-        return "it has more in it than a mixer, two norms and a feed-forward network: its parts run one by one"
+        return (
+            "it has more in it than a mixer, two norms and a feed-forward network: its parts run one by one"
+        )
     mixer: Any = layer._modules[mixers[0]]
     return None if isinstance(mixer.out_proj, PackedLinear) else "its mixer's last linear is not packed"
 
@@ -91,7 +96,8 @@ def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerPa
     norms, (ffn,) = _rest(layer, mixer)
     scales = {1.0, *(v for v in vars(layer).values() if isinstance(v, float))}
     for (norm, ffn_norm), scale in itertools.product(itertools.permutations(norms), sorted(scales)):
-        for parts in (*_gated(layer, ffn, features), ffn):
+        ways: list[GatedParts | str] = [*_gated(layer, ffn, features), ffn]
+        for parts in ways:
             yield LayerParts(mixer, norm, ffn_norm, parts, scale)
 
 
@@ -145,7 +151,7 @@ def _run(layer: Any) -> tuple[Any, ...]:
     """What a layer adds to a padded prompt, and to the token after it."""
     from hf_cpu_accel.generate.recurrent_states import empty_cache
 
-    mixer = next(child for child in layer.children() if isinstance(child, FusedMixer))
+    mixer: Any = next(child for child in layer.children() if isinstance(child, FusedMixer))
     generator = torch.Generator().manual_seed(0)
     size = (_BATCH, _TOKENS + 1, mixer.out_proj.out_features)
     states = torch.randn(size, generator=generator).to(mixer.out_proj.weight_dtype)

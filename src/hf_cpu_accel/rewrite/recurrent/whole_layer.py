@@ -1,6 +1,6 @@
 """`FusedRecurrentLayer`: a layer with recurrence, its norms, projections and feed-forward network included, in six ops.
 
-    x + s mixer(norm(x)), then the same with another norm and a feed-forward network
+x + s mixer(norm(x)), then the same with another norm and a feed-forward network
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class GatedParts:
         down = layer.get_submodule(self.down)
         assert isinstance(down, PackedLinear)
         up = ups[0].group.part(ups[0].index, ups[-1].index)
-        work = GatedFFNWork(
-            up, _part(down), self.activation, gate_last=self.gate_last, residual=residual
-        )
+        work = GatedFFNWork(up, _part(down), self.activation, gate_last=self.gate_last, residual=residual)
         return Route(work, measured=ups[0].group.measured)
 
 
@@ -143,6 +141,7 @@ class _Bound:
         plain = parts.scale == 1.0
         out = mixer.out_proj
         leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
+        ffn: Any
         if isinstance(parts.ffn, str):
             ffn, joined = layer._modules[parts.ffn], False
         else:
@@ -153,22 +152,25 @@ class _Bound:
             layer._modules[parts.ffn_norm],
             projections_of(mixer, mixer._mixer.projections),
             leave if plain else _added(leave, parts.scale),
-            ffn if joined else _added(ffn, parts.scale),  # type: ignore[arg-type]
+            ffn if joined else _added(ffn, parts.scale),
         )
 
 
 def projections_of(module: Any, names: tuple[str, ...]) -> list[Callable[[Tensor], list[Tensor]]]:
     """The linears of these names, those in one product that lie side by side."""
-    linears = [module._modules[name] for name in names]
+    linears: list[Any] = [module._modules[name] for name in names]
     runs: list[list[Any]] = []
     for linear in linears:
-        last = runs[-1][-1] if runs else None
-        packed = isinstance(linear, PackedLinear) and isinstance(last, PackedLinear)
-        if packed and linear.group is last.group and linear.index == last.index + 1:
+        last: Any = runs[-1][-1] if runs else None
+        if _are_packed(linear, last) and linear.group is last.group and linear.index == last.index + 1:
             runs[-1].append(linear)
         else:
             runs.append([linear])
     return [_run(run) for run in runs]
+
+
+def _are_packed(*linears: Any) -> bool:
+    return all(isinstance(linear, PackedLinear) for linear in linears)
 
 
 def _run(linears: list[Any]) -> Callable[[Tensor], list[Tensor]]:

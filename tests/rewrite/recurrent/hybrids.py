@@ -1,0 +1,57 @@
+"""Tiny models of each kind with recurrent layers, with weights that let tokens differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+_SIZES = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 3, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+_DELTA = {
+    "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 24,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+_MAMBA_2 = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16,
+            "n_groups": 1, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
+
+# {stem of the classes: (settings, op of its mixers, mixers, layers that are fused as a whole)}
+HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int]] = {
+    "Qwen3_5": (_SIZES | _DELTA, "gated_delta_net", 2, 2),
+    "Qwen3Next": (_SIZES | _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]}, "gated_delta_net", 2, 2),
+    "Lfm2": (
+        _SIZES | {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+        "short_convolution", 2, 2,
+    ),
+    "GraniteMoeHybrid": (
+        _SIZES | _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
+                           "shared_intermediate_size": 128, "residual_multiplier": 0.4},
+        "state_space", 2, 2,
+    ),
+    "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128}, "state_space", 3, 0),
+    "Mamba2": (_MAMBA_2, "state_space", 2, 0),
+}  # fmt: skip
+
+
+def build(stem: str) -> Any:
+    settings = HYBRIDS[stem][0]
+    config = getattr(transformers, f"{stem}TextConfig" if stem == "Qwen3_5" else f"{stem}Config")(**settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{stem}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif parameter.dim() == 2:
+                parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[1] ** 0.5)
+    return model

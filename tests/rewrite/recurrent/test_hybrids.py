@@ -1,0 +1,119 @@
+"""Models with recurrent layers: mixers and layers are fused, tokens are those of eager, and all can be undone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.rewrite.core.verify import row_error
+from tests.rewrite.recurrent.hybrids import HYBRIDS, build
+
+IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(IDS)
+MASK[0, :4] = 0
+GREEDY = {"max_new_tokens": 128, "do_sample": False}
+STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
+
+
+def fused(model: Any, structure: str) -> list[Any]:
+    return [item for item in explain(model).items if item.structure == structure and item.reason is None]
+
+
+@STEMS
+def test_greedy_tokens_are_those_of_eager(stem: str) -> None:
+    model = build(stem)
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    _, op, mixers, layers = HYBRIDS[stem]
+    assert [item.op for item in fused(model, "recurrent mixer")] == [op] * mixers
+    assert len(fused(model, "recurrent layer")) == layers
+    for mask in (None, MASK):
+        given = {} if mask is None else {"attention_mask": mask}
+        assert torch.equal(model.generate(IDS, **given, **GREEDY), eager.generate(IDS, **given, **GREEDY))
+
+
+@STEMS
+@torch.no_grad()
+def test_restore_gives_back_the_model(stem: str) -> None:
+    model = build(stem)
+    before, kinds = model(IDS).logits, [type(module) for module in model.modules()]
+    other = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    assert [type(module) for module in other.modules()] == kinds
+    assert (
+        row_error(model(IDS, attention_mask=MASK).logits[1], other(IDS, attention_mask=MASK).logits[1])
+        <= 1e-3
+    )
+    restore(model)
+    assert [type(module) for module in model.modules()] == kinds
+    assert torch.equal(model(IDS).logits, before)
+
+
+@STEMS
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@torch.no_grad()
+def test_other_dtypes(stem: str, dtype: str) -> None:
+    model = build(stem)
+    expected = model(IDS).logits
+    accelerate_for_cpu(model, dtype=dtype)
+    assert len(fused(model, "recurrent mixer")) == HYBRIDS[stem][2]
+    error = (model(IDS).logits - expected).norm() / expected.norm()
+    assert error <= {"bfloat16": 0.05, "int8": 0.15, "int4": 0.8}[dtype]
+
+
+@pytest.mark.parametrize("stem", ["Qwen3_5", "Lfm2", "GraniteMoeHybrid"])
+@torch.no_grad()
+def test_stock_code_goes_on_from_us_and_we_from_stock_code(stem: str) -> None:
+    model = build(stem)
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    for first, then, cache in ((model, eager, caches[0]), (eager, model, caches[1])):
+        first(IDS[:, :6], cache=cache)
+        then(IDS[:, 6:9], cache=cache)
+        expected = eager(IDS).logits[:, -1]
+        first(IDS[:, 9:10], cache=cache)
+        assert row_error(then(IDS[:, 10:], cache=cache).logits[:, -1], expected) <= 1e-3
+
+
+@pytest.mark.parametrize("stem", ["Qwen3_5", "Lfm2", "GraniteMoeHybrid"])
+def test_beams_take_their_states_along(stem: str) -> None:
+    model = build(stem)
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    settings = {"max_new_tokens": 16, "num_beams": 3, "do_sample": False, "attention_mask": MASK}
+    assert torch.equal(model.generate(IDS, **settings), eager.generate(IDS, **settings))
+    cache = CPUCache(model.config)
+    model(IDS, cache=cache)
+    cache.batch_repeat_interleave(2)
+    assert model(IDS[:, :1].repeat_interleave(2, dim=0), cache=cache).logits.shape[0] == 4
+    with pytest.raises(RuntimeError, match="activate_past_recording"):
+        cache.crop(-1)
+
+
+def test_writing_to_a_parameter_of_a_mixer_is_noticed() -> None:
+    model = build("GraniteMoeHybrid")
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    for changed in (model, eager):
+        with torch.no_grad():
+            changed.model.layers[0].mamba.A_log.add_(0.5)
+            changed.model.layers[0].input_layernorm.weight.mul_(2)
+    with torch.no_grad():
+        assert row_error(model(IDS).logits, eager(IDS).logits) <= 1e-3
+
+
+def test_hooks_inside_see_what_passes() -> None:
+    model = build("Lfm2")
+    accelerate_for_cpu(model, dtype="float32")
+    seen: list[int] = []
+    model.model.layers[0].conv.in_proj.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        model(IDS)
+    assert seen == [1]
