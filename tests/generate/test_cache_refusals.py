@@ -48,8 +48,8 @@ def test_what_left_the_window_cannot_be_taken_back():
 
 
 def test_models_with_other_state_are_refused():
-    config = LlamaConfig(num_hidden_layers=2, layer_types=["hybrid", "full_attention"], **_SIZES)
-    assert "LinearAttentionAndFullAttentionLayer" in refusal(config)
-    with pytest.raises(ValueError, match="LinearAttentionAndFullAttentionLayer"):
+    config = LlamaConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **_SIZES)
+    assert "LinearAttentionLayer" in refusal(config)
+    with pytest.raises(ValueError, match="LinearAttentionLayer"):
         CPUCache(config)
     assert refusal(LLAMA) is None

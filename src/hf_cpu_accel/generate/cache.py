@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_cpu_accel.generate.beam_rows import BeamRows
 from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
@@ -41,8 +35,7 @@ class CPUCache(DynamicCache):
         dtype: of the storage: float32, bfloat16, int8 (per token and head, ops/kv_cache.py), or None: that of the keys.
 
     Attributes:
-        layers: a `CPUCacheLayer` per layer with keys and values; transformers' own where there is nothing to store (`DummyLayer`)
-            or the state of a recurrence (`LinearAttentionLayer`), which can only be cropped as it says there.
+        layers: a `CPUCacheLayer` per layer, or transformers' `DummyLayer` where there is nothing to store.
         start: int32 [batch], the position of the first token of each sequence where the batch is padded on the left, or None.
 
     Raises:
@@ -70,7 +63,6 @@ class CPUCache(DynamicCache):
             type(cache) is DynamicCache
             and len(cache.layers) > 0
             and all(_is_known(layer) for layer in cache.layers)
-            and any(_keeps_keys(layer) for layer in cache.layers)
             and not cache.offloading
             and cache.get_seq_length() == 0
         )
@@ -92,7 +84,7 @@ class CPUCache(DynamicCache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Sequence b goes on from what sequence beam_idx[b] was. No key moves: `rows` says where they are from now on."""
-        layers, states = self._filled(), self._states()
+        layers = self._filled()
         if not layers:
             return
         storage = layers[0].key_storage
@@ -102,8 +94,6 @@ class CPUCache(DynamicCache):
             return
         if torch.equal(beam_idx, torch.arange(len(beam_idx), dtype=beam_idx.dtype)):
             return
-        for state in states:
-            state.reorder_cache(beam_idx)  # type: ignore[arg-type]
         self._share_rows(layers)
         for beams, length in {
             (id(layer.beams), layer.length): (layer.beams, layer.length) for layer in layers
@@ -123,21 +113,12 @@ class CPUCache(DynamicCache):
         self.start = None
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        for layer in self.layers:
-            if isinstance(layer, LinearAttentionLayer):
-                batch = next((len(state) for state in layer.conv_states.values() if state is not None), 0)
-                layer.reorder_cache(torch.arange(batch).repeat_interleave(repeats))  # type: ignore[arg-type]
-            else:
-                layer.batch_repeat_interleave(repeats)  # type: ignore[union-attr]
+        super().batch_repeat_interleave(repeats)
         if self.start is not None:
             self.start = self.start.repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        for layer in self.layers:
-            if isinstance(layer, LinearAttentionLayer):
-                layer.reorder_cache(indices)  # type: ignore[arg-type]
-            else:
-                layer.batch_select_indices(indices)  # type: ignore[union-attr]
+        super().batch_select_indices(indices)
         if self.start is not None:
             self.start = self.start[indices]
 
@@ -147,9 +128,6 @@ class CPUCache(DynamicCache):
 
     def _filled(self) -> list[CPUCacheLayer]:
         return [layer for layer in self.layers if isinstance(layer, CPUCacheLayer) and layer.length]
-
-    def _states(self) -> list[LinearAttentionLayer]:
-        return [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     @staticmethod
     def _share_rows(layers: list[CPUCacheLayer]) -> None:
@@ -200,25 +178,14 @@ def refusal(config: PreTrainedConfig) -> str | None:
     others = {type(layer).__name__ for layer in layers if not _is_known(layer)}
     if others:
         return f"layers with more state than keys and values: {', '.join(sorted(others))}"
-    if layers and not any(map(_keeps_keys, layers)):
-        return "layers with more state than keys and values, and none with these"
     return None
 
 
-def keeps_states(config: PreTrainedConfig) -> bool:
-    """Whether the cache of a model with this config, which gets a `CPUCache`, holds states of recurrences besides."""
-    return any(isinstance(layer, LinearAttentionLayer) for layer in DynamicCache(config=config).layers)
-
-
-def _keeps_keys(layer: object) -> bool:
-    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-
-
 def _is_known(layer: object) -> bool:
-    return _keeps_keys(layer) or type(layer) in (DummyLayer, LinearAttentionLayer)
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
-def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLayer | LinearAttentionLayer:
+def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLayer:
     if type(layer) is DynamicLayer:
         return CPUCacheLayer(dtype)
     if type(layer) is DynamicSlidingWindowLayer:
@@ -226,8 +193,8 @@ def _ours(layer: object, dtype: torch.dtype | None) -> CPUCacheLayer | DummyLaye
         if layer.record_past:
             ours.activate_past_recording()
         return ours
-    if type(layer) in (DummyLayer, LinearAttentionLayer):
-        return layer  # type: ignore[return-value]
+    if type(layer) is DummyLayer:
+        return layer
     raise ValueError(
         f"config: a {type(layer).__name__} holds more than keys and values, which CPUCache cannot store"
     )

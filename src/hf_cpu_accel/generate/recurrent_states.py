@@ -10,12 +10,11 @@ from torch import Tensor
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.cache_layer import outside_inference_mode
 
 __all__ = ["StateSizes", "empty_cache", "states_of"]
 
-_CACHES = (DynamicCache, StaticCache, Cache, CPUCache)
+_CACHES = (DynamicCache, StaticCache, Cache)
 States = tuple[Tensor, Tensor | None]
 
 

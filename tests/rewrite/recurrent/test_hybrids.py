@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.recurrent.hybrids import HYBRIDS, build
 
@@ -89,12 +88,6 @@ def test_beams_take_their_states_along(stem: str) -> None:
     accelerate_for_cpu(model, dtype="float32")
     settings = {"max_new_tokens": 16, "num_beams": 3, "do_sample": False, "attention_mask": MASK}
     assert torch.equal(model.generate(IDS, **settings), eager.generate(IDS, **settings))
-    cache = CPUCache(model.config)
-    model(IDS, cache=cache)
-    cache.batch_repeat_interleave(2)
-    assert model(IDS[:, :1].repeat_interleave(2, dim=0), cache=cache).logits.shape[0] == 4
-    with pytest.raises(RuntimeError, match="activate_past_recording"):
-        cache.crop(-1)
 
 
 def test_writing_to_a_parameter_of_a_mixer_is_noticed() -> None:

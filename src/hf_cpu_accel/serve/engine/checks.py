@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 
-from hf_cpu_accel.generate.cache import keeps_states
 from hf_cpu_accel.generate.cache import refusal as cache_refusal
 from hf_cpu_accel.generate.coverage import loop_refusal
 from hf_cpu_accel.rewrite.core.verify import row_error
@@ -37,10 +36,7 @@ def _refusal(model: Any) -> str | None:
         return "it does not generate"
     if model.config.is_encoder_decoder:  # type: ignore[attr-defined]
         return "it has an encoder, whose output would be another for each sequence"
-    reason = loop_refusal(model) or cache_refusal(model.config)  # type: ignore[attr-defined]
-    if reason is None and keeps_states(model.config):  # type: ignore[attr-defined]
-        return "it keeps states of recurrences, which cannot be shared or cut"
-    return reason
+    return loop_refusal(model) or cache_refusal(model.config)  # type: ignore[attr-defined]
 
 
 def check_batches(forward: Forward) -> None:
