@@ -97,7 +97,7 @@ def test_decoder_layers(message: str, changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("message", "name", "value"),
     [
-        ("activation", "activation", 7),
+        ("activation", "activation", 8),
         ("activation", "activation", -1),
         ("no kind", "attention_norm_kind", 3),
         ("no kind", "query_norm_kind", -1),

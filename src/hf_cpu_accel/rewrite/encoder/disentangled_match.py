@@ -16,8 +16,9 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.trace import BMM, traced
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.encoder.arguments import parameter_names
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
-from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of, parameter_names
+from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import MASK, EncoderLayerParts, EncoderSignature
 from hf_cpu_accel.rewrite.encoder.positions import RELATIVE, VECTORS, DisentangledParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
