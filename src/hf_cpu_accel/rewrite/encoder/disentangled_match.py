@@ -165,6 +165,7 @@ class _Trace(LayerTrace):
         (query, key), *others, (_, value) = self.products
         if any(side.shape[0] % _BATCH for pair in self.products for side in pair):
             return None
+        self.attention.clear()  # products of positions look like those of attention written out
         self.attended(_heads(query), _heads(key), _heads(value.mT), None, 1.0)
         call = self.attention[0]
         found: dict[str, PackedLinear] = {}
