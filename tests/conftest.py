@@ -51,6 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
 def pytest_collection_finish() -> None:
     """From here on there is garbage. Who looks for it leaves out what has been imported; who looks for referrers does not."""
     gc.freeze()
+    gc.set_threshold(100_000)  # from 700: compiling and accelerating make objects by the million
     gc.enable()
     get_referrers = gc.get_referrers
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
 from hf_cpu_accel.generate.inputs import CACHE
-from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.hosts.arguments import CACHES, parameters_of
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 BEAM_MODES = (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
@@ -190,4 +190,4 @@ def _own_way(model: Any, parts: Sequence[str]) -> str | None:
 
 def takes_cache(model: Any) -> bool:
     """Whether its forward takes the cache that `generate` makes."""
-    return CACHE in inspect.signature(model.forward).parameters
+    return CACHE in parameters_of(model.forward)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 NATIVE_ATTENTION = "hf_cpu_accel"  # ours, behind transformers' attention interface
 STOCK_ATTENTION = "sdpa"  # the one whose place it takes
@@ -12,8 +13,30 @@ STOCK_ATTENTION = "sdpa"  # the one whose place it takes
 # The arguments that take a cache of keys and values: of transformers since 5.24, before that, and of older layers.
 CACHES = ("cache", "past_key_values", "layer_past", "past_key_value")
 
+_OF_METHODS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `function` by name, as `inspect.signature` has them; those of a method are read once for all instances."""
+    method = getattr(function, "__func__", None)
+    if method is None:
+        return inspect.signature(function).parameters
+    if method not in _OF_METHODS:
+        _OF_METHODS[method] = inspect.signature(function).parameters
+    return _OF_METHODS[method]
+
+
+def parameter_names(function: Callable[..., Any], *, keyword_only: bool = False) -> tuple[str, ...]:
+    """Of the parameters that are given by position, and of those that are given by name only, where they are asked for."""
+    parameters = parameters_of(function).values()
+    return tuple(
+        p.name
+        for p in parameters
+        if p.kind is p.POSITIONAL_OR_KEYWORD or (keyword_only and p.kind is p.KEYWORD_ONLY)
+    )
+
 
 def cache_argument(function: Callable[..., Any]) -> str | None:
     """The name of the argument of `function` that takes a cache of keys and values; None if there is none."""
-    names = inspect.signature(function).parameters
+    names = parameters_of(function)
     return next((name for name in CACHES if name in names), None)

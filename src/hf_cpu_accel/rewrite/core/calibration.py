@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.float16_values import widened
 
 # Of texts: tokens of a window, and forwards that are held at a time, each in a thread of its own.
@@ -155,7 +155,7 @@ def _windows(text: str, model: nn.Module, tokenizer: Any, longest: int) -> list[
 
 
 def _takes(model: nn.Module, name: str) -> bool:
-    return isinstance(model, nn.Sequential) or name in inspect.signature(model.forward).parameters
+    return isinstance(model, nn.Sequential) or name in parameters_of(model.forward)
 
 
 def _side_by_side(windows: Sequence[dict[str, Tensor]], tokenizer: Any) -> dict[str, Tensor]:

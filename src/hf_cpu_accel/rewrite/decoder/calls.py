@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import cache_argument
+from hf_cpu_accel.hosts.arguments import cache_argument, parameter_names, parameters_of
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -92,14 +91,8 @@ def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
             yield stack
 
 
-def parameter_names(module: nn.Module) -> tuple[str, ...]:
-    """Of its forward, without those that take what is left."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-
-
 def _cache_name(module: nn.Module) -> str | None:
-    names = parameter_names(module)
+    names = parameter_names(module.forward, keyword_only=True)
     if not names or names[0] != "hidden_states" or "attention_mask" not in names:
         return None
     return cache_argument(module.forward)
@@ -117,8 +110,10 @@ def _outermost(candidates: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, n
 
 def _run(owner: Any, layers: list[tuple[str, nn.Module]]) -> Stack | Refusal | None:
     """The calls of a prompt's forward; None if the layers were given no cache, and are not those of a decoder."""
-    takes = inspect.signature(owner.forward).parameters
-    crosses = ENCODER in takes and all(ENCODER in parameter_names(layer) for _, layer in layers)
+    takes = parameters_of(owner.forward)
+    crosses = ENCODER in takes and all(
+        ENCODER in parameter_names(layer.forward, keyword_only=True) for _, layer in layers
+    )
     # Decoders that may look at an encoder, but were built to stand alone, refuse what one gives.
     stack = _run_prompt(owner, layers, crosses=True) if crosses else None
     return stack if isinstance(stack, Stack) else _run_prompt(owner, layers, crosses=False)
@@ -167,7 +162,7 @@ def _share(one: Tensor, other: Tensor) -> bool:
 
 
 def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerCall | None:
-    first, *names = parameter_names(layer)
+    first, *names = parameter_names(layer.forward, keyword_only=True)
     arguments = dict(zip((first, *names), args, strict=False)) | kwargs
     hidden_states = arguments.pop(first)
     cache = _cache_name(layer)

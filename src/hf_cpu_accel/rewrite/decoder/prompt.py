@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.hosts.arguments import cache_argument
+from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 
 ENCODER, ENCODER_MASK = "encoder_hidden_states", "encoder_attention_mask"
@@ -33,7 +32,7 @@ def prompt_for(owner: Any, width: int, *, crosses: bool) -> dict[str, Any]:
     padding = torch.ones(2, _PROMPT, dtype=torch.long)
     padding[0, :PADDING] = 0
     cache: Any = DynamicCache(config=owner.config)
-    names = inspect.signature(owner.forward).parameters
+    names = parameters_of(owner.forward)
     encoded: dict[str, Tensor] = {}
     if crosses:
         cache = EncoderDecoderCache(cache, DynamicCache(config=owner.config))
@@ -51,7 +50,7 @@ def _encoded(owner: Any) -> dict[str, Tensor]:
     """What an encoder could have given, by the names of the owner's arguments."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(2, _ENCODED, owner.config.hidden_size, generator=generator).to(owner.dtype)
-    if ENCODER_MASK not in inspect.signature(owner.forward).parameters:
+    if ENCODER_MASK not in parameters_of(owner.forward):
         return {ENCODER: states}
     padding = torch.ones(2, _ENCODED, dtype=torch.long)
     padding[1, -_ENCODED_PADDING:] = 0

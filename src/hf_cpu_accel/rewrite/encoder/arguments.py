@@ -8,25 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.hosts.arguments import CACHES, parameter_names, parameters_of
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 
 _DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's or a decoder's
 
 
-def parameter_names(module: nn.Module) -> tuple[str, ...]:
-    """Of its forward, without those that take what is left."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-
-
 def passed_names(layer: nn.Module) -> tuple[str, ...]:
     """Of what its forward takes after hidden states, with what it passes on by `**kwargs` to attention over packed sequences."""
-    names = parameter_names(layer)[1:]
-    kinds = {p.kind for p in inspect.signature(layer.forward).parameters.values()}
+    names = parameter_names(layer.forward)[1:]
+    kinds = {p.kind for p in parameters_of(layer.forward).values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds or SEQUENCES in names:
         return names
-    inner = {name for child in layer.children() for name in parameter_names(child)}
+    inner = {name for child in layer.children() for name in parameter_names(child.forward)}
     more = (SEQUENCES, ROTARY) if SEQUENCES in inner else ()
     return (*names, *(name for name in more if name in inner and name not in names))
 

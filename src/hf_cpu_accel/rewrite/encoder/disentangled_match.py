@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.trace import BMM, traced
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.encoder.arguments import parameter_names
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
 from hf_cpu_accel.rewrite.encoder.match import EncoderMatch, Fuse, hidden_states_of
 from hf_cpu_accel.rewrite.encoder.parts import MASK, EncoderLayerParts, EncoderSignature
@@ -67,7 +67,7 @@ class _Matcher:
         trace = _Trace(self.layer)
         with trace:
             output = self._call(self.layer, self._mask())
-        signature = EncoderSignature(parameter_names(self.layer)[1:], rest=_rest(output))
+        signature = EncoderSignature(parameter_names(self.layer.forward)[1:], rest=_rest(output))
         possible = list(self._possible(trace))
         if not possible:
             raise Refused(Refusal(_OTHER))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.ops.embedding import counted_positions
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -65,8 +65,7 @@ class _Role:
 
 def match_embeddings(module: nn.Module) -> EmbeddingsMatch | None:
     """What a trace of `module`, which consists of tables and one norm, says that it computes; None if that is something else."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    inputs = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    inputs = parameter_names(module.forward)
     if IDS not in inputs or not set(inputs) <= {IDS, TYPES, POSITIONS, *_LEFT_OUT}:
         return None
     padding_ids = _padding_ids(module)

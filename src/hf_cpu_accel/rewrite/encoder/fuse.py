@@ -6,12 +6,13 @@ from functools import partial
 
 from torch import nn
 
+from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.encoder.arguments import parameter_names, passed_names, takes_cache
+from hf_cpu_accel.rewrite.encoder.arguments import passed_names, takes_cache
 from hf_cpu_accel.rewrite.encoder.call_form import SEQUENCES
 from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
 from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled
@@ -45,7 +46,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedEncoderLay
         return None
     if any(context.skipped(f"{path}.{name}" if name else path) for name, _ in layer.named_modules()):
         return Refusal("skip_modules")
-    packed, disentangled = SEQUENCES in passed_names(layer), is_disentangled(parameter_names(layer))
+    packed, disentangled = SEQUENCES in passed_names(layer), is_disentangled(parameter_names(layer.forward))
     kind, match = fuse, match_layer
     if packed:
         kind = partial(fuse, fused_class=FusedPackedLayer)
@@ -72,7 +73,7 @@ def _refusal(module: nn.Module, most: int) -> Refusal | None:
     """What shows without a call: how it is called, whether it holds up to `most` linears, and who watches or changes what passes
     inside."""
     inside = [child for child in module.modules() if child is not module]
-    names = parameter_names(module)
+    names = parameter_names(module.forward)
     linears = sum(isinstance(child, PackedLinear) for child in inside)
     norms = sum(identify_norm(child) is not None for child in module.modules())
     if module._compiled_call_impl is not None or any("forward" in vars(m) for m in module.modules()):

@@ -8,7 +8,6 @@ output, batches with padding at this end are computed with their padding.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -61,7 +61,7 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
         read = attempt(path, _ends_read, model, layers) if layers else None
         ends = None if isinstance(read, Refusal) else read
         # What is inside of a model that reads by itself, and cannot be asked, does not tell.
-        if ends is None and not (layers and "attention_mask" in inspect.signature(model.forward).parameters):
+        if ends is None and not (layers and "attention_mask" in parameters_of(model.forward)):
             continue
         for layer in layers:
             layer._computed_ends = BOTH_ENDS if ends is None else ends
@@ -104,7 +104,7 @@ def _ends_read(model: Any, layers: Sequence[FusedEncoderLayer]) -> tuple[int, ..
     """FIRST, LAST or both; None if `model` does not take any of the batches that are known here, or hooks watch its calls."""
     if any(has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module)):
         return None
-    names = inspect.signature(model.forward).parameters
+    names = parameters_of(model.forward)
     for main, make in _BATCHES:
         if main not in names or "attention_mask" not in names:
             continue

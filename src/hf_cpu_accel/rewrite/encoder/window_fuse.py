@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.fused_module import fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
@@ -58,9 +58,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLaye
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    if isinstance(module, FusedWindowLayer) or tuple(inspect.signature(module.forward).parameters)[:2] != (
-        _PARAMETERS
-    ):
+    if isinstance(module, FusedWindowLayer) or tuple(parameters_of(module.forward))[:2] != (_PARAMETERS):
         return False
     linears = sum(isinstance(child, PackedLinear) for child in module.modules())
     norms = sum(identify_norm(child) is not None for child in module.modules())

@@ -3,7 +3,6 @@ forward."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_cpu_accel.checkpoints.stored_stack import StoredStack
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.affine import AffineGroups
@@ -120,7 +120,7 @@ def read_experts(module: nn.Module) -> ExpertsForm | None:
     """The form of `module`, or None if it is no module of experts that the op can compute."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
     stacks = {name: p for name, p in parameters.items() if p.dim() == 3 and p.numel()}
-    inputs = tuple(inspect.signature(module.forward).parameters)
+    inputs = tuple(parameters_of(module.forward))
     if len(stacks) != 2 or len(inputs) != 3 or any(True for _ in module.buffers()):
         return None
     count, dtype = len(next(iter(stacks.values()))), next(iter(stacks.values())).dtype

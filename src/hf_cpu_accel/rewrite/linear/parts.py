@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import Context, refusal
@@ -96,7 +96,7 @@ def _activation_functions(module: nn.Module) -> list[str]:
 
 def _required_inputs(module: nn.Module) -> tuple[str, ...] | None:
     """The names of the parameters of forward, or None if some are optional: they could change what it computes."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = parameters_of(module.forward).values()
     if any(
         parameter.default is not parameter.empty or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD
         for parameter in parameters

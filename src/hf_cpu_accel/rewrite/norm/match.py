@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.norm import layer_norm, rms_norm
 from hf_cpu_accel.patching.hooks import is_plain
@@ -87,7 +87,7 @@ def identify_norm(module: nn.Module) -> NormSpec | None:
 def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
     """The same of a module of torch's or transformers' without parameters, for inputs of so many features (OLMo, nanochat)."""
     state = module._parameters or module._modules or module._buffers
-    if state or not is_library_function(type(module)) or len(_arguments(module)) != 1:
+    if state or not is_library_function(type(module)) or len(parameters_of(module.forward)) != 1:
         return None
     inputs = [(probe(features, torch.float32) + 0.5) * scale for scale in (1.0, 1e-3)]
     outputs = [run_alone(module, input) for input in inputs]
@@ -99,10 +99,6 @@ def identify_bare_norm(module: nn.Module, features: int) -> NormSpec | None:
         ):
             return spec
     return None
-
-
-def _arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(module.forward).parameters
 
 
 def small_floats(module: nn.Module) -> list[float]:
@@ -165,7 +161,7 @@ class NormRule:
             p.dtype not in WEIGHT_DTYPES for p in module.parameters(recurse=False)
         ):
             return None
-        if len(_arguments(module)) != 1:
+        if len(parameters_of(module.forward)) != 1:
             return None  # a norm of graphs or with a gate: its callers give it more than the hidden states
         spec = identify_norm(module)
         return None if spec is None else Match(module, path, spec)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import cache_argument
+from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
 from hf_cpu_accel.patching.fused_module import fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
@@ -90,7 +89,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 
 
 def _fused(module: nn.Module, mixer: Mixer) -> FusedMixer:
-    names = tuple(inspect.signature(module.forward).parameters)
+    names = tuple(parameters_of(module.forward))
     fused: FusedMixer = fused_layer(FusedMixer, module, _mixer=mixer, _names=names)
     return fused
 

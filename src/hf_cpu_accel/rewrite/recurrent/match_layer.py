@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
@@ -168,4 +168,4 @@ def _run(layer: Any) -> tuple[Any, ...]:
 
 def _names(layer: Any) -> tuple[str, ...]:
     own = getattr(layer, "_original_class", type(layer))
-    return tuple(inspect.signature(own.forward).parameters)
+    return tuple(parameters_of(own.forward))
