@@ -189,23 +189,52 @@ def test_closing_finishes_what_was_taken(batcher: Batcher[int, int], record: Rec
 
 def test_it_tells_about_batches_and_prepares_its_thread() -> None:
     facts: list[BatchFacts] = []
-    threads: list[str] = []
+    threads: list[tuple[str, int]] = []
     batcher: Batcher[int, int] = Batcher(
         lambda items: items,
         on_batch=facts.append,
-        prepare=lambda: threads.append(threading.current_thread().name),
+        prepare=lambda computing: threads.append((threading.current_thread().name, computing)),
         name="of the test",
     )
     answers(batcher.submit([1, 2], [3, 5]))
     assert batcher.close(LONG)
     assert [(one.rows, one.tokens, one.padded_tokens) for one in facts] == [(2, 8, 10)]
     assert facts[0].seconds >= 0
-    assert threads == ["of the test"]
+    assert threads == [("of the test", 1)]
+
+
+def test_workers_share_what_waits_and_are_told_how_many_they_are(record: Recorder) -> None:
+    told: list[int] = []
+    batcher: Batcher[int, int] = Batcher(record, workers=2, max_wait=0, prepare=told.append)
+    record.hold(batcher)  # one of them
+    futures = batcher.submit([1, 2, 3], [1, 1, 1])
+    deadline = time.monotonic() + LONG
+    while not record.batches and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert record.batches == [[1, 2, 3]]  # by the other one, which is all that was free
+    waiting = batcher.submit([4, 5, 6, 7], [1, 1, 1, 1])
+    record.free.set()
+    assert answers([*futures, *waiting]) == [2, 4, 6, 8, 10, 12, 14]
+    assert batcher.close(LONG)
+    assert told[:3] == [1, 1, 2]  # each at its beginning, then the second one
+
+
+def test_free_workers_halve_a_request() -> None:
+    both = threading.Barrier(2, timeout=LONG)
+
+    def run(items: list[int]) -> list[int]:
+        both.wait()
+        return [len(items)] * len(items)
+
+    batcher: Batcher[int, int] = Batcher(run, workers=2, max_wait=0)
+    assert answers(batcher.submit([1, 2, 3, 4, 5], [1] * 5)) == [3, 3, 3, 2, 2]
+    assert batcher.close(LONG)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"workers": 0}, "workers=0"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"max_waiting": 0}, "max_waiting=0"),
         ({"max_wait": -1}, "max_wait=-1"),
@@ -216,16 +245,19 @@ def test_wrong_options(options: dict[str, float], message: str) -> None:
         Batcher(lambda items: items, **options)  # type: ignore[arg-type]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.data())
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 40), st.data())
 def test_neighbours_are_within_the_limit_and_leave_no_room(
-    sizes: list[int], limit: int, data: st.DataObject
+    sizes: list[int], limit: int, most: int, data: st.DataObject
 ) -> None:
     sizes.sort()
     middle = data.draw(st.integers(0, len(sizes) - 1))
-    first, last = neighbours(sizes, middle, limit)
+    first, last = neighbours(sizes, middle, limit, most)
     assert first <= middle <= last
     rows = last - first + 1
     assert rows == 1 or rows * sizes[last] <= limit
+    assert rows <= most
+    if rows == most:
+        return
     if first > 0:
         assert (rows + 1) * sizes[last] > limit
     if last + 1 < len(sizes):

@@ -35,8 +35,16 @@ class _Waiting(Generic[Item, Answer]):
     future: Future[Answer]
 
 
+@dataclass
+class _Pace:
+    """Of one worker's last batch: its rows, and when it ended."""
+
+    rows: int = 0
+    end: float = 0.0
+
+
 class Batcher(Generic[Item, Answer]):
-    """Calls `run` in a thread of its own, with items that were submitted from any threads.
+    """Calls `run` in threads of its own, with items that were submitted from any threads.
 
     A batch has items of similar size, at most `max_tokens` tokens once each is as long as the longest, and the item whose turn it
     is. Turns are by tokens: the second text of a request comes as many tokens behind its first as that one has,
@@ -45,29 +53,35 @@ class Batcher(Generic[Item, Answer]):
     When the model is idle, an item is computed at once. Clients that have just got an answer often ask again within milliseconds:
     so for `max_wait` after a batch, the next one waits until it has as many items as that had.
 
+    With several workers, what waits is shared out among those that are free: two batches on a core each are done sooner than one
+    batch on two cores, whose threads wait for each other in every layer. A worker that is alone has all cores.
+
     Args:
         run: gives the answers to a list of items, in order. If it raises, each item is tried alone, so that only those which cannot
             be computed get the exception.
+        workers: how many batches are computed at a time.
         max_tokens: of a batch; an item that has more by itself is computed alone.
         max_wait: seconds.
         max_waiting: items.
-        prepare: is called first in the thread.
+        prepare: is called in a worker's thread with the number of workers that compute, its own among them: first with 1, then
+            before each batch for which it has changed.
         on_batch: is told about each batch, in the thread.
-        name: of the thread.
+        name: of the threads.
     """
 
     def __init__(
         self,
         run: Callable[[list[Item]], Sequence[Answer]],
         *,
+        workers: int = 1,
         max_tokens: int = 2048,
         max_wait: float = 0.002,
         max_waiting: int = 4096,
-        prepare: Callable[[], object] | None = None,
+        prepare: Callable[[int], object] | None = None,
         on_batch: Callable[[BatchFacts], object] | None = None,
         name: str = "batcher",
     ) -> None:
-        for argument, value in (("max_tokens", max_tokens), ("max_waiting", max_waiting)):
+        for argument, value in (("workers", workers), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
             if value < 1:
                 raise ValueError(f"{argument}={value}: expected a whole number from 1")
         if not 0 <= max_wait < 60:
@@ -77,10 +91,10 @@ class Batcher(Generic[Item, Answer]):
         self._changed = threading.Condition()
         self._waiting: list[_Waiting[Item, Answer]] = []
         self._requests, self._turn = 0, 0.0
-        self._last_rows, self._last_end = 0, 0.0
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._computing, self._closed = 0, False
+        self._workers = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(workers)]
+        for worker in self._workers:
+            worker.start()
         atexit.register(self.close, 5.0)  # a thread that Python ends for us may be in the middle of a kernel
 
     def submit(self, items: Sequence[Item], sizes: Sequence[int]) -> list[Future[Answer]]:
@@ -109,7 +123,7 @@ class Batcher(Generic[Item, Answer]):
                 futures.append(Future())
                 self._waiting.append(_Waiting(item, size, turn, self._requests, futures[-1]))
                 turn += size
-            self._changed.notify_all()
+            self._changed.notify(len(items))
         return futures
 
     @property
@@ -123,41 +137,56 @@ class Batcher(Generic[Item, Answer]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self._workers:
+            worker.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(worker.is_alive() for worker in self._workers)
 
     def _work(self) -> None:
+        pace, prepared = _Pace(), 1
         if self._prepare is not None:
-            self._prepare()
-        while (batch := self._next_batch()) is not None:
+            self._prepare(prepared)
+        while (batch := self._next_batch(pace)) is not None:
+            with self._changed:
+                # Another one begins with what is left.
+                computing = min(len(self._workers), self._computing + bool(self._waiting))
+            if self._prepare is not None and computing != prepared:
+                self._prepare(prepared := computing)
             begun = [waiting for waiting in batch if waiting.future.set_running_or_notify_cancel()]
             if begun:
-                self._compute(begun)
+                self._compute(begun, pace)
+            with self._changed:
+                self._computing -= 1
 
-    def _next_batch(self) -> list[_Waiting[Item, Answer]] | None:
+    def _next_batch(self, pace: _Pace) -> list[_Waiting[Item, Answer]] | None:
+        """What this worker computes from now on; None at the end."""
         with self._changed:
             while not self._waiting:
                 if self._closed:
                     return None
                 self._changed.wait()
-            self._wait_for_company()
+            self._wait_for_company(pace)
             self._drop_cancelled()
+            self._computing += 1
             if not self._waiting:
                 return []
             ordered = sorted(self._waiting, key=lambda waiting: waiting.size)
             oldest = min(self._waiting, key=lambda waiting: (waiting.turn, waiting.request))
-            first, last = neighbours([w.size for w in ordered], ordered.index(oldest), self.max_tokens)
+            free = len(self._workers) - self._computing + 1
+            rows = -(-len(ordered) // free)
+            first, last = neighbours([w.size for w in ordered], ordered.index(oldest), self.max_tokens, rows)
             batch = ordered[first : last + 1]
             # What each request would have got by now if they had taken turns token by token.
             share = sum(waiting.size for waiting in batch) / len({waiting.request for waiting in ordered})
             self._turn = max(self._turn, oldest.turn) + share
             chosen = set(map(id, batch))
             self._waiting = [waiting for waiting in self._waiting if id(waiting) not in chosen]
+            self._changed.notify(len(self._waiting))
             return batch
 
-    def _wait_for_company(self) -> None:
-        deadline = self._last_end + self.max_wait
-        while len(self._waiting) < self._last_rows and not self._closed:
+    def _wait_for_company(self, pace: _Pace) -> None:
+        deadline = pace.end + self.max_wait
+        while len(self._waiting) < pace.rows and not self._closed:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -166,7 +195,7 @@ class Batcher(Generic[Item, Answer]):
     def _drop_cancelled(self) -> None:
         self._waiting = [waiting for waiting in self._waiting if not waiting.future.cancelled()]
 
-    def _compute(self, batch: list[_Waiting[Item, Answer]]) -> None:
+    def _compute(self, batch: list[_Waiting[Item, Answer]], pace: _Pace) -> None:
         start = time.monotonic()
         try:
             answers = self._run([waiting.item for waiting in batch])
@@ -177,10 +206,10 @@ class Batcher(Generic[Item, Answer]):
                 batch[0].future.set_exception(error)
             else:
                 for waiting in batch:
-                    self._compute([waiting])
+                    self._compute([waiting], pace)
             return
         end = time.monotonic()
-        self._last_rows, self._last_end = len(batch), end
+        pace.rows, pace.end = len(batch), end
         for waiting, answer in zip(batch, answers, strict=True):
             waiting.future.set_result(answer)
         if self._on_batch is not None:
@@ -188,8 +217,8 @@ class Batcher(Generic[Item, Answer]):
             self._on_batch(BatchFacts(len(batch), sum(sizes), len(sizes) * max(sizes), end - start))
 
 
-def neighbours(sizes: Sequence[int], middle: int, limit: int) -> tuple[int, int]:
-    """First and last index of the widest run around `middle` with at most `limit` tokens when padded to its longest.
+def neighbours(sizes: Sequence[int], middle: int, limit: int, most: int) -> tuple[int, int]:
+    """First and last index of the widest run of at most `most` around `middle`, with at most `limit` tokens when padded to its longest.
 
     Args:
         sizes: in ascending order. Shorter ones cost the padding, longer ones the padding of all: those nearest in size come first.
@@ -199,8 +228,8 @@ def neighbours(sizes: Sequence[int], middle: int, limit: int) -> tuple[int, int]
         down = sizes[last] - sizes[first - 1] if first else None
         up = sizes[last + 1] - sizes[last] if last + 1 < len(sizes) else None
         rows = last - first + 2
-        fits_down = down is not None and rows * sizes[last] <= limit
-        fits_up = up is not None and rows * sizes[last + 1] <= limit
+        fits_down = down is not None and rows <= most and rows * sizes[last] <= limit
+        fits_up = up is not None and rows <= most and rows * sizes[last + 1] <= limit
         if fits_up and (not fits_down or up <= down):  # type: ignore[operator]
             last += 1
         elif fits_down:

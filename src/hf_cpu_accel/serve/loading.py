@@ -16,6 +16,7 @@ from hf_cpu_accel.runtime.threads import apply_threads
 from hf_cpu_accel.serve.encoders.encoder import Encoder, LoadedEncoder
 from hf_cpu_accel.serve.encoders.loading import load_classifier, load_embedder, load_sentence_transformer
 from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.instances.placement import threads_of_an_instance
 from hf_cpu_accel.serve.language.model import LanguageModel
 from hf_cpu_accel.serve.models import Served
 from hf_cpu_accel.serve.speech.transcriber import Transcriber
@@ -97,7 +98,14 @@ def _encoder(
     load: Callable[..., LoadedEncoder], name: str, source: str, metrics: Metrics, settings: Settings
 ) -> Encoder:
     loaded = load(name, source, **settings.accelerate)
-    return Encoder(loaded, prepare=_threads(settings), on_batch=metrics.on_batch(name), **settings.batching)
+    threads = apply_threads(settings.accelerate.get("threads")).count
+    return Encoder(
+        loaded,
+        workers=threads // threads_of_an_instance(threads),
+        prepare=_threads(settings),
+        on_batch=metrics.on_batch(name),
+        **settings.batching,
+    )
 
 
 def _language_model(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
@@ -120,9 +128,10 @@ def _speech_recogniser(name: str, source: str, metrics: Metrics, settings: Setti
     return Transcriber(name, recognise, prepare=_threads(settings))
 
 
-def _threads(settings: Settings) -> Callable[[], object]:
-    """What a thread that computes does first: torch's count is of each thread."""
-    return partial(torch.set_num_threads, apply_threads(settings.accelerate.get("threads")).count)
+def _threads(settings: Settings) -> Callable[[int], object]:
+    """What a thread does before it computes beside others, so many with its own: torch's count is of each thread."""
+    count = apply_threads(settings.accelerate.get("threads")).count
+    return lambda computing: torch.set_num_threads(max(1, count // computing))
 
 
 _KINDS: dict[str, Callable[[str, str, Metrics, Settings], Served]] = {

@@ -44,6 +44,11 @@ class Placement:
     reason: str
 
 
+def threads_of_an_instance(usable: int) -> int:
+    """Of so many cores, where nobody says how many: one of up to four, and four of more."""
+    return 1 if usable <= _CORES_OF_AN_INSTANCE else _CORES_OF_AN_INSTANCE
+
+
 def limits(root: Path = Path("/")) -> Limits:
     """Read anew at each call: affinity (`taskset`, cpusets) of the main thread, and the quota of the control groups."""
     return Limits(frozenset(os.sched_getaffinity(os.getpid())), cgroup.cpu_quota(root))
@@ -68,7 +73,7 @@ def place(
     cores = topology.cores(granted.cpus, root)
     usable, why = thread_limit(len(granted.cpus), len(cores), granted.quota)
     if instances is None and threads is None:
-        threads = 1 if usable <= _CORES_OF_AN_INSTANCE else _CORES_OF_AN_INSTANCE
+        threads = threads_of_an_instance(usable)
     threads = threads or max(1, usable // (instances or 1))
     instances = instances or max(1, usable // threads)
     active = max(1, min(instances, usable // threads))

@@ -25,13 +25,13 @@ class Transcriber:
         name: what clients call it.
         recognise: a pipeline for automatic-speech-recognition, accelerated.
         waiting: recordings that may wait.
-        prepare: is called first in the thread that computes.
+        prepare: see `Batcher`.
     """
 
     capabilities = ("transcribe",)
 
     def __init__(
-        self, name: str, recognise: Any, *, waiting: int = 16, prepare: Callable[[], object] | None = None
+        self, name: str, recognise: Any, *, waiting: int = 16, prepare: Callable[[int], object] | None = None
     ) -> None:
         self.name, self.model = name, recognise
         self.rate: int = recognise.feature_extractor.sampling_rate
