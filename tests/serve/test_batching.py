@@ -245,7 +245,9 @@ def test_wrong_options(options: dict[str, float], message: str) -> None:
         Batcher(lambda items: items, **options)  # type: ignore[arg-type]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 40), st.data())
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 40), st.data()
+)
 def test_neighbours_are_within_the_limit_and_leave_no_room(
     sizes: list[int], limit: int, most: int, data: st.DataObject
 ) -> None:

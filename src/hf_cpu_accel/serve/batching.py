@@ -81,7 +81,11 @@ class Batcher(Generic[Item, Answer]):
         on_batch: Callable[[BatchFacts], object] | None = None,
         name: str = "batcher",
     ) -> None:
-        for argument, value in (("workers", workers), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
+        for argument, value in (
+            ("workers", workers),
+            ("max_tokens", max_tokens),
+            ("max_waiting", max_waiting),
+        ):
             if value < 1:
                 raise ValueError(f"{argument}={value}: expected a whole number from 1")
         if not 0 <= max_wait < 60:
@@ -218,7 +222,7 @@ class Batcher(Generic[Item, Answer]):
 
 
 def neighbours(sizes: Sequence[int], middle: int, limit: int, most: int) -> tuple[int, int]:
-    """First and last index of the widest run of at most `most` around `middle`, with at most `limit` tokens when padded to its longest.
+    """First and last index of the widest run around `middle`: at most `most`, and `limit` tokens when padded to its longest.
 
     Args:
         sizes: in ascending order. Shorter ones cost the padding, longer ones the padding of all: those nearest in size come first.
