@@ -30,6 +30,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 _OPS = torch.ops.hf_cpu_accel
 _CLIPS = (torch.ops.aten.clamp.default, torch.ops.aten.clamp_.default)
 OTHER_STATE = "it keeps a state besides keys and values: its parts run one by one"
+_OF_SOME = "it gives some of its tokens alone to linears, as routers do: its parts run one by one"
 _IMPLEMENTATION = "_attn_implementation_internal"
 
 
@@ -199,5 +200,12 @@ class _PackedCalls:
         self.trace.stages[min(len(self.trace.stored), 2)].append(call)
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """[B, L, ...] of any number of dimensions before the last."""
-        return tensor.detach().clone().view(len(self.trace.input), -1, tensor.shape[-1])
+        """[B, L, ...] of any number of dimensions before the last.
+
+        Raises:
+            Refused: it is of some tokens alone, as of those that a router sends to an expert (Switch Transformers).
+        """
+        batch = len(self.trace.input)
+        rows = tensor.shape[:-1].numel()
+        required(Refusal(_OF_SOME) if rows % batch or not rows else tensor)
+        return tensor.detach().clone().view(batch, -1, tensor.shape[-1])

@@ -39,7 +39,9 @@ def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerPart
     if len(norms) not in (1, 2):
         return
     scales = (call.head_size**-0.5, 1.0) if call.scale is None else (call.scale,)
-    for scale, activation, pre_norm in itertools.product(scales, trace.activations, (False, True)):
+    gains = layer_scale_of(layer)
+    ways = [(False, False), (True, False), *([(True, True)] if gains else [])]
+    for scale, activation, (pre_norm, bounded) in itertools.product(scales, trace.activations, ways):
         if len(norms) == 2 or pre_norm:
             yield EncoderLayerParts(
                 attention=replace(call, bias=None),
@@ -52,12 +54,13 @@ def candidates(layer: nn.Module, trace: LayerTrace) -> Iterator[EncoderLayerPart
                 activation=activation,
                 gated=gated,
                 pre_norm=pre_norm,
-                layer_scale=layer_scale_of(layer) if pre_norm else None,
+                layer_scale=gains if pre_norm else None,
+                bounded_scale=bounded,
             )
 
 
 def layer_scale_of(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
-    """LayerScale: the two vectors of parameters that belong to no linear and no norm."""
+    """LayerScale: the two vectors of parameters that belong to no linear and no norm; one number is for all features."""
     theirs = known_parameters(layer)
     vectors = [p for p in layer.parameters() if id(p) not in theirs and p.dim() == 1]
     return (vectors[0], vectors[1]) if len(vectors) == 2 else None

@@ -31,7 +31,8 @@ class EncoderLayerParts:
         up: one linear, or those of the gate and of what it is multiplied by, side by side in this order.
         gated: see `ops.encoder_layer.EncoderWeights`.
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
-        layer_scale: parameters that the branches are multiplied by, or None.
+        layer_scale: parameters that the branches are multiplied by, or None: one for each feature, or one for all (Mllama).
+        bounded_scale: whether it is their tanh that branches are multiplied by.
         relative: the table of the layer's own position bias, or None; see `DistanceBias`.
     """
 
@@ -46,6 +47,7 @@ class EncoderLayerParts:
     gated: bool
     pre_norm: bool
     layer_scale: tuple[nn.Parameter, nn.Parameter] | None = None
+    bounded_scale: bool = False
     relative: Tensor | None = None
 
     @property
@@ -86,6 +88,13 @@ class EncoderLayerParts:
         """Whether a linear is: what it reads is not to be rounded on the way."""
         return any(linear.packed_dtype == "float32" for linear in self.linears)
 
+    def _gain(self, parameter: nn.Parameter | None) -> Tensor | None:
+        """What a branch is multiplied by, [H]."""
+        if parameter is None:
+            return None
+        gain = parameter.detach().tanh() if self.bounded_scale else parameter.detach()
+        return gain.expand(self.down.out_features).contiguous()
+
     def weights(self, *, bf16_intermediates: bool) -> EncoderWeights:
         """The packed weights of the three projections side by side, and all others; see `EncoderWeights` for
         `bf16_intermediates`."""
@@ -94,7 +103,7 @@ class EncoderLayerParts:
         width, first = call.heads * call.head_size, min(offsets)
         qkv, qkv_bias = side_by_side(self.projections)
         up, up_bias = side_by_side(self.up)
-        attention_scale, ffn_scale = self.layer_scale or (None, None)
+        attention_scale, ffn_scale = map(self._gain, self.layer_scale or (None, None))
         return EncoderWeights(
             qkv=qkv,
             qkv_bias=qkv_bias,
@@ -113,8 +122,8 @@ class EncoderLayerParts:
             pre_norm=self.pre_norm,
             bf16_intermediates=bf16_intermediates and not self._computes_in_float32(),
             gated=self.gated,
-            attention_layer_scale=None if attention_scale is None else attention_scale.detach(),
-            ffn_layer_scale=None if ffn_scale is None else ffn_scale.detach(),
+            attention_layer_scale=attention_scale,
+            ffn_layer_scale=ffn_scale,
         )
 
 
