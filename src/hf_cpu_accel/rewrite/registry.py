@@ -36,6 +36,7 @@ from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.encoder.fuse import fuse_encoder_layers
 from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
+from hf_cpu_accel.rewrite.encoder.grid_match import fuse_grid_layers
 from hf_cpu_accel.rewrite.encoder.window_fuse import fuse_window_layers
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.generation import accelerate_generation
@@ -176,6 +177,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("recurrent layers", fuse_recurrent_layers),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),
+    Stage("grid layers", fuse_grid_layers),
     Stage("decoder layers", fuse_decoder_layers),
     Stage("what is left", _say_what_is_left),
     Stage("generation", accelerate_generation),

@@ -18,6 +18,7 @@ LAYERS = frozenset(
     {
         "encoder layer",
         "window encoder layer",
+        "grid encoder layer",
         "decoder layer",
         _FFN,
         "residual blocks",

@@ -60,9 +60,11 @@ class CallForm:
         output = call_foreign(layer, states, **given)
         if not self.packed or isinstance(output, Refusal):
             return output
-        if isinstance(output, Tensor) and output.shape == states.shape:
-            return output.view(hidden_states.shape)
-        return Refusal("it does not return hidden states as it takes them")
+        made, *rest = output if isinstance(output, tuple) else (output,)
+        if not isinstance(made, Tensor) or made.shape != states.shape:
+            return Refusal("it does not return hidden states as it takes them")
+        made = made.view(hidden_states.shape)
+        return (made, *rest) if isinstance(output, tuple) else made
 
 
 BATCH = CallForm()  # the usual one
