@@ -35,8 +35,8 @@ from hf_cpu_accel.rewrite.core.rule import Rule, apply_rule, set_rule
 from hf_cpu_accel.rewrite.decoder.fuse import fuse_decoder_layers
 from hf_cpu_accel.rewrite.encoder.embeddings import EmbeddingsRule
 from hf_cpu_accel.rewrite.encoder.fuse import fuse_encoder_layers
-from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
 from hf_cpu_accel.rewrite.encoder.grid_match import fuse_grid_layers
+from hf_cpu_accel.rewrite.encoder.padding import find_padding_readers
 from hf_cpu_accel.rewrite.encoder.window_fuse import fuse_window_layers
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.generation import accelerate_generation

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.decoder.cross_match import match_cross_attention, scale_of
 from hf_cpu_accel.rewrite.decoder.experts_match import read_router
@@ -273,6 +274,11 @@ class _Matcher:
         else:
             kind = _activation(raw, down_call.input)
         if kind is None:
+            return None
+        if kind[0] and down_call.linear.in_features % PANEL_FEATURES:
+            self.reason = (
+                f"its gate has {down_call.linear.in_features} features, no multiple of {PANEL_FEATURES}"
+            )
             return None
         parts = FeedForwardParts(run, *kind, self._alone(down_call))
         return _FeedForward(parts, Branch(ups[0].input, down_call.output))

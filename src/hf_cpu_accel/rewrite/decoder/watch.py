@@ -175,7 +175,9 @@ class _PackedCalls:
         }
 
     def _linear_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
-        self._note(LinearCall(self._linear(args[1]), self._rows(args[0]), self._rows(output), args[6]))
+        residual = args[4]  # which an epilogue adds: the branch ends before it
+        branch = output if residual is None else output - residual
+        self._note(LinearCall(self._linear(args[1]), self._rows(args[0]), self._rows(branch), args[6]))
 
     def _ffn_called(self, args: Any, kwargs: Any, output: Tensor) -> None:
         up, down = self._linear(args[1]), self._linear(args[4])

@@ -31,7 +31,7 @@ from hf_cpu_accel.rewrite.norm.match import identify_norm
 
 STRUCTURE = "grid encoder layer"
 
-# Height and width: not the same, and no multiple of a window. The first tells which candidate it is, the second is of several windows.
+# Height and width: not the same, and no multiple of a window. The first says which candidate it is, the second is of several.
 _SMALL, _LARGE = (9, 10), (17, 19)
 _OTHER = Refusal("it computes something else than attention by rows and columns, and a feed-forward network")
 
@@ -125,7 +125,9 @@ def _candidates(
     """What a layer may be that calls its linears and norms in that order."""
     trace, shapes = LayerTrace(layer), []
     linears = [module for module in layer.modules() if isinstance(module, PackedLinear)]
-    hooks = [linear.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape)) for linear in linears]
+    hooks = [
+        linear.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape)) for linear in linears
+    ]
     with trace:
         layer(image)
     for hook in hooks:
