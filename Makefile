@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-tasks | make clean; further tests:
+# make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
 # test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit.
 # Everything lives in .venv; nothing is installed by hand.
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -184,10 +184,15 @@ test-compile-families: kernels
 	$(BIN)/python -m pytest -q tests/compiler/all_families.py tests/compiler/diffusion_models.py
 
 # Every model type of transformers, built small, in each dtype, padded, restored: half an hour on two cores. --resume goes on from
-# build/architectures.json, --only TYPE... runs some, --page writes docs/architectures.md.
+# build/architectures.json, --only TYPE... runs some, --page writes docs/models.md.
 ARCHITECTURES ?=
 test-architectures: kernels
 	$(BIN)/python -m tests.architectures.sweep $(ARCHITECTURES)
+
+# docs/models.md: which layers of each model type run as a whole, in float32: ten minutes.
+docs-models: kernels
+	$(BIN)/python -m tests.architectures.sweep --dtypes float32
+	$(BIN)/python -m tests.architectures.sweep --page
 
 # The runner in integrations/cpp against Python; needs cmake and a C++ compiler.
 test-cpp: kernels

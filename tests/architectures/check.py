@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from tests.architectures.compare import compare_all
 from tests.architectures.find import calls_of, find_model, run
+from tests.architectures.layers import attends, linears_of_layers, told_of_layers
 from tests.architectures.small import exceptions
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
@@ -40,12 +41,15 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
     result |= {"class": type(model).__name__, "recipe": recipe, "inputs": used}
     result["parameters"] = sum(p.numel() for p in model.parameters())
     calls = calls_of(model, batch)
+    linears = linears_of_layers(model)
+    if linears and attends(model, list(linears), lambda: run(model, batch)):
+        result["layers"] = {path: type(model.get_submodule(path)).__name__ for path in linears}
     result["padding"] = [side for side in calls if side != "plain"]
     result["dtypes"] = {}
     for dtype in dtypes:
         if dtype == "int4" and not _generates(model):
             continue
-        result["dtypes"][dtype] = _check_dtype(model, dtype, calls, result["problems"])
+        result["dtypes"][dtype] = _check_dtype(model, dtype, calls, linears, result["problems"])
     unexplained = sorted({path for told in result["dtypes"].values() for path in told.get("unexplained", ())})
     result["status"] = "wrong" if result["problems"] else "not explained" if unexplained else "right"
     if unexplained:
@@ -62,7 +66,13 @@ def _most_telling(reasons: list[str]) -> str:
     return (called or reasons or ["no inputs are known"])[0]
 
 
-def _check_dtype(model: nn.Module, dtype: str, calls: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+def _check_dtype(
+    model: nn.Module,
+    dtype: str,
+    calls: dict[str, Any],
+    linears: dict[str, list[str]],
+    problems: list[str],
+) -> dict[str, Any]:
     state = {name: (t.clone(), t.stride()) for name, t in model.state_dict().items()}
     modules = [(path, id(module)) for path, module in model.named_modules()]
     weighted = [path for path, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
@@ -73,7 +83,8 @@ def _check_dtype(model: nn.Module, dtype: str, calls: dict[str, Any], problems: 
             accelerate_for_cpu(model, dtype=dtype)
             ours = {name: run(model, batch) for name, (batch, _, _) in calls.items()}
             plan = explain(model)
-        told = {"replaced": len(plan.replaced), "left": len(plan.left), "fused": _fused(plan)}
+        told = {"replaced": len(plan.replaced), "left": len(plan.left)}
+        told["layers"] = told_of_layers(linears, plan)
         problems += [f"{dtype}: {w.message}" for w in caught if "fused by hf_cpu_accel" in str(w.message)]
         unexplained = _unexplained(plan, weighted)
         if unexplained:
@@ -86,10 +97,6 @@ def _check_dtype(model: nn.Module, dtype: str, calls: dict[str, Any], problems: 
     compare_all(model, dtype, calls, ours, problems, told)
     _check_restored(model, dtype, state, modules, calls, problems)
     return told
-
-
-def _fused(plan: Any) -> int:
-    return sum(item.structure.endswith("layer") for item in plan.replaced)
 
 
 def _unexplained(plan: Any, weighted: list[str]) -> list[str]:

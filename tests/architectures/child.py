@@ -1,4 +1,5 @@
-"""Checks the types that it is given, one after another: `python -m tests.architectures.child FILE TYPE...`, one JSON line for each.
+"""Checks the types that it is given, one after another, and writes a JSON line for each:
+`python -m tests.architectures.child FILE DTYPE,... TYPE...`.
 
 A line {"started": type} comes before, so that who started this knows by which type the process ended.
 """
@@ -16,7 +17,7 @@ SECONDS = 100  # of CPU time for one type
 _MEMORY = 8 << 30
 
 
-def main(file: str, types: list[str]) -> None:
+def main(file: str, dtypes: tuple[str, ...], types: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     import torch
     from transformers.utils import logging
@@ -31,7 +32,7 @@ def main(file: str, types: list[str]) -> None:
             _write(lines, {"started": model_type})
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                result = check(model_type)
+                result = check(model_type, dtypes)
             except Exception as error:
                 result = {
                     "type": model_type,
@@ -53,4 +54,4 @@ def _write(lines: Any, value: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("HF_CPU_ACCEL_PROVIDERS", "own")
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], tuple(sys.argv[2].split(",")), sys.argv[3:])

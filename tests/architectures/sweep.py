@@ -1,6 +1,6 @@
 """`make test-architectures`: every model type of transformers, built small from its own config, run as it is and accelerated.
 
-    python -m tests.architectures.sweep [--resume] [--only TYPE...] [--shards 2] [--page]
+    python -m tests.architectures.sweep [--resume] [--only TYPE...] [--dtypes DTYPE...] [--shards 2] [--page]
 
 Each batch of types runs in a child process; what ends it (a crash, too much memory or time) is noted for the type at hand, and
 another child goes on. Results go to build/architectures.json line by line; with --resume, types that are there already are not run
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,6 +23,7 @@ from tqdm import tqdm
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+from tests.architectures.check import DTYPES
 from tests.architectures.child import SECONDS
 from tests.architectures.page import summary, write_page
 from tests.children import run_child
@@ -43,12 +45,12 @@ def main() -> int:
     # Those with a model of their own first: parts of others are harder to call.
     types = options.only or sorted(CONFIG_MAPPING, key=lambda name: (name not in MODEL_MAPPING_NAMES, name))
     known = {} if options.only else results()
-    _run([t for t in types if t not in known], 0 if options.page else options.shards)
+    _run([t for t in types if t not in known], 0 if options.page else options.shards, options.dtypes)
     found = [result for name, result in sorted(results().items()) if name in types]
     if options.page:
         found += [_UNREACHED | {"type": name} for name in types if name not in known]
         found.sort(key=lambda result: result["type"])
-        write_page(found, ROOT / "docs" / "architectures.md")
+        write_page(found, ROOT / "docs" / "models.md")
     print(summary(found))
     return int(any(result["status"] in ("wrong", "not explained") for result in found))
 
@@ -59,9 +61,10 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--resume", action="store_true", help="keep the results that are there")
     parser.add_argument("--only", nargs="*", help="these types and no others")
+    parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES, help="these and no others")
     parser.add_argument("--shards", type=int, default=2, help="child processes at a time")
     parser.add_argument(
-        "--page", action="store_true", help="run nothing, write docs/architectures.md from the results"
+        "--page", action="store_true", help="run nothing, write docs/models.md from the results"
     )
     return parser.parse_args()
 
@@ -79,33 +82,33 @@ def results(file: Path = RESULTS) -> dict[str, Result]:
     return found
 
 
-def _run(types: list[str], shards: int) -> None:
+def _run(types: list[str], shards: int, dtypes: Sequence[str]) -> None:
     if not types or not shards:
         return
     waiting: SimpleQueue[list[str]] = SimpleQueue()
     for first in range(0, len(types), _BATCH):
         waiting.put(types[first : first + _BATCH])
     with tqdm(total=len(types), disable=None) as bar, ThreadPoolExecutor(shards) as pool:
-        for done in [pool.submit(_shard, waiting, shard, bar) for shard in range(shards)]:
+        for done in [pool.submit(_shard, waiting, shard, dtypes, bar) for shard in range(shards)]:
             done.result()
 
 
-def _shard(waiting: SimpleQueue[list[str]], shard: int, bar: tqdm) -> None:
+def _shard(waiting: SimpleQueue[list[str]], shard: int, dtypes: Sequence[str], bar: tqdm) -> None:
     while True:
         try:
             batch = waiting.get_nowait()
         except Empty:
             return
         while batch:
-            batch = _rest(batch, RESULTS.with_suffix(f".{shard}.part"))
+            batch = _rest(batch, RESULTS.with_suffix(f".{shard}.part"), dtypes)
             bar.n = len(results())
             bar.refresh()
 
 
-def _rest(batch: list[str], part: Path) -> list[str]:
-    """Run a child on `batch`; those that are left when it ends."""
+def _rest(batch: list[str], part: Path, dtypes: Sequence[str] = DTYPES) -> list[str]:
+    """Run a child on `batch` in these dtypes; those that are left when it ends."""
     part.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.architectures.child", str(part), *batch]
+    command = [sys.executable, "-m", "tests.architectures.child", str(part), ",".join(dtypes), *batch]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     done = run_child(command, cpu_seconds=(SECONDS + 5) * len(batch), cwd=ROOT, env=environment)
     lines = part.read_text().splitlines() if part.exists() else []

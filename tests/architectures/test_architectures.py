@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,23 @@ def test_the_page_has_a_row_for_each_type(tmp_path: Path) -> None:
     assert "| bert | BertModel |" in text
     assert "| odd | a / (b) |" in text
     assert "2 types: 1 run, 1 right, 0 wrong" in text
+    assert "1 types have transformer layers: all are whole in 1 (100 %), none in 0" in text
+
+
+def test_the_page_says_how_many_rows_are_whole() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    counts = [tuple(map(int, pair)) for pair in re.findall(r"\| (\d+)/(\d+) \|", text)]
+    whole, none = sum(one == all_ for one, all_ in counts), sum(not one for one, _ in counts)
+    share = f"all are whole in {whole} ({100 * whole / len(counts):.0f} %), none in {none}"
+    assert f"{len(counts)} types have transformer layers: {share}." in text
+    assert len(counts) > 500
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kinds", "whole"), [("bert", 1, True), ("resnet", 0, True), ("roformer", 1, False)]
+)
+def test_layers_are_those_in_which_attention_is_computed(model_type: str, kinds: int, whole: bool) -> None:
+    result = check(model_type, ("float32",))
+    assert len(set(result.get("layers", {}).values())) == kinds
+    told = result["dtypes"]["float32"]["layers"] if kinds else {}
+    assert all(reason is None for reason in told.values()) == whole
