@@ -112,14 +112,15 @@ def _by_patches(images: Tensor, given: Any) -> Tensor:
         given.kernel_size,
         given.out_channels,
     )
+    # Padded before, since `unfold` takes no image without pixels, of which windows may see the zeros around it; and the zeros are
+    # rounded with the image, as they are NaN where a pixel is.
+    rows, columns = given.padding
+    images = F.pad(images, (columns, columns, rows, rows))
     if is_of_windows(weight):
         images = _quantized(images)
         features = kernel_size[0] * kernel_size[1] * channels
         values = unpack_conv2d(PackedWeight(weight, scale, features, out_channels, "int8"), kernel_size)
         weight, scale = pack_linear(values.permute(0, 2, 3, 1).flatten(1), "float32").data, None
-    # Padded before, since `unfold` takes no image without pixels, of which windows may see the zeros around it.
-    rows, columns = given.padding
-    images = F.pad(images, (columns, columns, rows, rows))
     window = {"dilation": tuple(given.dilation), "stride": tuple(given.stride)}
     patches = F.unfold(images, tuple(kernel_size), **window)
     patches = patches.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1, 2).transpose(1, 2)
