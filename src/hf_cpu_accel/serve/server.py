@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from hf_cpu_accel.serve.http.app import Service
+from hf_cpu_accel.serve.http.request_heads import http_protocol
 
 _CONNECTIONS = 65536
 
@@ -41,6 +42,7 @@ class Server(uvicorn.Server):
             port=port,
             log_level="warning",
             access_log=False,
+            http=http_protocol(),
             ws="none",
             lifespan="off",
             timeout_keep_alive=75,
