@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from torch import nn
 
+from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 
@@ -49,3 +50,13 @@ def fuse_each(
             swap_module(context.journal, context.slots[id(module)], fused)
             items.append(PlanItem(path, structure, *op_and_dtype(fused, path), packed_bytes=0, reason=None))
     return items
+
+
+def refusal_to_fuse(layer: nn.Module, path: str, context: Context) -> str | None:
+    """Why no op takes the place of this layer and of all that is in it, or None if one can."""
+    reason = refusal_to_swap(layer, path, context)
+    if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
+        reason = "skip_modules"
+    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
+        reason = "the forward of a module in it was replaced"
+    return reason

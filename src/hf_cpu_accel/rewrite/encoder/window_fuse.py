@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.fused_module import fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.encoder.arguments import hidden_states_of
@@ -47,13 +46,7 @@ def fuse_window_layers(context: Context) -> list[PlanItem]:
 def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedWindowLayer | Refusal | None:
     if not _may_be_layer(layer):
         return None
-    reason = refusal_to_swap(layer, path, context)
-    if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
-        reason = "skip_modules"
-    if reason is None and any(own_forward(part) is not None for part in layer.modules()):
-        reason = "the forward of a module in it was replaced"
-    if reason is None and is_permuted(layer):
-        reason = PERMUTED
+    reason = refusal_to_fuse(layer, path, context) or (PERMUTED if is_permuted(layer) else None)
     return _fused(layer) if reason is None else Refusal(reason)
 
 
