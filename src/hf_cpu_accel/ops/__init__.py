@@ -25,6 +25,7 @@ from hf_cpu_accel.ops import (
     segment_matmul,
     sparse,
     sparse_gradients,
+    values,
 )
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "segment_matmul",
     "sparse",
     "sparse_gradients",
+    "values",
 ]

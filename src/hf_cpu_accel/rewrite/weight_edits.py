@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hf_cpu_accel.ops.values import KeptValues
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
@@ -103,18 +104,14 @@ class _Seen:
     """The parameters as they were when values were made of them. It does not change: threads may be at it.
 
     Attributes:
-        numbers, values: by dtype, since only what has one dtype can be compared in one go.
+        numbers, values: by dtype, since only what has one dtype can be compared in one go; kept values of tensors by number.
     """
 
     def __init__(self, tensors: list[Tensor], numbers: list[list[int]]) -> None:
         self.tensors, self.numbers = tensors, numbers
         self.large = [tensor for tensor in tensors if tensor.numel() > _MOST_VALUES]
         self.state = self._state_of_large()
-        self.groups = [[tensors[number] for number in some] for some in numbers]
-        self.are_vectors = [
-            all(t.dim() == 1 and t.numel() <= _MOST_VALUES for t in some) for some in self.groups
-        ]
-        self.values = [self._present(group).detach() for group in range(len(numbers))]
+        self.values = [KeptValues([_compared(tensors[number]) for number in some]) for some in numbers]
 
     @classmethod
     def of(cls, slots: list[Slot]) -> _Seen:
@@ -130,26 +127,22 @@ class _Seen:
         return (
             all(map(is_, tensors, self.tensors))
             and (not self.large or self.state == self._state_of_large())
-            and all(torch.equal(self._present(group), values) for group, values in enumerate(self.values))
+            and all(values.are_held() for values in self.values)
         )
 
     def has(self, number: int, tensor: Tensor) -> bool:
         """Whether `tensor`, one of the parameters, is what it was."""
-        for numbers, values in zip(self.numbers, self.values, strict=True):
+        for numbers, kept in zip(self.numbers, self.values, strict=True):
             if number in numbers:
-                start = sum(len(_vector(self.tensors[n])) for n in numbers[: numbers.index(number)])
-                present = _vector(tensor)
-                before = values[start : start + len(present)]
+                start = sum(_compared(self.tensors[n]).numel() for n in numbers[: numbers.index(number)])
+                present = _compared(tensor).reshape(-1)
+                before = kept.values[start : start + len(present)]
                 # `model.to(dtype)` casts what is kept along with the rest.
                 is_cast = present.dtype is not before.dtype
                 if not torch.equal(present, before.to(present.dtype)):
                     return False
                 return is_cast or not self._is_another_large(tensor)
         return True
-
-    def _present(self, group: int) -> Tensor:
-        tensors = self.groups[group]
-        return torch.cat(tensors if self.are_vectors[group] else [_vector(tensor) for tensor in tensors])
 
     def _state_of_large(self) -> list[tuple[int, int]]:
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
@@ -223,10 +216,10 @@ def _are(modules: Iterable[nn.Module], kind: Any) -> bool:
     return any(isinstance(module, kind) for module in modules)
 
 
-def _vector(tensor: Tensor) -> Tensor:
-    """The values to be compared, as one dimension."""
+def _compared(tensor: Tensor) -> Tensor:
+    """What of its values is compared: of a large one, whose memory is known by its state, some."""
     if tensor.numel() <= _MOST_VALUES:
-        return tensor if tensor.dim() == 1 else tensor.reshape(-1)
+        return tensor
     return tensor.detach().view(-1)[:: tensor.numel() // _SAMPLED]
 
 

@@ -1,0 +1,67 @@
+"""keep_values, have_values, drop_values: whether tensors still hold what they held.
+
+Hundreds of small ones are compared where they lie: to hand them to an op in each call took longer than to compare them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel import extension
+
+
+class KeptValues:
+    """Tensors of one dtype, and what they held when this was made. Copies and pickles go on from the same values.
+
+    Attributes:
+        tensors: of any shape; not copies of them: where the memory of one is exchanged (`.data`), the new one is read.
+        values: [elements of all of them], one tensor after another.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        """
+        Raises:
+            ValueError: no tensors, or dtypes that differ.
+        """
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) != 1:
+            raise ValueError(f"tensors: must be of one dtype and not {sorted(map(str, dtypes))}")
+        self._start(tensors, torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
+
+    def _start(self, tensors: list[Tensor], values: Tensor) -> None:
+        self.tensors, self.values = tensors, values
+        self._number = _OPS.keep_values(tensors, values) if is_native() else None
+
+    def are_held(self) -> bool:
+        """Whether each tensor has the dtype and the values that it had, bit by bit."""
+        return _have_values(self) if self._number is None else _OPS.have_values(self._number)
+
+    def __getstate__(self) -> tuple[list[Tensor], Tensor]:
+        return self.tensors, self.values
+
+    def __setstate__(self, state: tuple[list[Tensor], Tensor]) -> None:
+        self._start(*state)
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", None) is not None:
+            _OPS.drop_values(self._number)
+
+
+def is_native() -> bool:
+    """Whether the library compares: else the reference does."""
+    extension.status()
+    return hasattr(_OPS, "keep_values")
+
+
+def _have_values(kept: KeptValues) -> bool:
+    """The reference."""
+    if any(tensor.dtype is not kept.values.dtype for tensor in kept.tensors):
+        return False
+    present = torch.cat([tensor.detach().reshape(-1) for tensor in kept.tensors])
+    return torch.equal(present.view(torch.uint8), kept.values.view(torch.uint8))
+
+
+_OPS: Any = torch.ops.hf_cpu_accel
