@@ -67,6 +67,20 @@ def test_against_float64_and_the_reference(seed: int) -> None:
     check(steps, image)
 
 
+def test_each_thread_keeps_the_range_of_its_own_rows() -> None:
+    """The largest values lie in one row, whose thread sees them once: what the other has seen must not take their place."""
+    torch.manual_seed(0)
+    image = torch.randn(1, 64, 40, 40)
+    image[:, :, 5, 5] *= 50
+    # The second makes floating point images of bytes, whose range the third needs.
+    first, *others = step(0, (64, 64)), step(1, (64, 64), 3), step(2, (64, 64), 3)
+    bound = bind([*ranged([first, others[0]], image)[:1], *others], narrow=False)
+    torch.set_num_threads(1)
+    expected = convolutions(image, bound)
+    torch.set_num_threads(2)
+    assert all(torch.equal(convolutions(image, bound), expected) for _ in range(300))
+
+
 def digest(seeds: range) -> str:
     """Of the outputs of chains: what `test_the_same_integers_on_all_tiers` compares."""
     sha = hashlib.sha256()
