@@ -27,6 +27,9 @@ GENERATORS: dict[str, tuple[str, str]] = {
     "openvino-int4": ("optimum-intel", "openvino_generation"),
 }
 
+# Servers of embeddings that `benchmarks.serving.embedders` starts -> environment.
+SERVERS: dict[str, str] = {"openvino": "openvino-server", "infinity": "infinity"}
+
 # precision -> (ours, rivals); eager float32 is the base of each.
 CONTESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "float32": (

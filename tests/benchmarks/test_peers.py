@@ -36,7 +36,8 @@ def test_every_contestant_can_be_started() -> None:
         for rival in rivals:
             assert rival in systems.SYSTEMS or rival in registry.PEERS
     started = [*registry.PEERS.values(), *registry.GENERATORS.values()]
-    assert {environment for environment, _ in started} == set(setup.NAMES)
+    environments = {environment for environment, _ in started} | set(registry.SERVERS.values())
+    assert environments == set(setup.NAMES)
     for _, module in started:
         assert (Path(setup.__file__).parent / f"{module}.py").exists()
 
@@ -46,7 +47,7 @@ def test_requirements_are_pinned_to_one_torch() -> None:
         lines = (Path(setup.__file__).parent / "requirements" / f"{name}.txt").read_text().splitlines()
         packages = [line for line in lines if not line.startswith("#")]
         assert "torch==2.13.0" in packages
-        assert all(re.fullmatch(r"[\w.-]+==[\w.]+", package) for package in packages)
+        assert all(re.fullmatch(r"[\w.-]+(\[[\w,]+\])?==[\w.]+", package) for package in packages)
 
 
 @pytest.mark.usefixtures("forked_workers", "no_probes")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from transformers.cli.serving.utils import model_owner
 
 from hf_cpu_accel.serve.http.metrics import Metrics
 from hf_cpu_accel.serve.models import Models, Served, UnknownModel
@@ -17,7 +17,7 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
     routes = APIRouter()
 
     def described(served: Served) -> dict[str, Any]:
-        owner = model_owner(served.name)
+        owner = _owner(served.name)
         return {"id": served.name, "object": "model", "created": models.created, "owned_by": owner}
 
     @routes.get("/health")
@@ -40,3 +40,8 @@ def router(models: Models, metrics: Metrics) -> APIRouter:
         raise UnknownModel(f"there is no model {name!r}")
 
     return routes
+
+
+def _owner(name: str) -> str:
+    """The organisation of a model of the Hub, as `transformers serve` has it."""
+    return "local" if Path(name).exists() else name.partition("/")[0] if "/" in name else ""

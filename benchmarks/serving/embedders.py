@@ -1,0 +1,75 @@
+"""Servers of embeddings: ours, and rivals whose environments `python -m benchmarks.peers.setup openvino-server infinity` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers import setup
+from benchmarks.peers.registry import SERVERS
+from benchmarks.serving.clients import written
+from benchmarks.serving.process import command, free_port, server
+
+_SERVED = "minilm"
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A server of one model, and how it is asked for the vector of a text.
+
+    words: that start it; None in them stands for a port that it is to listen on, without which it says its own.
+    """
+
+    name: str
+    words: tuple[str | None, ...]
+    path: str = "/embed"
+    argument: str = "inputs"
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    def request(self, text: str) -> bytes:
+        """As it goes over the wire."""
+        return written(self.path, {self.argument: text, **self.beside})
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[int, psutil.Process]]:
+        """Its port and its process."""
+        port = free_port() if None in self.words else None
+        with server([str(port) if word is None else word for word in self.words], port) as found:
+            yield found
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether its /metrics has the rows of its batches, as this project's own server does."""
+        return None not in self.words
+
+
+def ours(model: Path, dtype: str, threads: int | None) -> Embedder:
+    """`hf-cpu-accel serve`."""
+    return Embedder(f"hf_cpu_accel {dtype}", tuple(command(str(model), dtype=dtype, threads=threads)))
+
+
+def rival(name: str, model: Path, threads: int | None) -> Embedder:
+    """One of `registry.SERVERS`, in int8.
+
+    Raises:
+        RuntimeError: it has no environment; says how it gets one.
+    """
+    environment = SERVERS[name]
+    if reason := setup.missing(environment):
+        raise RuntimeError(f"{name} {reason}")
+    python = str(setup.python(environment))
+    if name == "openvino":
+        chosen = [] if threads is None else ["--threads", str(threads)]
+        module = "benchmarks.serving.openvino_server"
+        return Embedder("openvino int8", (python, "-m", module, str(model), *chosen))
+    # Its int8 is torch's dynamic quantisation. `--no-bettertransformer`: optimum's is of a transformers of the past.
+    words = (
+        *(str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(model)),
+        *("--served-model-name", _SERVED, "--engine", "torch", "--device", "cpu", "--dtype", "int8"),
+        *("--no-bettertransformer", "--host", "127.0.0.1", "--port", None),
+    )
+    return Embedder("infinity int8", words, "/embeddings", "input", {"model": _SERVED})
