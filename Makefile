@@ -34,12 +34,11 @@ kernels: $(VENV)/.ready
 demo: kernels
 	$(BIN)/hf-cpu-accel demo
 
-# File by file in two processes, as most tests keep one core busy; then what measures memory and priorities, alone.
+# File by file in two processes, as most tests keep one core busy.
 TEST_PROCESSES ?= 2
 TEST_SHARES = --dist loadscope --no-loadscope-reorder
 test: kernels
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) -m "not serial" --ignore tests/benchmarks
-	$(BIN)/python -m pytest -q -m serial $$(grep -rl --include='test_*.py' --exclude-dir=benchmarks 'mark[.]serial' tests)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) --ignore tests/benchmarks
 
 # The harness that measures, which no package contains: CI runs it, too.
 test-benchmarks: kernels

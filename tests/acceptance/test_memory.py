@@ -47,7 +47,6 @@ def measured() -> dict[str, tuple[float, float]]:
         return dict(zip(KEPT, pool.map(measure, KEPT), strict=True))
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("dtype", KEPT)
 def test_peak_and_resident_memory(dtype: str, measured: dict[str, tuple[float, float]]) -> None:
     """The peak of accelerating and of the first forward, and what the process holds afterwards, as parts of the model's size."""

@@ -12,8 +12,6 @@ import transformers
 
 from tests.children import run_child
 
-pytestmark = pytest.mark.serial
-
 # A process of its own: the kernel's high-water mark, above what the imports and a first accelerated model have taken.
 CHILD = """
 import sys, torch, transformers, hf_cpu_accel

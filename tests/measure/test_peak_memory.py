@@ -10,7 +10,6 @@ from hf_cpu_accel.measure import PeakMemory, peak_memory
 MEGABYTE = 1 << 20
 
 
-@pytest.mark.serial
 def test_peak_counts_memory_that_is_already_gone() -> None:
     with PeakMemory() as peak:
         big = torch.ones(100 * MEGABYTE, dtype=torch.uint8)

@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from hf_cpu_accel.compiler.background.jobs import _yield_to_us  # before the fixture `children` replaces it
 
 
-@pytest.mark.serial
 def test_the_child_has_the_lowest_priority_in_and_between_sessions() -> None:
     command = [sys.executable, "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as child:

@@ -13,7 +13,7 @@ import transformers
 from hf_cpu_accel import accelerate_for_cpu
 from tests.children import run_child
 
-pytestmark = [pytest.mark.serial, pytest.mark.usefixtures("installed")]
+pytestmark = pytest.mark.usefixtures("installed")
 
 CHILD = """
 import sys, torch, hf_cpu_accel
