@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel import extension
+from hf_cpu_accel.ops.kept import Kept, can_keep
 
 
 class KeptValues:
@@ -33,27 +33,17 @@ class KeptValues:
 
     def _start(self, tensors: list[Tensor], values: Tensor) -> None:
         self.tensors, self.values = tensors, values
-        self._number = _OPS.keep_values(tensors, values) if is_native() else None
+        self._kept = Kept("values", tensors, values) if can_keep("values") else None
 
     def are_held(self) -> bool:
         """Whether each tensor has the dtype and the values that it had, bit by bit."""
-        return _have_values(self) if self._number is None else _OPS.have_values(self._number)
+        return _have_values(self) if self._kept is None else _OPS.have_values(self._kept.number)
 
     def __getstate__(self) -> tuple[list[Tensor], Tensor]:
         return self.tensors, self.values
 
     def __setstate__(self, state: tuple[list[Tensor], Tensor]) -> None:
         self._start(*state)
-
-    def __del__(self) -> None:
-        if getattr(self, "_number", None) is not None:
-            _OPS.drop_values(self._number)
-
-
-def is_native() -> bool:
-    """Whether the library compares: else the reference does."""
-    extension.status()
-    return hasattr(_OPS, "keep_values")
 
 
 def _have_values(kept: KeptValues) -> bool:

@@ -36,6 +36,12 @@ class ImageMemory {
       if (slot.data == data) slot.free = true;
   }
 
+  size_t bytes() const {
+    size_t bytes = 0;
+    for (const Slot& slot : slots_) bytes += slot.bytes;
+    return bytes;
+  }
+
  private:
   struct Slot {
     std::unique_ptr<Workspace> workspace;
@@ -52,20 +58,20 @@ struct Wanted {
   int64_t border = 0;
 };
 
-// How a convolution is computed: of patches, by tiles of the image (winograd.h), of pixels where they lie, or of rows of few channels.
-enum class Way { patches, winograd, direct, few_channels };
+// How a convolution is computed: of patches, by tiles of the image (winograd.h), of pixels where they lie, or of rows of few channels; or that
+// it is a pooling.
+enum class Way { patches, winograd, direct, few_channels, pooling };
 
 class ConvolutionChain {
  public:
   ConvolutionChain(int64_t threads, size_t steps) : threads_(threads) { known_.reserve(steps + 1), steps_.reserve(steps); }
 
-  // The number under which the images can be read. Those of number 0 are there, the others are made by a step.
+  // The number under which the images can be read. Those of number 0 are there when it runs, the others are made by a step.
   size_t add(const Images& images, Wanted wanted) {
     Known known{images, wanted, nullptr, nullptr};
     if (wanted.steps && !images.pixels.bytes && !known_.empty() && images.count == 1) {
       ranges_.push_back(std::make_unique<Workspace>(Workspace::size_of<float>(threads_ * range_numbers)));
       known.range = ranges_.back()->take<float>(threads_ * range_numbers);
-      std::memset(known.range, 0, static_cast<size_t>(threads_ * range_numbers) * sizeof(float));
     }
     known_.push_back(known);
     return known_.size() - 1;
@@ -84,6 +90,7 @@ class ConvolutionChain {
     g.outputs[0].index = places_of(grid, to, to.spare_place());
     if (residual) g.residual.index = places_of(grid, known_[*residual].images, 0);
     step.g = g, step.source = from.images, step.output = to, step.patches = placed(patches, from.images), step.way = way;
+    step.reads = source, step.writes = output, step.adds = residual;
     if (g.kind == WeightKind::int8_image && !from.images.pixels.bytes) {
       if (!from.bytes) {
         const int64_t pixels = from.images.height * from.images.width;
@@ -91,6 +98,7 @@ class ConvolutionChain {
                                                            from.wanted.bytes, from.range));
         from.bytes = step.makes = bytes_.back().get();
         memory_of_bytes_.push_back(std::make_unique<Workspace>(from.bytes->memory()));
+        bytes_of_images_ += from.bytes->memory();
         from.bytes->take(*memory_of_bytes_.back());
       }
       step.bytes = from.bytes;
@@ -102,24 +110,25 @@ class ConvolutionChain {
   void pool(const Patches& patches, size_t source, size_t output) {
     const Known &from = known_[source], &to = known_[output];
     Step step;
-    step.pooling.emplace(to.images, placed(patches, from.images), from.images.pixels.bf16, to.range);
+    step.g.range = to.range, step.source = from.images, step.output = to.images, step.patches = placed(patches, from.images);
+    step.way = Way::pooling, step.reads = source, step.writes = output;
     steps_.push_back(std::move(step));
   }
 
+  // From now on the pixels of these images, which have no border, are there: others from run to run.
+  void place(size_t number, void* pixels) {
+    Known& known = known_[number];
+    if (known.images.pixels.data == pixels) return;
+    known.images.pixels.data = pixels;
+    if (known.bytes) known.bytes->read(pixels);
+    for (Step& step : steps_) step.place(number, pixels);
+  }
+
   void run() {
-    // In floating point, and for images in bytes what stands for zero in each.
-    std::vector<std::vector<char>> zeros{std::vector<char>(static_cast<size_t>(most_channel_bytes_))};
-    size_t most = 0;
-    for (Step& step : steps_) {
-      const ByteSteps* const bytes = step.source.pixels.bytes;
-      if (bytes) zeros.emplace_back(static_cast<size_t>(step.source.channels), static_cast<char>(static_cast<uint8_t>(bytes->zero)));
-      step.patches.zeros = bytes ? zeros.back().data() : zeros.front().data();
-      most = std::max(most, step.prepare(threads_));
-    }
-    Workspace workspace(most);
-    for (Step& step : steps_) {
-      workspace.rewind();
-      step.take(workspace, threads_);
+    prepare();
+    for (const auto& range : ranges_) {
+      range->rewind();
+      std::memset(range->take<float>(threads_ * range_numbers), 0, static_cast<size_t>(threads_ * range_numbers) * sizeof(float));
     }
     run_team(threads_, [&](Team& team) {
       for (size_t i = 0; i < steps_.size(); ++i) {
@@ -128,6 +137,9 @@ class ConvolutionChain {
       }
     });
   }
+
+  // Of the memory that it has, all but the images and what is small beside them.
+  size_t bytes() const { return workspace_bytes_ + bytes_of_images_; }
 
  private:
   struct Known {
@@ -142,20 +154,27 @@ class ConvolutionChain {
     Patches patches;
     Way way = Way::patches;
     bool all_places = false;  // of a direct one
+    size_t reads = 0, writes = 0;  // numbers of images
+    std::optional<size_t> adds;
     QuantizedImages *bytes = nullptr, *makes = nullptr;
-    // One of these; the first two once it is known where zeros are.
+    // One of these, once it is known where all images are.
     std::optional<PatchConvolution> gemm;
     std::optional<WinogradConvolution> winograd;
     std::optional<DirectConvolution> direct;
     std::optional<FewChannelConvolution> few_channels;
     std::optional<MaxPooling> pooling;
 
+    bool is_prepared() const { return gemm || winograd || direct || few_channels || pooling; }
+
     // Bytes of memory that it takes while it runs.
     size_t prepare(int64_t threads) {
-      if (pooling) return pooling->bytes(threads);
-      if (way == Way::direct) return direct.emplace(g, source, patches, all_places), 0;
-      if (way == Way::few_channels) return few_channels.emplace(g, source, patches).bytes();
-      if (way == Way::winograd) return winograd.emplace(g, patches, threads).bytes();
+      switch (way) {
+        case Way::pooling: return pooling.emplace(output, patches, source.pixels.bf16, g.range).bytes(threads);
+        case Way::direct: return direct.emplace(g, source, patches, all_places), 0;
+        case Way::few_channels: return few_channels.emplace(g, source, patches).bytes();
+        case Way::winograd: return winograd.emplace(g, patches, threads).bytes();
+        case Way::patches: break;
+      }
       return gemm.emplace(g, source, patches, bytes, threads).bytes();
     }
     void take(Workspace& from, int64_t threads) {
@@ -163,6 +182,15 @@ class ConvolutionChain {
       if (winograd) winograd->take(from);
       if (few_channels) few_channels->take(from);
       if (gemm) gemm->take(from);
+    }
+    // It is to be prepared anew, unless it only reads them in one place.
+    void place(size_t number, void* pixels) {
+      const bool read = reads == number, written = writes == number, added = adds && *adds == number;
+      if (read) source.pixels.data = g.input.data = pixels, patches.data = static_cast<const char*>(pixels);
+      if (written) output.pixels.data = g.outputs[0].data = pixels;
+      if (added) g.residual.data = pixels;
+      if (few_channels && read && !written && !added) return few_channels->read(pixels);
+      if (read || written || added) gemm.reset(), winograd.reset(), direct.reset(), few_channels.reset(), pooling.reset();
     }
     // next: what this thread reads of the weight of the next one.
     void run(const Team& team, WeightBytes next) const {
@@ -175,6 +203,29 @@ class ConvolutionChain {
       if (gemm) gemm->run(team);
     }
   };
+
+  // What is not prepared yet: all steps at first, afterwards those whose images are somewhere else.
+  void prepare() {
+    // In floating point, and for images in bytes what stands for zero in each.
+    if (zeros_.empty()) {
+      zeros_.emplace_back(static_cast<size_t>(most_channel_bytes_));
+      for (Step& step : steps_) {
+        const ByteSteps* const bytes = step.source.pixels.bytes;
+        if (bytes) zeros_.emplace_back(static_cast<size_t>(step.source.channels), static_cast<char>(static_cast<uint8_t>(bytes->zero)));
+        step.patches.zeros = bytes ? zeros_.back().data() : zeros_.front().data();
+      }
+    }
+    std::vector<Step*> unprepared;
+    for (Step& step : steps_)
+      if (!step.is_prepared()) unprepared.push_back(&step);
+    size_t most = 0;
+    for (Step* step : unprepared) most = std::max(most, step->prepare(threads_));
+    if (!workspace_) workspace_ = std::make_unique<Workspace>(workspace_bytes_ = most);  // images elsewhere need as much
+    for (Step* step : unprepared) {
+      workspace_->rewind();
+      step->take(*workspace_, threads_);
+    }
+  }
 
   static Images dense_like(Images images) {
     images.border = 0;
@@ -208,11 +259,14 @@ class ConvolutionChain {
   };
 
   int64_t threads_, most_channel_bytes_ = 0;
+  size_t workspace_bytes_ = 0, bytes_of_images_ = 0;
   std::vector<KnownPlaces> places_;  // few of them: blocks of a network repeat those of one another
   std::vector<Known> known_;
   std::vector<Step> steps_;
   std::vector<std::unique_ptr<QuantizedImages>> bytes_;
   std::vector<std::unique_ptr<Workspace>> memory_of_bytes_, ranges_;  // until the end: small beside the images
+  std::vector<std::vector<char>> zeros_;
+  std::unique_ptr<Workspace> workspace_;  // of one step after another
 };
 
 }  // namespace hfca

@@ -3,6 +3,7 @@
 // pairs, and zeros around them: then pieces have nothing but what their windows see, and zeros.
 #pragma once
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "direct.h"
@@ -19,20 +20,25 @@ class FewChannelConvolution {
   }
 
   FewChannelConvolution(const Gemm& g, const Images& source, const Patches& window)
-      : g_(g), source_(source), copy_(source, window, true, 2 * pairs_of(source)) {}
+      : g_(g), source_(source), copy_(source, window, true, 2 * pairs_of(source)) {
+    weight_ = std::make_unique<Workspace>(Workspace::size_of<uint16_t>(panels() * panel_values()));
+    auto* const weight = weight_->take<uint16_t>(panels() * panel_values());
+    arrange(static_cast<const uint16_t*>(g_.weight), weight);
+    g_.weight = weight;
+  }
 
-  size_t bytes() const { return copy_.memory() + Workspace::size_of<uint16_t>(panels() * panel_values()); }
+  size_t bytes() const { return copy_.memory(); }
 
   void take(Workspace& from) {
     copy_.take(from);
-    auto* const weight = from.take<uint16_t>(panels() * panel_values());
-    arrange(static_cast<const uint16_t*>(g_.weight), weight);
-    g_.weight = weight;
     const Patches& window = copy_.patches();
     void* const pixels = const_cast<char*>(copy_.data());
     const int64_t channels = 2 * pairs_of(source_);
     direct_.emplace(g_, Images::dense({pixels, channels, true}, source_.count, window.height, window.width, channels), window, false);
   }
+
+  // The images are there from now on.
+  void read(void* pixels) { copy_.read(pixels); }
 
   void run(const Team& team, WeightBytes next) const {
     copy_.make(team);
@@ -60,6 +66,7 @@ class FewChannelConvolution {
   Gemm g_;
   Images source_;
   PaddedImages copy_;
+  std::unique_ptr<Workspace> weight_;
   std::optional<DirectConvolution> direct_;
 };
 

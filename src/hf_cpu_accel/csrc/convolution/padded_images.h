@@ -27,6 +27,9 @@ class PaddedImages {
   size_t memory() const { return Workspace::size_of<char>(images_.count * padded_.height * row_bytes() + copied_bytes); }
   void take(Workspace& from) { data_ = from.take<char>(images_.count * padded_.height * row_bytes() + copied_bytes); }
 
+  // The images are there from now on.
+  void read(void* pixels) { images_.pixels.data = pixels; }
+
   // The patches of the copy, which has them all, but for where it is.
   const Patches& patches() const { return padded_; }
   const char* data() const { return data_; }

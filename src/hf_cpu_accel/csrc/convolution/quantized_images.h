@@ -34,6 +34,9 @@ class QuantizedImages {
     steps_ = from.take<ByteSteps>(images_);
   }
 
+  // The pixels are there from now on.
+  void read(void* pixels) { pixels_.data = pixels; }
+
   // The patches of these images instead of those that they are made of.
   Patches patches(Patches of) const {
     of.data = reinterpret_cast<const char*>(bytes_);

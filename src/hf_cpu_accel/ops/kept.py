@@ -1,0 +1,43 @@
+"""What the library keeps from one call to the next, under a number: Python objects that own it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hf_cpu_accel import extension
+
+_OPS: Any = torch.ops.hf_cpu_accel
+
+
+class Kept:
+    """Kept by the op `keep_<what>` until this is gone. A number of one process: not to be copied or pickled.
+
+    Attributes:
+        number: for the ops that use it.
+    """
+
+    def __init__(self, what: str, *arguments: Any) -> None:
+        """
+        Args:
+            what: as in the ops' names.
+            arguments: those of `keep_<what>`.
+        """
+        self._drop = getattr(_OPS, f"drop_{what}")
+        self.number: int = getattr(_OPS, f"keep_{what}")(*arguments)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self._drop(self.number)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "what the library keeps is not copied or pickled: make another one of the same arguments"
+        )
+
+
+def can_keep(what: str) -> bool:
+    """Whether there is a library, and it keeps that."""
+    extension.status()
+    return hasattr(_OPS, f"keep_{what}")
