@@ -37,6 +37,20 @@ class Connection:
             raise RuntimeError(body.decode())
         return body
 
+    async def stream(self, request: bytes) -> tuple[float, bytes]:
+        """When the first event of a streamed answer came, by `time.monotonic()`, and the body as it came, in chunks.
+
+        Raises:
+            RuntimeError: it has another status than 200.
+        """
+        self._writer.write(request)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode())
+        begun = await self._reader.readuntil(b"\n\n")
+        first = time.monotonic()
+        return first, begun + await self._reader.readuntil(b"\r\n0\r\n\r\n")
+
 
 def written(path: str, body: dict[str, object]) -> bytes:
     """A POST request as it goes over the wire."""
