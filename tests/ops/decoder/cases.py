@@ -12,6 +12,7 @@ from hf_cpu_accel.ops.decoder.layers import (
     CrossAttention,
     DecoderLayer,
     FeedForward,
+    Gate,
     Heads,
     MixtureOfExperts,
     Norm,
@@ -64,6 +65,8 @@ class Case:
     mask: str = "none"
     cross: str = "none"
     experts: str = "none"
+    gate: str = "none"
+    sub_norm: str = "none"
 
     def __str__(self) -> str:
         plain = Case()
@@ -75,11 +78,12 @@ NORMS = ["before", "before and post", "post", "out", "none"]
 HEAD_NORMS = ["none", "shared", "own", "all"]
 CROSSES = ["none", "all", "padding", "holes", "beams", "beams, padding"]
 EXPERTS = ["none", "softmax", "renormalised", "sigmoid", "shared", "gated shared"]
+GATES = ["none", "sigmoid", "softplus", "beside", "head", "softplus head"]
 MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
 
 
 def layers_of(case: Case) -> list[DecoderLayer]:
-    query, key = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    key = case.kv_heads * case.head_dim
     value, group = case.kv_heads * case.value_dim, case.heads // case.kv_heads
 
     def projection(rows: int, columns: int) -> Projection:
@@ -93,21 +97,30 @@ def layers_of(case: Case) -> list[DecoderLayer]:
         bias = 0.1 * torch.randn(shape) if case.norm == "layer_norm" else None
         return Norm(case.norm, weight, bias, 1e-5)
 
-    def head_norm(heads: int) -> Norm | None:
-        shapes = {
-            "shared": (case.head_dim,),
-            "own": (heads, case.head_dim),
-            "all": (heads * case.head_dim,),
-        }
-        return norm(*shapes[case.head_norm]) if case.head_norm in shapes else None
+    def head_norm(kind: str, heads: int, dim: int) -> Norm | None:
+        shapes = {"shared": (dim,), "own": (heads, dim), "all": (heads * dim,)}
+        return norm(*shapes[kind]) if kind in shapes else None
 
+    # Beside its query a head of a gate, or all of them at the end.
+    gate_dim = 1 if "head" in case.gate else case.value_dim
+    beside = gate_dim if case.gate == "beside" else 0
+    step = case.head_dim + beside
     if case.interleaved_heads:
-        stride = (group + 1) * case.head_dim + case.value_dim
-        places = (Heads(0, stride), Heads(group * case.head_dim, stride))
-        places = (*places, Heads((group + 1) * case.head_dim, stride))
+        stride = group * step + case.head_dim + case.value_dim
+        places = (Heads(0, stride, step), Heads(group * step, stride))
+        places = (*places, Heads(group * step + case.head_dim, stride))
     else:
-        places = (Heads(0, group * case.head_dim), Heads(query, case.head_dim))
-        places = (*places, Heads(query + key, case.value_dim))
+        stride, first = group * step, case.heads * step
+        places = (Heads(0, stride, step), Heads(first, case.head_dim))
+        places = (*places, Heads(first + key, case.value_dim))
+    merged = case.heads * step + key + value
+
+    def gate() -> Gate | None:
+        if case.gate == "none":
+            return None
+        activation = "softplus" if "softplus" in case.gate else "sigmoid"
+        heads = Heads(case.head_dim, stride, step) if beside else Heads(merged, group * gate_dim, gate_dim)
+        return Gate(heads, gate_dim, activation)
 
     def cross() -> CrossAttention | None:
         if case.cross == "none":
@@ -122,6 +135,7 @@ def layers_of(case: Case) -> list[DecoderLayer]:
             case.gated,
             case.activation,
             projection(case.features, case.intermediate),
+            norm(case.intermediate, on=case.sub_norm != "none" and case.experts == "none"),
         )
 
     def mixture() -> MixtureOfExperts:
@@ -150,7 +164,10 @@ def layers_of(case: Case) -> list[DecoderLayer]:
         out = case.norms == "out" and not case.parallel
         return DecoderLayer(
             SelfAttention(
-                projection(query + key + value, case.features),
+                projection(
+                    merged + (case.heads * gate_dim if case.gate != "none" and not beside else 0),
+                    case.features,
+                ),
                 *(case.heads, case.kv_heads, case.head_dim, case.value_dim),
                 *places,
                 scale=case.head_dim**-0.5,
@@ -162,8 +179,10 @@ def layers_of(case: Case) -> list[DecoderLayer]:
                 relative=torch.randn(case.heads, case.relative) if case.relative else None,
                 rotary_dim=case.rotary_dim,
                 rotary_interleaved=case.rotary_interleaved,
-                query_norm=head_norm(case.heads),
-                key_norm=head_norm(case.kv_heads),
+                query_norm=head_norm(case.head_norm, case.heads, case.head_dim),
+                key_norm=head_norm(case.head_norm, case.kv_heads, case.head_dim),
+                sub_norm=head_norm(case.sub_norm, case.heads, case.value_dim),
+                gate=gate(),
             ),
             dense() if case.experts == "none" or number % 3 == 2 else mixture(),
             attention_norm=norm(case.features, on=before),

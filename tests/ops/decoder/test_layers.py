@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.ops.kv_cache import from_storage
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case, call_of
 
 VARIANTS = [
     Case(),
@@ -80,6 +80,22 @@ VARIANTS = [
     Case(experts="renormalised", norms="out", gated=False),
     *(Case(experts="gated shared", weights=kind) for kind in ("bfloat16", "int8", "int8-weight", "int4")),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
+    Case(gate="beside", head_norm="shared", rotary_dim=4),  # Qwen 3.5
+    Case(gate="beside", head_norm="all", interleaved_heads=True, heads=6),
+    Case(gate="sigmoid", norms="before and post", start=True),  # AFMoE
+    Case(gate="softplus head", heads=5, kv_heads=1, experts="shared"),  # Laguna
+    Case(gate="softplus", heads=5, kv_heads=5, head_dim=20, value_dim=24, rotary_dim=20, cross="holes"),
+    Case(gate="head", dtype=torch.bfloat16, weights="bfloat16", cache=torch.bfloat16),
+    Case(sub_norm="all", activation="relu2"),  # BitNet
+    Case(
+        sub_norm="all", norm="layer_norm", biases=True, gated=False, activation="gelu", intermediate=160
+    ),  # Kosmos
+    Case(sub_norm="shared", gate="sigmoid", experts="gated shared"),
+    Case(sub_norm="own", gate="head", residual_scale=0.3, parallel=True, value_dim=33, rows=True),
+    *(
+        Case(gate="beside", sub_norm="all", weights=kind, features=160)
+        for kind in ("bfloat16", "int8", "int8-weight", "int4")
+    ),
 ]
 CASES = [
     *VARIANTS,
@@ -198,6 +214,8 @@ def test_cases(case: Case) -> None:
         mask=st.sampled_from(MASKS),
         cross=st.sampled_from(CROSSES),
         experts=st.sampled_from(EXPERTS),
+        gate=st.sampled_from(GATES),
+        sub_norm=st.sampled_from(HEAD_NORMS),
     )
 )
 def test_random_shapes(case: Case) -> None:

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_cpu_accel.ops.decoder.layers import DecoderLayer, Heads, MixtureOfExperts, Norm, Projection, bind
+from hf_cpu_accel.ops.decoder.layers import (
+    DecoderLayer,
+    Gate,
+    Heads,
+    MixtureOfExperts,
+    Norm,
+    Projection,
+    bind,
+)
 from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.decoder.cases import Case, call_of, layers_of
 
@@ -50,10 +58,26 @@ def wrong_mixtures() -> dict[str, DecoderLayer]:
         "scoring='linear'": replace(mixture, scoring="linear"),
         "choice_bias of shape": replace(mixture, choice_bias=torch.zeros(3)),
         "shared_gate=True": replace(mixture, shared=None),
+        "sub_norm of a shared expert": replace(
+            mixture, shared=replace(mixture.shared, sub_norm=Norm("rms_norm", None, None, 1e-5))
+        ),
         "router is 8 x 64": replace(mixture, shared_gate=False),
         "up has 448 output features": replace(mixture, experts=replace(mixture.experts, experts=6)),
     }
     return {message: replace(layer, ffn=part) for message, part in wrong.items()}
+
+
+def wrong_gates(layer: DecoderLayer) -> dict[str, DecoderLayer]:
+    gates = {
+        "activation='tanh' of the gate": Gate(Heads(0, 32, 16), 16, "tanh"),
+        "dim=2 of the gate": Gate(Heads(0, 32, 16), 2, "sigmoid"),
+        "gate=Heads": Gate(Heads(100, 32, 16), 16, "sigmoid"),
+        "gate=Heads.* head_stride=-1": Gate(Heads(0, 32, -1), 16, "sigmoid"),
+    }
+    return {
+        message: replace(layer, attention=replace(layer.attention, gate=gate))
+        for message, gate in gates.items()
+    }
 
 
 def test_parts_that_do_not_fit() -> None:
@@ -67,6 +91,7 @@ def test_parts_that_do_not_fit() -> None:
         "activation='swish'": replace(layer, ffn=replace(ffn, activation="swish")),
         "heads=3": replace(layer, attention=replace(attention, heads=3)),
         "key=Heads": replace(layer, attention=replace(attention, key=Heads(100, 16))),
+        **wrong_gates(layer),
         "window=0": replace(layer, attention=replace(attention, window=0)),
         "softcap=-1": replace(layer, attention=replace(attention, softcap=-1.0)),
         "rotary_dim=7": replace(layer, attention=replace(attention, rotary_dim=7)),
@@ -76,6 +101,9 @@ def test_parts_that_do_not_fit() -> None:
         "weight of ffn_norm": replace(layer, ffn_norm=Norm("rms_norm", torch.ones(3), None, 1e-5)),
         "kind='group_norm'": replace(layer, ffn_norm=Norm("group_norm", None, None, 1e-5)),
         "an rms_norm with a bias": replace(layer, ffn_norm=Norm("rms_norm", None, torch.ones(64), 1e-5)),
+        "weight of sub_norm": replace(
+            layer, ffn=replace(ffn, sub_norm=Norm("rms_norm", torch.ones(3), None, 1e-5))
+        ),
         "cross=None": replace(layer, cross_norm=layer.ffn_norm),
         **wrong_mixtures(),
         "parallel=True": replace(layer, parallel=True, ffn_out_norm=layer.ffn_norm),

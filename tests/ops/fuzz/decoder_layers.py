@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.cases import CROSSES, EXPERTS, HEAD_NORMS, MASKS, NORMS, Case, call_of
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case, call_of
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 
@@ -86,6 +86,8 @@ def _case(rng: random.Random) -> Case:
         mask=rng.choice(MASKS),
         cross=cross,
         experts=rng.choice(EXPERTS) if features % 32 == 0 else "none",
+        gate=rng.choice(("none", "none", *GATES)),
+        sub_norm=rng.choice(("none", "none", *HEAD_NORMS)),
     )
 
 

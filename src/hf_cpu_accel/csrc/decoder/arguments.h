@@ -53,10 +53,13 @@ struct LayerArguments {
   }
 };
 
-inline void check_places(const HeadsLayout& h, int64_t kv_heads, int64_t width, int64_t features) {
-  STD_TORCH_CHECK(h.first >= 0 && h.stride >= 0 && h.first <= features && h.stride <= features &&
-                      h.first + (kv_heads - 1) * h.stride + width <= features,
+// `group` heads for each of the kv_heads.
+inline HeadOffsets offsets_of(const HeadsLayout& h, int64_t kv_heads, int64_t group, int64_t width, int64_t features) {
+  const auto inside = [&](int64_t place) { return 0 <= place && place <= features; };
+  STD_TORCH_CHECK(inside(h.first) && inside(h.stride) && inside(h.head_stride) &&
+                      h.first + (kv_heads - 1) * h.stride + (group - 1) * h.head_stride + width <= features,
                   "hf_cpu_accel::decoder_layers: heads lie outside of the qkv projection");
+  return {h.first, h.stride, h.head_stride};
 }
 
 inline void check_activation(int64_t number) {
@@ -85,6 +88,28 @@ inline void take_experts(DecoderLayer& layer, const LayerArguments& arguments, c
   layer.up = layer.down = Gemm();
 }
 
+inline TokenHeads token_heads_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s) {
+  const auto offsets = [&](const HeadsLayout& h, int64_t group, int64_t width) {
+    return offsets_of(h, l.kv_heads, group, width, l.qkv_features);
+  };
+  const int64_t group = l.heads / l.kv_heads;
+  TokenHeads t;
+  t.heads = l.heads, t.kv_heads = l.kv_heads, t.head_dim = l.head_dim, t.value_dim = l.value_dim;
+  t.query = offsets(l.query, group, l.head_dim), t.key = offsets(l.key, 1, l.head_dim), t.value = offsets(l.value, 1, l.value_dim);
+  t.query_norm = arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim);
+  t.key_norm = arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim);
+  t.rotary_dim = l.rotary_dim, t.interleaved = l.rotary_interleaved != 0;
+  t.sub_norm =
+      arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
+  STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation <= static_cast<int64_t>(GateActivation::softplus),
+                  "hf_cpu_accel::decoder_layers: layout names an activation of gates that there is not");
+  if (l.gate_activation == 0) return t;
+  STD_TORCH_CHECK(l.gate_dim == 1 || l.gate_dim == l.value_dim, "hf_cpu_accel::decoder_layers: a gate has 1 or ", l.value_dim,
+                  " features for each head");
+  t.gate = {offsets(l.gate, group, l.gate_dim), l.gate_dim, static_cast<GateActivation>(l.gate_activation)};
+  return t;
+}
+
 inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout& l, const LayerScalars& s, int64_t tokens,
                              int64_t features) {
   DecoderLayer layer;
@@ -93,9 +118,6 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
                   "hf_cpu_accel::decoder_layers: heads must be a multiple of kv_heads and of 1 to ", largest_head_dim, " features");
   STD_TORCH_CHECK(0 <= l.window && l.window <= INT32_MAX && (l.relative < 0 || (1 <= l.relative_count && l.relative_count <= INT32_MAX)),
                   "hf_cpu_accel::decoder_layers: window must not be negative, and relative needs a number for each head");
-  check_places(l.query, l.kv_heads, l.heads / l.kv_heads * l.head_dim, l.qkv_features);
-  check_places(l.key, l.kv_heads, l.head_dim, l.qkv_features);
-  check_places(l.value, l.kv_heads, l.value_dim, l.qkv_features);
   STD_TORCH_CHECK(0 <= l.rotary_dim && l.rotary_dim <= l.head_dim && l.rotary_dim % 2 == 0,
                   "hf_cpu_accel::decoder_layers: rotary_dim must be even and at most head_dim");
   layer.qkv = arguments.gemm(l.qkv, tokens, l.qkv_features, features);
@@ -112,6 +134,7 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
   if (l.experts > 0) take_experts(layer, arguments, l, s, tokens, features);
   layer.attention_norm = arguments.norm(l.attention_norm, s.attention_norm_eps, features);
   layer.ffn_norm = arguments.norm(l.ffn_norm, s.ffn_norm_eps, features);
+  layer.ffn_sub_norm = arguments.norm(l.ffn_sub_norm, s.ffn_sub_norm_eps, l.intermediate_features);
   layer.attention_end.post = arguments.norm(l.attention_post_norm, s.attention_post_norm_eps, features);
   layer.attention_end.out = arguments.norm(l.attention_out_norm, s.attention_out_norm_eps, features);
   layer.ffn_end.post = arguments.norm(l.ffn_post_norm, s.ffn_post_norm_eps, features);
@@ -129,17 +152,7 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
     layer.cross_end.out = arguments.norm(l.cross_out_norm, s.cross_out_norm_eps, features);
     layer.cross_end.scale = static_cast<float>(s.residual_scale);
   }
-  layer.heads = {l.heads,
-                 l.kv_heads,
-                 l.head_dim,
-                 l.value_dim,
-                 {l.query.first, l.query.stride},
-                 {l.key.first, l.key.stride},
-                 {l.value.first, l.value.stride},
-                 arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim),
-                 arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim),
-                 l.rotary_dim,
-                 l.rotary_interleaved != 0};
+  layer.heads = token_heads_of(arguments, l, s);
   return layer;
 }
 

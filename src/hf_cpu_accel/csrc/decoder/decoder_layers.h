@@ -1,8 +1,8 @@
 // A run of transformer decoder layers in one fork: the threads work on each step together and meet after it.
 //
-//   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | output, residual
+//   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | sub-norm, gate -> output, residual
 //   cross      close -> norm -> query | attention over the encoder's output | output, residual
-//   FFN        close -> norm -> up, activation, gate | down, residual
+//   FFN        close -> norm -> up, activation, gate | sub-norm -> down, residual
 //   experts    close -> norm -> router | choice, order | up | down | combine, residual     instead of the FFN: see experts.h
 //
 // Bars are meetings; with many tokens the threads also meet before each product, when its input is packed. A branch whose output takes
@@ -46,7 +46,7 @@ struct DecoderSequence {
 
 struct DecoderLayer {
   Gemm qkv, output, cross_query, cross_output, up, down;  // the weight sides
-  OptionalNorm attention_norm, cross_norm, ffn_norm;
+  OptionalNorm attention_norm, cross_norm, ffn_norm, ffn_sub_norm;
   BranchEnd attention_end, cross_end, ffn_end;
   bool parallel = false;
   Router router;
@@ -185,13 +185,17 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
     residual = x;
     return x = result && !end.out.exists() ? *result : call.sums[sum ^= 1];
   };
-  // The last product of a branch.
-  const auto leave = [&](const Gemm& side, float* input, const BranchEnd& end, const Matrix* result) {
+  // The last product of a branch, of `input` or, if `finishes`, of what finish(first row, end of rows, to) makes of it.
+  const auto leave = [&](const Gemm& side, float* input, const BranchEnd& end, const Matrix* result, bool finishes, const auto& finish) {
     Gemm g = side;
-    g.input = {input, g.k};
+    float* const finished = static_cast<float*>(mine.normed.data);
+    g.input = {finishes ? finished : input, g.k};
     g.write_to(destination(end, result, g.residual));
-    run_gemm(team, g, mine.gemm);
+    run_gemm(team, g, mine.gemm, [&](int64_t row, int rows) {
+      if (finishes) finish(row, row + rows, finished);
+    });
   };
+  const auto nothing = [](int64_t, int64_t, float*) {};
   const auto mix = [&](const DecoderLayer& layer, const Matrix* other, const Matrix* result) {
     const Router& router = layer.router;
     const Matrix input = enter(router.logits, layer.ffn_norm, other);
@@ -218,11 +222,15 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
     enter(layer.qkv, layer.attention_norm, nullptr);
     const Matrix input = x;
     attend(team, call, layer, mine);
-    leave(layer.output, call.context, layer.attention_end, nullptr);
+    leave(layer.output, call.context, layer.attention_end, nullptr, layer.heads.finishes(), [&](int64_t begin, int64_t end, float* out) {
+      for (int64_t row = begin; row < end; ++row)
+        dispatch().kernels.heads.finish(layer.heads, call.merged + row * layer.qkv.n, call.context + row * layer.output.k,
+                                        out + row * layer.output.k);
+    });
     if (layer.crosses) {
       enter(layer.cross_query, layer.cross_norm, nullptr);
       run_attention(team, layer.cross, mine.buffer, call.partials);
-      leave(layer.cross_output, call.context, layer.cross_end, nullptr);
+      leave(layer.cross_output, call.context, layer.cross_end, nullptr, false, nothing);
     }
     const Matrix* const other = layer.parallel ? &input : nullptr;
     const Matrix* const result = &layer == &call.layers.back() ? &call.result : nullptr;
@@ -230,7 +238,10 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
       mix(layer, other, result);
     } else {
       enter(layer.up, layer.ffn_norm, other);
-      leave(layer.down, call.intermediate, layer.ffn_end, result);
+      leave(layer.down, call.intermediate, layer.ffn_end, result, layer.ffn_sub_norm.exists(),
+            [&](int64_t begin, int64_t end, float* out) {
+              layer.ffn_sub_norm.run({call.intermediate, layer.down.k}, {out, layer.down.k}, begin, end, mine.buffer);
+            });
     }
   }
   if (!open) return;

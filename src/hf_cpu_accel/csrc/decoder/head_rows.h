@@ -10,28 +10,41 @@ struct Statistics {
   float mean, inverse;  // inverse: of the root of the mean square, or of the standard deviation
 };
 
-// Of `count` groups of `width` features, `stride` apart.
-inline Statistics statistics_of(const hfca::HeadNorm& norm, const float* x, int64_t count, int64_t stride, int64_t width) {
+// Of `count` heads of `width` features, the first of which is head(0).
+template <class Head>
+inline Statistics statistics_of(const hfca::HeadNorm& norm, int64_t count, int64_t width, const Head& head) {
   const float all = static_cast<float>(count * width);
   float mean = 0.0f, squares = 0.0f;
   if (norm.kind == hfca::NormKind::layer_norm) {
-    for (int64_t g = 0; g < count; ++g)
-      mean += sum_columns(width, [=](int64_t j, int n) { return load_columns<false>(x + g * stride, j, n); });
+    for (int64_t h = 0; h < count; ++h) {
+      const float* const x = head(h);
+      mean += sum_columns(width, [=](int64_t j, int n) { return load_columns<false>(x, j, n); });
+    }
     mean /= all;
   }
   const Float centre = Simd::set1(mean);
-  for (int64_t g = 0; g < count; ++g)
+  for (int64_t h = 0; h < count; ++h) {
+    const float* const x = head(h);
     squares += sum_columns(width, [=](int64_t j, int n) {
-      const Float value = Simd::sub(load_columns<false>(x + g * stride, j, n), centre);
+      const Float value = Simd::sub(load_columns<false>(x, j, n), centre);
       return Simd::mul(value, value);
     });
+  }
   return {mean, 1.0f / __builtin_sqrtf(squares / all + norm.eps)};
+}
+
+// Where all heads are normalised together.
+template <class Head>
+inline Statistics statistics_of_all(const hfca::HeadNorm& norm, int64_t heads, int64_t width, const Head& head) {
+  const bool together = norm.kind != hfca::NormKind::none && norm.scope == hfca::NormScope::all_heads;
+  return together ? statistics_of(norm, heads, width, head) : Statistics{0.0f, 1.0f};
 }
 
 // out = normalised x, which is head `head`. `all`: the statistics of all heads, where they are normalised together.
 inline void normalise_head(const hfca::HeadNorm& norm, const float* x, int64_t head, int64_t head_dim, Statistics all, float* out) {
   const bool shared = norm.scope == hfca::NormScope::head;
-  const Statistics s = norm.scope == hfca::NormScope::all_heads ? all : statistics_of(norm, x, 1, 0, head_dim);
+  const Statistics s =
+      norm.scope == hfca::NormScope::all_heads ? all : statistics_of(norm, 1, head_dim, [=](int64_t) { return x; });
   const float* weight = norm.weight ? norm.weight + (shared ? 0 : head * head_dim) : nullptr;
   const float* bias = norm.bias ? norm.bias + (shared ? 0 : head * head_dim) : nullptr;
   const Float centre = Simd::set1(s.mean), inverse = Simd::set1(s.inverse);
@@ -105,28 +118,51 @@ constexpr int64_t largest_head = 1024;  // features, checked by the op
 inline void write_heads(const hfca::TokenHeads& t, const float* row, const float* cos, const float* sin, int64_t begin, int64_t end,
                         const hfca::HeadTargets& to) {
   const int64_t group = t.heads / t.kv_heads, dim = t.head_dim;
-  const auto all_heads = [&](const hfca::HeadNorm& norm, const hfca::HeadOffsets& offsets, int64_t width) {
-    if (norm.kind == hfca::NormKind::none || norm.scope != hfca::NormScope::all_heads) return Statistics{0.0f, 1.0f};
-    return statistics_of(norm, row + offsets.first, t.kv_heads, offsets.stride, width);
-  };
+  const auto query_at = [&](int64_t h) { return row + t.query.at(h, group); };
+  const auto key_at = [&](int64_t j) { return row + t.key.at(j, 1); };
   const auto finish = [&](const hfca::HeadNorm& norm, Statistics all, const float* x, int64_t head, float* out) {
     if (norm.kind != hfca::NormKind::none) normalise_head(norm, x, head, dim, all, out);
     else copy_features<false>(x, dim, out);
     if (t.rotary_dim > 0) rotate_head(out, cos, sin, t.rotary_dim, t.interleaved);
   };
   if (to.query) {
-    const Statistics all = all_heads(t.query_norm, t.query, group * dim);
+    const Statistics all = statistics_of_all(t.query_norm, t.heads, dim, query_at);
     for (int64_t h = begin * group; h < end * group; ++h)
-      finish(t.query_norm, all, row + t.query.first + h / group * t.query.stride + h % group * dim, h,
-             to.query + (h - begin * group) * dim);
+      finish(t.query_norm, all, query_at(h), h, to.query + (h - begin * group) * dim);
   }
   if (!to.key.data) return;
-  const Statistics all = all_heads(t.key_norm, t.key, dim);
+  const Statistics all = statistics_of_all(t.key_norm, t.kv_heads, dim, key_at);
   alignas(64) float key[largest_head];
   for (int64_t j = begin; j < end; ++j) {
-    finish(t.key_norm, all, row + t.key.first + j * t.key.stride, j, key);
+    finish(t.key_norm, all, key_at(j), j, key);
     store_head(key, dim, to.key, j);
-    store_head(row + t.value.first + j * t.value.stride, t.value_dim, to.value, j);
+    store_head(row + t.value.at(j, 1), t.value_dim, to.value, j);
+  }
+}
+
+inline Float gate_of(hfca::GateActivation activation, Float x) {
+  if (activation == hfca::GateActivation::sigmoid) return sigmoid(x);
+  float values[Simd::width];
+  Simd::store(values, x);
+  for (float& value : values) value = softplus(value);
+  return Simd::load(values);
+}
+
+inline void finish_context(const hfca::TokenHeads& t, const float* row, const float* context, float* out) {
+  const int64_t group = t.heads / t.kv_heads, dim = t.value_dim;
+  const Statistics all = statistics_of_all(t.sub_norm, t.heads, dim, [=](int64_t h) { return context + h * dim; });
+  for (int64_t h = 0; h < t.heads; ++h) {
+    const float* x = context + h * dim;
+    float* const y = out + h * dim;
+    if (t.sub_norm.kind != hfca::NormKind::none) normalise_head(t.sub_norm, x, h, dim, all, y), x = y;
+    if (t.gate.activation == hfca::GateActivation::none) continue;
+    const float* const gate = row + t.gate.at.at(h, group);
+    Float factor = t.gate.dim == 1 ? gate_of(t.gate.activation, Simd::set1(*gate)) : Simd::zero();
+    for (int64_t d = 0; d < dim; d += Simd::width) {
+      const int n = dim - d < Simd::width ? static_cast<int>(dim - d) : Simd::width;
+      if (t.gate.dim != 1) factor = gate_of(t.gate.activation, load_columns<false>(gate, d, n));
+      store_columns<false>(y, d, n, Simd::mul(load_columns<false>(x, d, n), factor));
+    }
   }
 }
 
@@ -146,6 +182,6 @@ inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale
   }
 }
 
-constexpr hfca::HeadKernels head_kernels() { return {&write_heads, &add_scaled}; }
+constexpr hfca::HeadKernels head_kernels() { return {&write_heads, &finish_context, &add_scaled}; }
 
 }  // namespace HFCA_TIER

@@ -13,16 +13,17 @@ struct NormLayout {
 };
 
 struct HeadsLayout {
-  int64_t first, stride;
+  int64_t first, stride, head_stride;
 };
 
 struct LayerLayout {
   ProjectionLayout qkv, output, cross_query, cross_output, up, down, router, experts_up, experts_down;
   NormLayout attention_norm, attention_post_norm, attention_out_norm, cross_norm, cross_out_norm, ffn_norm, ffn_post_norm, ffn_out_norm,
-      query_norm, key_norm;
-  int64_t query_norm_scope, key_norm_scope, sinks, alibi, relative, relative_count;
+      query_norm, key_norm, attention_sub_norm, ffn_sub_norm;
+  int64_t query_norm_scope, key_norm_scope, attention_sub_norm_scope, sinks, alibi, relative, relative_count;
   int64_t heads, kv_heads, head_dim, value_dim;
-  HeadsLayout query, key, value;
+  HeadsLayout query, key, value, gate;
+  int64_t gate_dim, gate_activation;
   int64_t cross_heads, cross_kv_heads, cross_head_dim, cross_value_dim;
   int64_t window, rotary, rotary_dim, rotary_interleaved;
   int64_t qkv_features, intermediate_features, gated, activation, parallel;
@@ -32,7 +33,7 @@ struct LayerLayout {
 struct LayerScalars {
   double attention_norm_eps, attention_post_norm_eps, attention_out_norm_eps, cross_norm_eps, cross_out_norm_eps;
   double ffn_norm_eps, ffn_post_norm_eps, ffn_out_norm_eps;
-  double query_norm_eps, key_norm_eps, scale, cross_scale, softcap, residual_scale;
+  double query_norm_eps, key_norm_eps, attention_sub_norm_eps, ffn_sub_norm_eps, scale, cross_scale, softcap, residual_scale;
   double experts_limit, experts_scale;
 };
 

@@ -12,7 +12,7 @@ constexpr const char* op = decoder_op;
 
 // Sizes of the widest layer.
 struct Widths {
-  int64_t merged = 0, query = 0, context = 0, intermediate = 0, head_group = 0;
+  int64_t merged = 0, query = 0, context = 0, intermediate = 0, head_group = 0, normed = 0;
   int64_t words = 0, buffer = 0, partials = 0;
   int64_t logits = 0, mixture_bytes = 0, expert_words = 0;
 };
@@ -102,6 +102,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
     widths.intermediate = std::max(widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0);
+    widths.normed = std::max({widths.normed, features, layer.heads.finishes() ? layer.output.k : 0,
+                              layer.ffn_sub_norm.exists() ? l.intermediate_features : 0});
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
   if (mask)
@@ -153,11 +155,11 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   }
   if (step.rows) check_rows(step, keys, values);
   if (call.tokens == 0 || features == 0) return result;
-  widths.buffer = std::max(widths.buffer, norm_buffer_rows * features);
+  widths.buffer = std::max(widths.buffer, norm_buffer_rows * widths.normed);
 
   // Memory of each thread, or of all together.
   const int64_t memories = own ? threads : 1, expert_rows = widths.expert_words > 0 ? std::min(tokens, most_block_rows) : 0;
-  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + 3 * floats(features)) +
+  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + floats(widths.normed) + 2 * floats(features)) +
                       static_cast<size_t>(threads) *
                           (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
                            GemmMemory::size_of(expert_rows, widths.expert_words)) +
@@ -167,7 +169,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     if (i < memories) {
       GemmMemory gemm(workspace, tokens, widths.words);
       gemm.own = own;
-      const Matrix normed = take(workspace, features), first = take(workspace, features), second = take(workspace, features);
+      const Matrix normed{take(workspace, widths.normed).data, features}, first = take(workspace, features), second = take(workspace, features);
       memory.push_back({gemm, gemm, normed, {first, second}, nullptr, nullptr});
     } else {
       memory.push_back(memory[0]);

@@ -4,14 +4,7 @@
 #pragma once
 #include "causal_conv_rows.h"
 
-#include <cmath>
-
 namespace HFCA_TIER {
-
-// log(1 + e^x)
-inline float softplus(float x) {
-  return x > 20.0f ? x : static_cast<float>(std::log1p(static_cast<double>(Simd::reduce_max(exp(Simd::set1(x))))));
-}
 
 inline float value_at(const hfca::Matrix& x, int64_t row, int64_t column) {
   return Simd::reduce_add(load_any_columns(x.bf16, row_of(x, row), column, 1));

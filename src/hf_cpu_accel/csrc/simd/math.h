@@ -1,5 +1,7 @@
 // Elementary functions on vectors, accurate to a few float32 ulp unless noted.
 #pragma once
+#include <cmath>
+
 #include "simd.h"
 #include "unroll.h"
 
@@ -60,6 +62,11 @@ inline Float gelu(Float x) {
 inline Float sigmoid(Float x) {
   const Float one = Simd::set1(1.0f);
   return Simd::div(one, Simd::add(one, exp(Simd::sub(Simd::zero(), x))));
+}
+
+// log(1 + e^x)
+inline float softplus(float x) {
+  return x > 20.0f ? x : static_cast<float>(std::log1p(static_cast<double>(Simd::reduce_max(exp(Simd::set1(x))))));
 }
 
 // tanh(x), absolute error < 3e-7.

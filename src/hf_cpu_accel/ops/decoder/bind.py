@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder.checks import NORM_KINDS, SCORINGS, check_layer
+from hf_cpu_accel.ops.decoder.checks import GATES, NORM_KINDS, SCORINGS, check_layer
 from hf_cpu_accel.ops.decoder.parts import (
     DecoderLayer,
     FeedForward,
@@ -22,7 +22,8 @@ from hf_cpu_accel.ops.decoder.parts import (
 )
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
-NORM_SCOPES = ("head", "head with its own weights", "all heads")  # of query_norm and key_norm
+NORM_SCOPES = ("head", "head with its own weights", "all heads")
+HEADS = ("query", "key", "value", "gate")
 PROJECTIONS = (
     *("qkv", "output", "cross_query", "cross_output", "up", "down"),
     *("router", "experts_up", "experts_down"),
@@ -32,7 +33,8 @@ LAYER_NORMS = (
     *("cross_norm", "cross_out_norm"),
     *("ffn_norm", "ffn_post_norm", "ffn_out_norm"),
 )
-NORMS = (*LAYER_NORMS, "query_norm", "key_norm")
+HEAD_NORMS = ("query_norm", "key_norm", "attention_sub_norm")
+NORMS = (*LAYER_NORMS, "query_norm", "key_norm", "attention_sub_norm", "ffn_sub_norm")
 
 # One row of `layout` per layer, in this order (csrc/decoder/layout.h reads it). Packed weights and their scales are places in
 # `weights`, vectors the elements of `vectors` at which they begin; -1 for none. No cross-attention: 0 heads. No mixture: 0 experts;
@@ -40,9 +42,11 @@ NORMS = (*LAYER_NORMS, "query_norm", "key_norm")
 LAYOUT = (
     *(f"{name}{part}" for name in PROJECTIONS for part in ("", "_scale", "_bias")),
     *(f"{name}{part}" for name in NORMS for part in ("_kind", "_weight", "_bias")),
-    *("query_norm_scope", "key_norm_scope", "sinks", "alibi", "relative", "relative_count"),
+    *(f"{name}_scope" for name in HEAD_NORMS),
+    *("sinks", "alibi", "relative", "relative_count"),
     *("heads", "kv_heads", "head_dim", "value_dim"),
-    *(f"{name}_{part}" for name in ("query", "key", "value") for part in ("first", "stride")),
+    *(f"{name}_{part}" for name in HEADS for part in ("first", "stride", "head_stride")),
+    *("gate_dim", "gate_activation"),
     *("cross_heads", "cross_kv_heads", "cross_head_dim", "cross_value_dim"),
     *("window", "rotary", "rotary_dim", "rotary_interleaved"),
     *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
@@ -164,6 +168,8 @@ class _Builder:
             "gated": int(ffn.gated) if ffn else 0,
             "activation": list(ACTIVATIONS).index(ffn.activation) if ffn else 0,
             "parallel": int(layer.parallel),
+            "gate_dim": attention.gate.dim if attention.gate else 0,
+            "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
             **self._mixture(mixture),
         }
         floats = {
@@ -179,17 +185,27 @@ class _Builder:
             integers[name] = self._weight(projection.weight.data if projection else None)
             integers[f"{name}_scale"] = self._weight(projection.weight.scale if projection else None)
             integers[f"{name}_bias"] = self._vector(projection.bias if projection else None)
+        norms = {
+            **{name: getattr(layer, name) for name in LAYER_NORMS},
+            "query_norm": attention.query_norm,
+            "key_norm": attention.key_norm,
+            "attention_sub_norm": attention.sub_norm,
+            "ffn_sub_norm": ffn.sub_norm if ffn else None,
+        }
         for name in NORMS:
-            norm: Norm | None = getattr(layer if name in LAYER_NORMS else attention, name)
+            norm: Norm | None = norms[name]
             integers[f"{name}_kind"] = NORM_KINDS.index(norm.kind if norm else "none")
             integers[f"{name}_weight"] = self._vector(norm.weight if norm else None)
             integers[f"{name}_bias"] = self._vector(norm.bias if norm else None)
             floats[f"{name}_eps"] = norm.eps if norm else 0.0
-        for name in ("query", "key"):
-            integers[f"{name}_norm_scope"] = _scope(getattr(attention, f"{name}_norm"), attention.head_dim)
-        for name in ("query", "key", "value"):
-            heads: Heads = getattr(attention, name)
+        for name in HEAD_NORMS:
+            dim = attention.value_dim if name == "attention_sub_norm" else attention.head_dim
+            integers[f"{name}_scope"] = _scope(norms[name], dim)
+        gate = attention.gate.heads if attention.gate else Heads(0, 0)
+        places = (attention.query, attention.key, attention.value, gate)
+        for name, heads in zip(HEADS, places, strict=True):
             integers |= {f"{name}_first": heads.first, f"{name}_stride": heads.group_stride}
+            integers[f"{name}_head_stride"] = heads.head_stride
         self.layout.append([integers[name] for name in LAYOUT])
         self.scalars.append([floats[name] for name in SCALARS])
 

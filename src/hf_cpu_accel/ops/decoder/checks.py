@@ -6,6 +6,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     CrossAttention,
     DecoderLayer,
     FeedForward,
+    Gate,
     Heads,
     MixtureOfExperts,
     Norm,
@@ -18,6 +19,7 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES
 
 NORM_KINDS = ("none", "layer_norm", "rms_norm")
 SCORINGS = ("softmax", "sigmoid")
+GATES = ("none", "sigmoid", "softplus")  # activations
 
 
 def check_layer(layer: DecoderLayer, features: int) -> None:
@@ -42,14 +44,11 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
     heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
     _check_projection("qkv", attention.qkv, features, None)
     _check_projection("output", attention.output, heads * attention.value_dim, features)
-    widths = {"query": heads // kv_heads * head_dim, "key": head_dim, "value": attention.value_dim}
-    for name, width in widths.items():
-        place: Heads = getattr(attention, name)
-        end = place.first + (kv_heads - 1) * place.group_stride + width
-        if place.first < 0 or place.group_stride < 0 or end > attention.qkv.weight.out_features:
-            raise ValueError(
-                f"{name}={place}: reaches from {place.first} to {end}, but qkv has {attention.qkv.weight.out_features} features"
-            )
+    _check_place("query", attention.query, head_dim, attention)
+    _check_place("key", attention.key, head_dim, attention, group=1)
+    _check_place("value", attention.value, attention.value_dim, attention, group=1)
+    if attention.gate is not None:
+        _check_gate(attention.gate, attention)
     if attention.window is not None and attention.window < 1:
         raise ValueError(f"window={attention.window}: at least 1, or None")
     if attention.softcap is not None and not attention.softcap > 0:
@@ -68,9 +67,34 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
         raise ValueError(
             f"relative of shape {tuple(relative.shape)}: must be ({heads}, at least one distance)"
         )
-    for name, count in (("query_norm", heads), ("key_norm", kv_heads)):
-        shapes = [(head_dim,), (count, head_dim), (count * head_dim,)]
-        _check_norm(name, getattr(attention, name), shapes)
+    for name, count, dim in (
+        ("query_norm", heads, head_dim),
+        ("key_norm", kv_heads, head_dim),
+        ("sub_norm", heads, attention.value_dim),
+    ):
+        _check_norm(name, getattr(attention, name), [(dim,), (count, dim), (count * dim,)])
+
+
+def _check_gate(gate: Gate, attention: SelfAttention) -> None:
+    if gate.activation not in GATES[1:]:
+        raise ValueError(f"activation={gate.activation!r} of the gate: must be one of {', '.join(GATES[1:])}")
+    if gate.dim not in (1, attention.value_dim):
+        raise ValueError(f"dim={gate.dim} of the gate: must be 1 or value_dim={attention.value_dim}")
+    _check_place("gate", gate.heads, gate.dim, attention)
+
+
+def _check_place(
+    name: str, place: Heads, width: int, attention: SelfAttention, group: int | None = None
+) -> None:
+    """Args: group: heads for each of the key's; None for as many as there are of the query."""
+    group = attention.heads // attention.kv_heads if group is None else group
+    end = (
+        place.first + (attention.kv_heads - 1) * place.group_stride + (group - 1) * place.head_stride + width
+    )
+    if min(place.first, place.group_stride, place.head_stride) < 0 or end > attention.qkv.weight.out_features:
+        raise ValueError(
+            f"{name}={place}: reaches from {place.first} to {end}, but qkv has {attention.qkv.weight.out_features} features"
+        )
 
 
 def _check_cross(cross: CrossAttention, features: int) -> None:
@@ -97,6 +121,7 @@ def _check_ffn(ffn: FeedForward, features: int) -> None:
         )
     _check_projection("up", ffn.up, features, 2 * intermediate if ffn.gated else intermediate)
     _check_projection("down", ffn.down, intermediate, features)
+    _check_norm("sub_norm", ffn.sub_norm, [(intermediate,)])
 
 
 def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:
@@ -116,6 +141,8 @@ def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:
         raise ValueError("shared_gate=True: there must be a shared expert")
     _check_projection("router", mixture.router, features, experts + mixture.shared_gate)
     if mixture.shared is not None:
+        if mixture.shared.sub_norm is not None:
+            raise ValueError("sub_norm of a shared expert: must be None")
         _check_ffn(mixture.shared, features)
 
 

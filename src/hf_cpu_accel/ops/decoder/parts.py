@@ -36,14 +36,30 @@ class Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    """Where the heads of the query (or key, or value) lie among the output features of the qkv projection.
+    """Where the heads of the query (or key, value, gate) lie among the output features of the qkv projection.
 
-    Query head h begins at first + (h // group) * group_stride + (h % group) * head_dim, group = heads // kv_heads; key or value
-    head j at first + j * group_stride.
+    Head h of a query or a gate begins at first + (h // group) * group_stride + (h % group) * head_stride with
+    group = heads // kv_heads, key or value head j at first + j * group_stride.
     """
 
     first: int
     group_stride: int
+    head_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Gate:
+    """activation(gate), by which attention's output is multiplied (Qiu et al. 2025, arXiv:2505.06708).
+
+    Attributes:
+        heads: where among the features of the qkv projection it lies.
+        dim: 1, a factor for each head, or as many features as a value has.
+        activation: one of `bind.GATES` but "none".
+    """
+
+    heads: Heads
+    dim: int
+    activation: Literal["sigmoid", "softplus"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,9 @@ class SelfAttention:
         rotary: which of the call's tables.
         query_norm, key_norm: before the rotation. Weights [D]: over each head, with the same weights; [heads, D]: over each head,
             with its own; [heads * D] (for keys kv_heads): over all heads together (OLMo 2, arXiv:2501.00656). None: over each head.
+        sub_norm: of what goes into `output`, before the gate (sub-LayerNorm, arXiv:2210.06423: BitNet, Kosmos); its weights as
+            those of query_norm, with Dv for D.
+        gate: or None.
         output: C x heads * Dv, packed.
     """
 
@@ -86,6 +105,8 @@ class SelfAttention:
     rotary: int = 0
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    sub_norm: Norm | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True)
@@ -108,18 +129,20 @@ class CrossAttention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """down(activation(up(x))); gated: down(activation(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202).
+    """down(norm(activation(up(x)))); gated: down(norm(activation(gate(x)) * up(x))) (Shazeer 2020, arXiv:2002.05202).
 
     Attributes:
         up: I x C, packed; gated: 2I x C, the gate's features first, I a multiple of 32.
         activation: one of `ops.linear.ACTIVATIONS`.
         down: C x I, packed.
+        sub_norm: the norm, of I features (sub-LayerNorm, arXiv:2210.06423); None for none, as in a shared expert.
     """
 
     up: Projection
     gated: bool
     activation: str
     down: Projection
+    sub_norm: Norm | None = None
 
 
 @dataclass(frozen=True)

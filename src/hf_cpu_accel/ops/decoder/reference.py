@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.attention import attention_reference
-from hf_cpu_accel.ops.decoder.bind import SCORINGS
+from hf_cpu_accel.ops.decoder.bind import GATES, SCORINGS
 from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
@@ -61,7 +62,16 @@ class _Layer(LayerArguments):
         context = weights @ value.masked_fill(
             ~reached, 0.0
         )  # 0 * NaN: what is not seen must not reach the output
-        return self.project("output", context.transpose(1, 2).flatten(-2), features)
+        context = self.head_norm("attention_sub_norm", context.transpose(1, 2))
+        return self.project("output", self.gate(context, merged).flatten(-2), features)
+
+    def gate(self, context: Tensor, merged: Tensor) -> Tensor:
+        """context [B, q_len, heads, value_dim] times its gate, which is in the output of the qkv projection."""
+        activation = GATES[self.integer("gate_activation")]
+        if activation == "none":
+            return context
+        gate = self.heads_of("gate", merged, context.shape[2], self.integer("gate_dim"))
+        return context * (gate.sigmoid() if activation == "sigmoid" else F.softplus(gate))
 
     def visible(self, batch: int, q_len: int, past: int, step: Any) -> Tensor:
         """[B, q_len, kv_len]: causality, window and left padding."""
@@ -119,7 +129,7 @@ class _Layer(LayerArguments):
             hidden = ACTIVATIONS[activation](gate) * up
         else:
             hidden = self.project("up", x, intermediate, activation)
-        return self.project("down", hidden, x.shape[-1])
+        return self.project("down", self.norm("ffn_sub_norm", hidden), x.shape[-1])
 
     def mixture(self, x: Tensor) -> Tensor:
         """The mixture of experts of x [B, q_len, C]."""

@@ -61,8 +61,8 @@ class LayerArguments:
     def heads_of(self, name: str, merged: Tensor, count: int, width: int) -> Tensor:
         """[B, q_len, count, width] of the qkv projection's output."""
         group = count // self.integer("kv_heads")
-        first, stride = self.integer(f"{name}_first"), self.integer(f"{name}_stride")
-        begin = torch.tensor([first + h // group * stride + h % group * width for h in range(count)])
+        first, stride, step = (self.integer(f"{name}_{part}") for part in ("first", "stride", "head_stride"))
+        begin = torch.tensor([first + h // group * stride + h % group * step for h in range(count)])
         return merged[..., begin[:, None] + torch.arange(width)]
 
     def rotate(self, x: Tensor, tables: list[Tensor]) -> Tensor:

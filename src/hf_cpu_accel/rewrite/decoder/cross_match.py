@@ -35,7 +35,8 @@ def match_cross_attention(
     query, kv_heads = rest[0], stored.key.shape[1]
     heads, head_dim = call.query.shape[1], call.query.shape[3]
     found = find_heads(call.query, query.output, kv_heads, layer, (), ())
-    plain = Heads(0, heads // kv_heads * head_dim if kv_heads > 1 else 0)
+    group = heads // kv_heads
+    plain = Heads(0, group * head_dim if kv_heads > 1 else 0, head_dim if group > 1 else 0)
     if found is None or found.heads != plain or any(differ(c.input, encoder) for c in (key, value)):
         return None
     if call.softcap is not None or call.sinks is not None or call.window is not None:

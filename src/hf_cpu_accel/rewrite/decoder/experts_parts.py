@@ -10,23 +10,25 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder.layers import FeedForward, MixtureOfExperts, Projection
 from hf_cpu_accel.packing.linear import pack_linear
+from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 
 
 @dataclass(frozen=True)
 class FeedForwardParts:
-    """down(activation(up(x))), up being gate and up if `gated`."""
+    """down(norm(activation(up(x)))), up being gate and up if `gated`."""
 
     up: LinearRun
     gated: bool
     activation: str
     down: LinearRun
+    sub_norm: NormPart | None = None
 
     def of(self, layer: nn.Module) -> FeedForward:
-        return FeedForward(
-            self.up.projection(layer), self.gated, self.activation, self.down.projection(layer)
-        )
+        up, down = self.up.projection(layer), self.down.projection(layer)
+        norm = None if self.sub_norm is None else self.sub_norm.norm(layer)
+        return FeedForward(up, self.gated, self.activation, down, norm)
 
     def runs(self) -> tuple[LinearRun, ...]:
         return self.up, self.down

@@ -1,4 +1,7 @@
-"""Norms of query and key heads with weights for each head: one module with a matrix (Cohere), or a norm per head (StableLM)."""
+"""Norms of a decoder layer, as paths.
+
+Those of heads may have weights for each: one module with a matrix (Cohere), or a norm per head (StableLM).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,20 @@ from hf_cpu_accel.ops.decoder.layers import Norm
 from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm, small_floats
+
+
+@dataclass(frozen=True)
+class NormPart:
+    """The norm at `path` in the layer."""
+
+    path: str
+    spec: NormSpec
+
+    def norm(self, layer: nn.Module) -> Norm:
+        module = layer.get_submodule(self.path)
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        assert self.spec.kind in ("rms_norm", "layer_norm")
+        return Norm(self.spec.kind, self.spec.scale(weight), bias, self.spec.eps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

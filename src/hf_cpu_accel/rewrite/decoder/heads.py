@@ -1,4 +1,4 @@
-"""Where among the features of a projection the heads of query, key or value lie."""
+"""Where among the features of a projection the heads of query, key, value or gate lie, and what attention's output goes through."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from hf_cpu_accel.ops.decoder.layers import Heads
-from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, normalised
-from hf_cpu_accel.rewrite.decoder.parts import NormPart
+from hf_cpu_accel.ops.decoder.layers import Gate, Heads
+from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart, normalised
+from hf_cpu_accel.rewrite.decoder.residuals import differ
 
 _ALIKE = 1e-5  # how far 1 - cosine of the same values may be from 0 by rounding
 
@@ -22,6 +23,55 @@ class Found:
     heads: Heads
     factor: float
     norm: NormPart | HeadNormParts | None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What attention's output goes through before its projection; see `ops.decoder_layers.SelfAttention`."""
+
+    sub_norm: NormPart | HeadNormParts | None = None
+    gate: Gate | None = None
+
+
+def find_finish(
+    context: Tensor | None,
+    given: Tensor,
+    raw: Tensor,
+    kv_heads: int,
+    layer: nn.Module,
+    norms: Sequence[NormPart],
+    head_norms: Sequence[HeadNormParts],
+) -> Finish | None:
+    """What makes `given` [B, L, H * D], the input of the output projection, of attention's output `context` [B, L, H, D].
+
+    The features of gates are among those of `raw` [B, L, N]. None: something else. What is not known to be one by one (`context` is
+    None, or has other features than the projection) is left to the verification.
+    """
+    if context is None or context.flatten(-2).shape != given.shape:
+        return Finish()
+    heads = context.flatten(0, 1)
+    target = given.view(context.shape).flatten(0, 1)
+    for norm, made in _variants(heads, heads.shape[1], layer, norms, head_norms):
+        if made.dim() == 4:
+            made = made.diagonal(dim1=0, dim2=2).movedim(-1, 1)
+        if not differ(made, target):
+            return Finish(norm)
+        gate = _find_gate((target / made).view(context.shape), raw, kv_heads, layer)
+        if gate is not None:
+            return Finish(norm, gate)
+    return None
+
+
+def _find_gate(factors: Tensor, raw: Tensor, kv_heads: int, layer: nn.Module) -> Gate | None:
+    """The gate whose `factors` [B, L, H, D] are an activation of some of `raw`."""
+    alone = (factors - factors[..., :1]).abs().max() <= 1e-4 * factors.abs().max()
+    wanted = (factors[..., :1] if alone else factors).transpose(1, 2)
+    activated = {"sigmoid": raw.sigmoid(), "softplus": functional.softplus(raw)}
+    for activation, features in activated.items():
+        found = find_heads(wanted, features, kv_heads, layer, (), ())
+        if found is not None and found.factor == 1:
+            return Gate(found.heads, wanted.shape[-1], activation)  # type: ignore[arg-type]
+    return None
 
 
 def find_heads(
@@ -49,7 +99,7 @@ def find_heads(
         if found is None:
             continue
         places, factor = found
-        order = _order([int(starts[place]) for place in places], width, count // kv_heads)
+        order = _order([int(starts[place]) for place in places], count // kv_heads)
         if order is not None:
             return Found(order, factor, norm)
     return None
@@ -128,9 +178,10 @@ def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
     return best.indices.tolist(), 1.0 if abs(factor - 1) < 1e-4 else factor
 
 
-def _order(firsts: list[int], width: int, group: int) -> Heads | None:
+def _order(firsts: list[int], group: int) -> Heads | None:
     """`Heads` that gives exactly these first features, with `group` heads for each of the key's."""
     stride = firsts[group] - firsts[0] if len(firsts) > group else 0
-    order = Heads(firsts[0], stride)
-    expected = [order.first + h // group * stride + h % group * width for h in range(len(firsts))]
-    return order if stride >= 0 and firsts == expected else None
+    step = firsts[1] - firsts[0] if group > 1 else 0
+    order = Heads(firsts[0], stride, step)
+    expected = [order.first + h // group * stride + h % group * step for h in range(len(firsts))]
+    return order if stride >= 0 and step >= 0 and firsts == expected else None

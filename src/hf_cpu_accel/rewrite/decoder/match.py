@@ -7,42 +7,28 @@ numbers of the trace decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, takewhile
 
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.decoder.cross_match import match_cross_attention, scale_of
-from hf_cpu_accel.rewrite.decoder.experts_match import read_router
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
+from hf_cpu_accel.rewrite.decoder.ffn_match import FeedForwardMatcher
 from hf_cpu_accel.rewrite.decoder.head_norms import find_head_norms
-from hf_cpu_accel.rewrite.decoder.heads import Found, find_heads, repeats_of
+from hf_cpu_accel.rewrite.decoder.heads import Finish, Found, find_finish, find_heads, repeats_of
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
-from hf_cpu_accel.rewrite.decoder.trace import (
-    DecoderTrace,
-    ExpertsCall,
-    FFNCall,
-    LinearCall,
-    OpCall,
-    Stored,
-)
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, FFNCall, LinearCall, Stored
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun, side_by_side
 
 OTHER = "it does something that the fused layer does not, or is watched or skipped: its parts run one by one"
-OTHER_ROUTING = (
-    "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
-    "its parts run one by one"
-)
 
 
 def match_layer(
@@ -56,14 +42,6 @@ def match_layer(
     """
     matcher = _Matcher(layer, trace, relative, dtype)
     return matcher.parts() or Refusal(matcher.reason, yields=matcher.is_other_kind)
-
-
-@dataclass(frozen=True)
-class _FeedForward:
-    """What the FFN is made of, and what went in and came out."""
-
-    parts: FeedForwardParts | MixtureParts
-    branch: Branch
 
 
 class _Matcher:
@@ -98,11 +76,11 @@ class _Matcher:
             return self._left("it bounds what its projections give")
         if not self._covers_all():
             return None
-        projections = [call for call in before if isinstance(call, LinearCall)]
-        qkv = self._side_by_side([call.linear for call in projections])
-        if len(projections) != len(before) or qkv is None or not middle:
+        projections = self._projections()
+        qkv = side_by_side([call.linear for call in projections], self.paths)
+        if len(projections) < len(before) or qkv is None or not middle:
             return self._left("its projections of queries, keys and values are not packed side by side")
-        output, *rest = middle
+        output, *rest = middle[len(projections) - len(before) :]
         entering = self.norms.between(trace.input, projections[0].input)
         if not entering or any(differ(c.input, projections[0].input) for c in projections):
             return self._left(
@@ -116,15 +94,26 @@ class _Matcher:
             if crossing is None:
                 return self._left("its attention to the encoder is of another kind")
             rest = after[1:]
-        heads = self._heads(projections)
+        raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
+        heads = self._heads(raw)
         if heads is None:
             return self._left("what its cache is given is not what its projections give, perhaps with a norm")
+        finish = self._finish(raw, output)
+        if finish is None:
+            return self._left(
+                "what its output projection is given is not what attention gives, perhaps with a norm and a gate"
+            )
         attention = Branch(projections[0].input, output.output)
         cross = None if crossing is None else crossing[1]
+        buffers = dict(self.layer.named_buffers())
+        matcher = FeedForwardMatcher(self.paths, self.norms, self._unknown(), buffers)
         ways = (
-            (ffn, way) for ffn in self._halves(rest) for way in self._residuals(attention, cross, ffn.branch)
+            (ffn, way)
+            for ffn in matcher.matches(rest)
+            for way in self._residuals(attention, cross, ffn.branch)
         )
         ffn, residuals = next(ways, (None, None))
+        self.reason = matcher.reason or self.reason
         if ffn is None or residuals is None or not self._knows_all(ffn.parts):
             return None
         query, key, value = heads
@@ -149,10 +138,11 @@ class _Matcher:
             softcap=call.softcap,
             sinks=self._path_of(call.sinks),
             relative=self.relative,
-            output=self._alone(output),
+            output=LinearRun((self.paths[id(output.linear)],)),
             ffn=ffn.parts,
             query_norm=query.norm,
             key_norm=key.norm,
+            **vars(finish),
             attention_norm=entering[0],
             cross=None if crossing is None else crossing[0],
             **vars(residuals),
@@ -188,22 +178,17 @@ class _Matcher:
     def _path_of(self, parameter: Tensor | None) -> str | None:
         return next((path for path, p in self.layer.named_parameters() if p is parameter), None)
 
-    def _alone(self, call: LinearCall) -> LinearRun:
-        return LinearRun((self.paths[id(call.linear)],))
+    def _projections(self) -> list[LinearCall]:
+        """The linears before attention, and those after it that read the same, as that of a gate."""
+        before, middle, _ = self.trace.stages
+        projections = [call for call in before if isinstance(call, LinearCall)]
+        late = takewhile(
+            lambda call: isinstance(call, LinearCall) and not differ(call.input, projections[0].input), middle
+        )
+        return projections + [call for call in late if isinstance(call, LinearCall)] if projections else []
 
-    def _side_by_side(self, linears: Sequence[PackedLinear]) -> LinearRun | None:
-        """The linears as a run, in the order in which they lie, if they fill one."""
-        linears = sorted(linears, key=lambda linear: linear.index)
-        indices = [linear.index for linear in linears]
-        if not linears or indices != list(range(indices[0], indices[0] + len(indices))):
-            return None
-        if any(linear.group is not linears[0].group for linear in linears):
-            return None
-        return LinearRun(tuple(self.paths[id(linear)] for linear in linears))
-
-    def _heads(self, projections: Sequence[LinearCall]) -> tuple[Found, Found, Found] | None:
+    def _heads(self, raw: Tensor) -> tuple[Found, Found, Found] | None:
         stored = self.stored[0]
-        raw = torch.cat([c.output for c in sorted(projections, key=lambda c: c.linear.index)], dim=-1)
         kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
         query = find_heads(self.trace.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
         key = find_heads(stored.key, raw, kv_heads, self.layer, norms, self.head_norms)
@@ -211,6 +196,11 @@ class _Matcher:
         if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
             return None
         return query, key, value
+
+    def _finish(self, raw: Tensor, output: LinearCall) -> Finish | None:
+        context, norms = self.trace.attention[0].output, [part for part, _ in self.norms.all]
+        kv_heads = self.stored[0].key.shape[1]
+        return find_finish(context, output.input, raw, kv_heads, self.layer, norms, self.head_norms)
 
     def _residuals(self, attention: Branch, cross: Branch | None, ffn: Branch) -> Iterator[Residuals]:
         x, output = self.trace.input, self.trace.output
@@ -222,74 +212,3 @@ class _Matcher:
     def _left(self, reason: str) -> DecoderParts | None:
         self.reason = f"{reason}: its parts run one by one"
         return None
-
-    def _halves(self, calls: Sequence[OpCall]) -> Iterator[_FeedForward]:
-        """What the calls after attention may be: an FFN, or experts beside one that all tokens go to."""
-        mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
-        others = [call for call in calls if not isinstance(call, ExpertsCall)]
-        dense = self._feed_forward(others)
-        if not mixtures and dense is not None:
-            yield dense
-        if len(mixtures) != 1 or (
-            others and (dense is None or differ(dense.branch.input, mixtures[0].input))
-        ):
-            return
-        call, loose = mixtures[0], self._unknown()
-        router = read_router(call, {**loose, **dict(self.layer.named_buffers())})
-        if router is None:
-            self.reason = OTHER_ROUTING
-            return
-        path = self.paths[id(call.experts)]
-        if dense is None:
-            yield _FeedForward(MixtureParts(path, router, None, None), Branch(call.input, call.output))
-            return
-        assert isinstance(dense.parts, FeedForwardParts)
-        gates = {gate: p for gate, p in loose.items() if p.shape == (1, call.input.shape[-1])}
-        for gate in (None, *gates):
-            shared = dense.branch.output
-            if gate is not None:
-                shared = shared * (call.input @ gates[gate].T).sigmoid()
-            parts = MixtureParts(path, router, dense.parts, gate)
-            yield _FeedForward(parts, Branch(call.input, call.output + shared))
-
-    def _feed_forward(self, calls: Sequence[OpCall]) -> _FeedForward | None:
-        if len(calls) == 1 and isinstance(calls[0], FFNCall):
-            call = calls[0]
-            up, down = (LinearRun((self.paths[id(linear)],)) for linear in (call.up, call.down))
-            return _FeedForward(
-                FeedForwardParts(up, False, call.activation, down), Branch(call.input, call.output)
-            )
-        linears = [call for call in calls if isinstance(call, LinearCall)]
-        if len(linears) != len(calls) or len(linears) not in (2, 3):
-            return None
-        *ups, down_call = linears
-        run = self._side_by_side([call.linear for call in ups])
-        if run is None or any(differ(call.input, ups[0].input) for call in ups):
-            return None
-        ups.sort(key=lambda call: call.linear.index)
-        raw = torch.cat([call.output for call in ups], dim=-1)
-        fused = {call.activation for call in ups}
-        if fused != {"none"}:
-            kind = (False, fused.pop()) if len(ups) == 1 and not differ(raw, down_call.input) else None
-        else:
-            kind = _activation(raw, down_call.input)
-        if kind is None:
-            return None
-        if kind[0] and down_call.linear.in_features % PANEL_FEATURES:
-            self.reason = (
-                f"its gate has {down_call.linear.in_features} features, no multiple of {PANEL_FEATURES}"
-            )
-            return None
-        parts = FeedForwardParts(run, *kind, self._alone(down_call))
-        return _FeedForward(parts, Branch(ups[0].input, down_call.output))
-
-
-def _activation(raw: Tensor, hidden: Tensor) -> tuple[bool, str] | None:
-    """(gated, activation) that make the FFN's `hidden` of what comes out of its first linears."""
-    gated = raw.shape[-1] == 2 * hidden.shape[-1]
-    gate, up = raw.chunk(2, dim=-1) if gated else (raw, None)
-    for name, function in ACTIVATIONS.items():
-        made = function(gate) if up is None else function(gate) * up
-        if not differ(made, hidden):
-            return gated, name
-    return None

@@ -7,33 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder.bind import LAYER_NORMS
-from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Heads, Norm, SelfAttention
+from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Gate, Heads, Norm, SelfAttention
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
-from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts
+from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
-from hf_cpu_accel.rewrite.norm.match import NormSpec
 
 # What the parts of a layer and the op's `SelfAttention` have in common.
 _ALIKE = (
     *("heads", "kv_heads", "head_dim", "value_dim", "query", "key", "value", "scale"),
-    *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved"),
+    *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved", "gate"),
 )
-
-
-@dataclass(frozen=True)
-class NormPart:
-    """The norm at `path` in the layer."""
-
-    path: str
-    spec: NormSpec
-
-    def norm(self, layer: nn.Module) -> Norm:
-        module = layer.get_submodule(self.path)
-        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-        assert self.spec.kind in ("rms_norm", "layer_norm")
-        return Norm(self.spec.kind, self.spec.scale(weight), bias, self.spec.eps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -100,6 +85,8 @@ class DecoderParts:
     rotary_interleaved: bool = False
     query_norm: NormPart | HeadNormParts | None = None
     key_norm: NormPart | HeadNormParts | None = None
+    sub_norm: NormPart | HeadNormParts | None = None
+    gate: Gate | None = None
     attention_norm: NormPart | None = None
     ffn_norm: NormPart | None = None
     attention_post_norm: NormPart | None = None
@@ -129,6 +116,7 @@ class DecoderParts:
             rotary=rotary,
             query_norm=norm(self.query_norm),
             key_norm=norm(self.key_norm),
+            sub_norm=norm(self.sub_norm),
         )
         return DecoderLayer(
             attention=attention,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.decoder.parts import NormPart
+from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.norm.match import identify_bare_norm, identify_norm
 
 

@@ -57,6 +57,7 @@ class AttentionCall:
         scores: [B, heads, L, keys], of which a layer that computes its attention itself takes the softmax; scale and bias are in
             them.
         window, softcap, sinks: as in `ops.decoder_layers.SelfAttention`.
+        output: [B, L, heads, value_dim], what it gave; None where a layer computes it itself.
     """
 
     query: Tensor
@@ -66,6 +67,7 @@ class AttentionCall:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    output: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,9 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        # Values of its own: whoever is given them next comes after attention.
+        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        output = torch.randn(shape, generator=torch.Generator().manual_seed(2 + len(trace.attention)))
         trace.attention.append(
             AttentionCall(
                 query,
@@ -93,11 +96,10 @@ def _dispatched_attention(copied: nn.Module, trace: DecoderTrace) -> Iterator[No
                 window=kwargs.get("sliding_window"),
                 softcap=kwargs.get("softcap"),
                 sinks=kwargs.get("s_aux"),
+                output=output,
             )
         )
-        # Values of its own: whoever is given them next comes after attention.
-        shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        return torch.randn(shape, generator=torch.Generator().manual_seed(1 + len(trace.attention))), None
+        return output.clone(), None
 
     name = f"hf_cpu_accel_probe_{id(trace)}"  # two models may be traced at the same time
     configs = [vars(config) for config in attention_configs(copied)]

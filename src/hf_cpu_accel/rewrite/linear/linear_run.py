@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -26,3 +27,14 @@ class LinearRun:
         linears = tuple(layer.get_submodule(path) for path in self.paths)
         assert all(isinstance(linear, PackedLinear) for linear in linears)
         return linears  # type: ignore[return-value]
+
+
+def side_by_side(linears: Sequence[PackedLinear], paths: Mapping[int, str]) -> LinearRun | None:
+    """The linears as a run, in the order in which they lie, if they fill one; `paths` are those of the layer's modules, by id."""
+    linears = sorted(linears, key=lambda linear: linear.index)
+    indices = [linear.index for linear in linears]
+    if not linears or indices != list(range(indices[0], indices[0] + len(indices))):
+        return None
+    if any(linear.group is not linears[0].group for linear in linears):
+        return None
+    return LinearRun(tuple(paths[id(linear)] for linear in linears))

@@ -25,6 +25,8 @@ from hf_cpu_accel.runtime.memory import trim_heap
 
 _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and then
 
+_OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only tell in which order weights lie
+
 MERGED = "merged projections"
 ALONE = "linear"
 
@@ -139,7 +141,10 @@ class MergedProjectionsRule:
                 together = () if saved is None else saved.together(child.weight)
                 alike = (child.in_features, child.weight.dtype, together, context.own_dtype(child_path))
                 siblings[alike].append((child_path, child))
-        groups = [_in_panels(members) for members in siblings.values()]
+        if saved is None:
+            groups = [_in_panels(_without_output(members)) for members in siblings.values()]
+        else:
+            groups = [_in_panels(members) for members in siblings.values()]
         groups = [members for members in groups if len(members) > 1]
         return Match(module, path, groups) if groups else None
 
@@ -167,6 +172,14 @@ class LinearRule:
             return Outcome((PlanItem.left(match.path, ALONE, match.found),), (match.module,))
         assert isinstance(match.module, nn.Linear)
         return put_in_place([match.path], [match.module], ALONE, context)
+
+
+def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
+    """The members without attention's output projection, where a gate of attention follows it, which is to lie beside query, key
+    and value (AFMoE). As the last one it is in nobody's way."""
+    names = [path.rpartition(".")[2] for path, _ in members]
+    between = [number for number, name in enumerate(names[:-1]) if name in _OUTPUTS]
+    return [member for number, member in enumerate(members) if number not in between]
 
 
 def _in_panels(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:

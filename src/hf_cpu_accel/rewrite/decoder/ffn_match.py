@@ -1,0 +1,175 @@
+"""What the calls behind attention are: a feed-forward network, or experts and which parameters route tokens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.linear import PANEL_FEATURES
+from hf_cpu_accel.rewrite.core.tolerance import TRACED
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts, RouterParts
+from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
+from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, differ
+from hf_cpu_accel.rewrite.decoder.trace import ExpertsCall, FFNCall, LinearCall, OpCall
+from hf_cpu_accel.rewrite.linear.linear_run import side_by_side
+
+OTHER_ROUTING = (
+    "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
+    "its parts run one by one"
+)
+_SCORINGS: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class FeedForwardMatch:
+    """What the FFN is made of, and what went in and came out."""
+
+    parts: FeedForwardParts | MixtureParts
+    branch: Branch
+
+
+class FeedForwardMatcher:
+    """Reads the calls of a layer that come after attention.
+
+    Args:
+        paths: of the layer's modules, by id.
+        loose: the parameters that belong to no packed module and no norm, by their paths.
+        buffers: those of the layer, by their paths.
+
+    Attributes:
+        reason: why there was nothing that fits, if there is something to be said.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[int, str],
+        norms: Norms,
+        loose: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+    ) -> None:
+        self.paths, self.norms, self.loose, self.buffers = paths, norms, loose, buffers
+        self.reason: str | None = None
+
+    def matches(self, calls: Sequence[OpCall]) -> Iterator[FeedForwardMatch]:
+        """What `calls` may be: an FFN, or experts beside one that all tokens go to."""
+        mixtures = [call for call in calls if isinstance(call, ExpertsCall)]
+        others = [call for call in calls if not isinstance(call, ExpertsCall)]
+        dense = self._dense(others)
+        if not mixtures and dense is not None:
+            yield dense
+        if len(mixtures) != 1 or (
+            others and (dense is None or differ(dense.branch.input, mixtures[0].input))
+        ):
+            return
+        call = mixtures[0]
+        router = read_router(call, {**self.loose, **self.buffers})
+        if router is None:
+            self.reason = OTHER_ROUTING
+            return
+        path = self.paths[id(call.experts)]
+        if dense is None:
+            yield FeedForwardMatch(MixtureParts(path, router, None, None), Branch(call.input, call.output))
+            return
+        assert isinstance(dense.parts, FeedForwardParts)
+        gates = {gate: p for gate, p in self.loose.items() if p.shape == (1, call.input.shape[-1])}
+        for gate in (None, *gates):
+            shared = dense.branch.output
+            if gate is not None:
+                shared = shared * (call.input @ gates[gate].T).sigmoid()
+            parts = MixtureParts(path, router, dense.parts, gate)
+            yield FeedForwardMatch(parts, Branch(call.input, call.output + shared))
+
+    def _dense(self, calls: Sequence[OpCall]) -> FeedForwardMatch | None:
+        if len(calls) == 1 and isinstance(calls[0], FFNCall):
+            call = calls[0]
+            up, down = side_by_side([call.up], self.paths), side_by_side([call.down], self.paths)
+            assert up is not None
+            assert down is not None
+            return FeedForwardMatch(
+                FeedForwardParts(up, False, call.activation, down), Branch(call.input, call.output)
+            )
+        linears = [call for call in calls if isinstance(call, LinearCall)]
+        if len(linears) != len(calls) or len(linears) not in (2, 3):
+            return None
+        *ups, last = linears
+        run, down = side_by_side([c.linear for c in ups], self.paths), side_by_side([last.linear], self.paths)
+        if run is None or down is None or any(differ(call.input, ups[0].input) for call in ups):
+            return None
+        form = self._form(ups, last.input)
+        if form is None:
+            return None
+        if form[0] and last.linear.in_features % PANEL_FEATURES:
+            self.reason = f"its gate has {last.linear.in_features} features, no multiple of {PANEL_FEATURES}"
+            return None
+        gated, activation, norm = form
+        parts = FeedForwardParts(run, gated, activation, down, norm)
+        return FeedForwardMatch(parts, Branch(ups[0].input, last.output))
+
+    def _form(self, ups: Sequence[LinearCall], hidden: Tensor) -> tuple[bool, str, NormPart | None] | None:
+        """(gated, activation, norm) that make the FFN's `hidden` of what comes out of its first linears."""
+        raw = torch.cat([c.output for c in sorted(ups, key=lambda call: call.linear.index)], dim=-1)
+        gated = raw.shape[-1] == 2 * hidden.shape[-1]
+        gate, up = raw.chunk(2, dim=-1) if gated else (raw, None)
+        done = {call.activation for call in ups}
+        for name, function in ACTIVATIONS.items():
+            if done == {"none"}:
+                made = function(gate) if up is None else function(gate) * up
+            elif done == {name} and len(ups) == 1:
+                gated, made = False, raw
+            else:
+                continue
+            for norm in self.norms.between(made, hidden):
+                return gated, name, norm
+        return None
+
+
+def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts | None:
+    """The router that sent the tokens of `call` to their experts, made of some of `tensors`: parameters and buffers by path."""
+    experts, features = call.experts.weights.experts, call.input.shape[-1]
+    x, index, weights = (part.flatten(0, 1) for part in (call.input, call.index, call.weights))
+    top_k = index.shape[1]
+    chosen = index.sort(dim=-1).values
+    matrices = {path: t for path, t in tensors.items() if t.shape == (experts, features)}
+    for weight, bias, choice_bias in _places(matrices, tensors, experts):
+        logits = F.linear(x, matrices[weight].float(), None if bias is None else tensors[bias].float())
+        for scoring in _SCORINGS:
+            scores = logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
+            order = scores if choice_bias is None else scores + tensors[choice_bias].float()
+            if not torch.equal(order.topk(top_k).indices.sort(dim=-1).values, chosen):
+                continue
+            for renormalise, scale in _weights(scores.gather(-1, index), weights):
+                return RouterParts(weight, bias, top_k, scoring, choice_bias, renormalise, scale)
+    return None
+
+
+def _places(
+    matrices: Mapping[str, Tensor], tensors: Mapping[str, Tensor], experts: int
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Where weight, bias and the bias of the choice may be. The biases are beside the weight or above it, and each has a purpose."""
+    for weight in matrices:
+        beside = [
+            path
+            for path, t in tensors.items()
+            if t.shape == (experts,) and weight.startswith(f"{path.rpartition('.')[0]}.")
+        ]
+        for bias, choice_bias in product((None, *beside), (None, *beside)):
+            if {bias, choice_bias} - {None} == set(beside) and (bias is None or bias != choice_bias):
+                yield weight, bias, choice_bias
+
+
+def _weights(scores: Tensor, weights: Tensor) -> Iterator[tuple[bool, float]]:
+    """The (renormalise, scale) that make `weights` of the chosen experts' `scores`, [T, k] both."""
+    for renormalise in (False, True):
+        made = scores / scores.sum(dim=-1, keepdim=True) if renormalise else scores
+        scale = ((weights * made).sum() / made.square().sum()).item()
+        scale = 1.0 if abs(scale - 1) < TRACED.float32 else scale
+        if row_error(made * scale, weights) <= TRACED.float32:
+            yield renormalise, scale
