@@ -164,6 +164,25 @@ DECODERS = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "qwen3.5": Decoder(
+        "Qwen3_5", {**_GROUPED, "head_dim": 32, "layer_types": ["full_attention"] * LAYERS}, config="Qwen3_5TextConfig"
+    ),
+    "afmoe": Decoder(
+        "Afmoe",
+        {
+            **_ROUTED,
+            "head_dim": 16,
+            "num_dense_layers": 1,
+            "num_shared_experts": 1,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "laguna": Decoder(
+        "Laguna", {**_ROUTED, "head_dim": 16, "shared_expert_intermediate_size": 32, "num_attention_heads_per_layer": [4, 2, 4]}
+    ),
+    "muse-glimmer": Decoder("MuseGlimmer", {**_GROUPED, "head_dim": 16}, config="MuseGlimmerTextConfig"),
+    "bitnet": Decoder("BitNet"),
     "gpt-oss": Decoder(
         "GptOss",
         {

@@ -49,6 +49,15 @@ _WHISPER = {
     "begin_suppress_tokens": None,
 }
 
+_SPEECH = {
+    **{name: value for name, value in _BART.items() if not name.startswith(("max_position", "forced"))},
+    "input_feat_per_channel": 8,
+    "input_channels": 1,
+    "max_source_positions": 40,
+    "max_target_positions": 384,
+}
+_NLLB = {**_BART, "num_experts": 4, "encoder_sparse_step": 0, "decoder_sparse_step": 0}
+
 
 @dataclass(frozen=True)
 class EncoderDecoder:
@@ -81,6 +90,8 @@ class EncoderDecoder:
         generator = torch.Generator().manual_seed(length)
         if self.stem == "Whisper":
             return {"input_features": torch.randn(2, 8, 40, generator=generator)}
+        if self.stem == "Speech2Text":
+            return {"input_features": torch.randn(2, 40, 8, generator=generator)}
         ids = torch.randint(3, VOCABULARY, (2, length), generator=generator)
         mask = torch.ones_like(ids)
         if padded:
@@ -99,5 +110,7 @@ FAMILIES = {
     "marian": EncoderDecoder("Marian", {**_BART, "activation_function": "silu"}, model="MarianMTModel"),
     "pegasus": EncoderDecoder("Pegasus", {**_BART, "activation_function": "relu"}),
     "blenderbot": EncoderDecoder("Blenderbot", _BART),
+    "speech-to-text": EncoderDecoder("Speech2Text", _SPEECH),
+    "nllb-moe": EncoderDecoder("NllbMoe", _NLLB),
     "whisper": EncoderDecoder("Whisper", _WHISPER),
 }

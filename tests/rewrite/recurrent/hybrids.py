@@ -25,21 +25,24 @@ _MAMBA = {
 _MAMBA_2 = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16,
             "n_groups": 1, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
 
-# {stem of the classes: (settings, op of its mixers, mixers, layers that are fused as a whole)}
-HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int]] = {
-    "Qwen3_5": (_SIZES | _DELTA, "gated_delta_net", 2, 2),
-    "Qwen3Next": (_SIZES | _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]}, "gated_delta_net", 2, 2),
+# {stem of the classes: (settings, op of its mixers, mixers, layers with one that are fused as a whole, and such with attention)}
+HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
+    "Qwen3_5": (_SIZES | _DELTA, "gated_delta_net", 2, 2, 1),
+    "Qwen3Next": (
+        _SIZES | _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]},
+        "gated_delta_net", 2, 2, 1,
+    ),
     "Lfm2": (
         _SIZES | {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
-        "short_convolution", 2, 2,
+        "short_convolution", 2, 2, 1,
     ),
     "GraniteMoeHybrid": (
         _SIZES | _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
                            "shared_intermediate_size": 128, "residual_multiplier": 0.4},
-        "state_space", 2, 2,
+        "state_space", 2, 2, 1,
     ),
-    "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128}, "state_space", 3, 0),
-    "Mamba2": (_MAMBA_2, "state_space", 2, 0),
+    "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128}, "state_space", 3, 0, 0),
+    "Mamba2": (_MAMBA_2, "state_space", 2, 0, 0),
 }  # fmt: skip
 
 

@@ -29,9 +29,10 @@ def test_greedy_tokens_are_those_of_eager(stem: str) -> None:
     model = build(stem)
     eager = copy.deepcopy(model)
     accelerate_for_cpu(model, dtype="float32")
-    _, op, mixers, layers = HYBRIDS[stem]
+    _, op, mixers, layers, attending = HYBRIDS[stem]
     assert [item.op for item in fused(model, "recurrent mixer")] == [op] * mixers
     assert len(fused(model, "recurrent layer")) == layers
+    assert len(fused(model, "decoder layer")) == attending
     for mask in (None, MASK):
         given = {} if mask is None else {"attention_mask": mask}
         assert torch.equal(model.generate(IDS, **given, **GREEDY), eager.generate(IDS, **given, **GREEDY))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.rewrite.attention.masks import as_key_padding
 from hf_cpu_accel.rewrite.decoder.caches import cross_layer
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer
@@ -47,11 +48,25 @@ class CrossArguments:
 
 
 def padding_of(mask: Tensor, batch: int) -> Tensor | None:
-    """bool [batch, length] if that is what `mask` [B, 1, q_len, length] says, the same for all queries; else None."""
-    if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[0] not in (1, batch):
+    """bool [batch, length] if that is what `mask` [B, 1, q_len, length] says, the same for all queries; else None.
+
+    In numbers that are added to scores it says so by zeros, and by the smallest number where padding is (NLLB-MoE, Speech2Text).
+    """
+    if mask.dim() != 4 or mask.shape[0] not in (1, batch):
         return None
     padding = as_key_padding(mask, batch)
-    return padding if padding.dim() == 2 else None
+    if padding.dim() != 2:
+        return None
+    if mask.is_floating_point():
+        return remember(mask, ("key padding", batch), lambda: _zeros_of(padding))
+    return padding if mask.dtype is torch.bool else None
+
+
+def _zeros_of(added: Tensor) -> Tensor | None:
+    """Where `added` [batch, length] is 0, if elsewhere it hides keys, though not all of a row, which then would count alike."""
+    zeros = added == 0
+    hidden = added <= torch.finfo(added.dtype).min / 2
+    return zeros if bool((zeros | hidden).all() and zeros.any(1).all()) else None
 
 
 def cross_arguments(layers: Sequence[BoundLayer], memory: EncoderMemory) -> CrossArguments:

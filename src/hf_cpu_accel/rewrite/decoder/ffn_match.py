@@ -153,7 +153,7 @@ def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts
 def _places(
     matrices: Mapping[str, Tensor], tensors: Mapping[str, Tensor], experts: int
 ) -> Iterator[tuple[str, str | None, str | None]]:
-    """Where weight, bias and the bias of the choice may be. The biases are beside the weight or above it, and each has a purpose."""
+    """Where weight, bias and the bias of the choice may be: biases are beside the weight or above it, and each has a purpose."""
     for weight in matrices:
         beside = [
             path
