@@ -179,9 +179,14 @@ DECODERS = {
         },
     ),
     "laguna": Decoder(
-        "Laguna", {**_ROUTED, "head_dim": 16, "shared_expert_intermediate_size": 32, "num_attention_heads_per_layer": [4, 2, 4]}
+        "Laguna",
+        {
+            **_ROUTED,
+            "head_dim": 16,
+            "shared_expert_intermediate_size": 32,
+            "num_attention_heads_per_layer": [16, 32, 16],
+        },
     ),
-    "muse-glimmer": Decoder("MuseGlimmer", {**_GROUPED, "head_dim": 16}, config="MuseGlimmerTextConfig"),
     "bitnet": Decoder("BitNet"),
     "gpt-oss": Decoder(
         "GptOss",

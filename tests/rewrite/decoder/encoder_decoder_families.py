@@ -56,7 +56,6 @@ _SPEECH = {
     "max_source_positions": 40,
     "max_target_positions": 384,
 }
-_NLLB = {**_BART, "num_experts": 4, "encoder_sparse_step": 0, "decoder_sparse_step": 0}
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,5 @@ FAMILIES = {
     "pegasus": EncoderDecoder("Pegasus", {**_BART, "activation_function": "relu"}),
     "blenderbot": EncoderDecoder("Blenderbot", _BART),
     "speech-to-text": EncoderDecoder("Speech2Text", _SPEECH),
-    "nllb-moe": EncoderDecoder("NllbMoe", _NLLB),
     "whisper": EncoderDecoder("Whisper", _WHISPER),
 }

@@ -139,7 +139,8 @@ class Verification:
         if call.encoder_mask is not None:
             mask = call.arguments[call.encoder_mask]
             if mask is not None:
-                mask = mask[:, :, :1].expand(-1, -1, q_len, -1) if masked else None
+                mask = mask[:, :, :1].to(self.dtype if mask.is_floating_point() else mask.dtype)
+                mask = mask.expand(-1, -1, q_len, -1) if masked else None
             arguments[call.encoder_mask] = mask
         return arguments
 
