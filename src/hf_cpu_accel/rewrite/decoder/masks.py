@@ -87,8 +87,8 @@ def attending(mask: CausalMask | Tensor | None, q_len: int) -> Tensor | None:
     return (mask > torch.finfo(mask.dtype).min / 2).any(3).any(1)
 
 
-def mask_like(other: Any, mask: CausalMask, form: MaskForm) -> Tensor:
-    """`mask` as a host passes it that passed `other` in this form; what is added may be any numbers."""
+def mask_like(other: Any, mask: CausalMask, form: MaskForm, dtype: torch.dtype) -> Tensor:
+    """`mask` as a host passes it that passed `other` in this form, beside states in `dtype`; what is added may be any numbers."""
     if not isinstance(other, Tensor) or isinstance(other, CausalMask):
         return mask
     if other.dtype is torch.bool:
@@ -96,7 +96,7 @@ def mask_like(other: Any, mask: CausalMask, form: MaskForm) -> Tensor:
     numbers = torch.zeros(mask.shape[0], other.shape[1], *mask.shape[2:])
     if form == "added":
         numbers.normal_(generator=torch.Generator().manual_seed(0))
-    return numbers.masked_fill(~mask.tensor, torch.finfo(other.dtype).min).to(other.dtype)
+    return numbers.masked_fill(~mask.tensor, torch.finfo(other.dtype).min).to(dtype)
 
 
 def _first_key(cache: Cache | None, cache_index: int, q_len: int) -> int:

@@ -117,7 +117,7 @@ class Verification:
                     given = call.arguments[role.slopes.name].to(self.dtype)
                     arguments[role.slopes.name] = role.slopes.like(given, start, shown.shape[1])
                 other = call.arguments[call.mask]
-                arguments[call.mask] = mask_like(other, mask, role.mask_form) if masked else None
+                arguments[call.mask] = mask_like(other, mask, role.mask_form, self.dtype) if masked else None
                 arguments[call.cache] = cache
                 own = module is self.layer
                 output = (
