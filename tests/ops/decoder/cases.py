@@ -67,6 +67,7 @@ class Case:
     experts: str = "none"
     gate: str = "none"
     sub_norm: str = "none"
+    ffn: bool = True
 
     def __str__(self) -> str:
         plain = Case()
@@ -162,6 +163,9 @@ def layers_of(case: Case) -> list[DecoderLayer]:
     def layer(number: int) -> DecoderLayer:
         before, post = "before" in case.norms, "post" in case.norms
         out = case.norms == "out" and not case.parallel
+        ffn = dense() if case.experts == "none" or number % 3 == 2 else mixture()
+        if not case.ffn and number % 3 != 0:
+            ffn = None
         return DecoderLayer(
             SelfAttention(
                 projection(
@@ -184,14 +188,14 @@ def layers_of(case: Case) -> list[DecoderLayer]:
                 sub_norm=head_norm(case.sub_norm, case.heads, case.value_dim),
                 gate=gate(),
             ),
-            dense() if case.experts == "none" or number % 3 == 2 else mixture(),
+            ffn,
             attention_norm=norm(case.features, on=before),
-            ffn_norm=norm(case.features, on=before),
+            ffn_norm=norm(case.features, on=before and ffn is not None),
             attention_post_norm=norm(case.features, on=post),
-            ffn_post_norm=norm(case.features, on=post),
+            ffn_post_norm=norm(case.features, on=post and ffn is not None),
             attention_out_norm=norm(case.features, on=out),
-            ffn_out_norm=norm(case.features, on=out),
-            parallel=case.parallel,
+            ffn_out_norm=norm(case.features, on=out and ffn is not None),
+            parallel=case.parallel and ffn is not None,
             residual_scale=case.residual_scale,
             cross=cross(),
             cross_norm=norm(case.features, on=before and case.cross != "none"),

@@ -80,6 +80,9 @@ VARIANTS = [
     Case(experts="renormalised", norms="out", gated=False),
     *(Case(experts="gated shared", weights=kind) for kind in ("bfloat16", "int8", "int8-weight", "int4")),
     Case(cross="padding", start=True, biases=True, norm="layer_norm", residual_scale=0.5),
+    *(Case(ffn=False, norms=norms, layers=layers) for norms in NORMS for layers in (2, 4)),  # Nemotron-H
+    Case(ffn=False, cross="padding", start=True, layers=3),
+    Case(ffn=False, residual_scale=0.3, dtype=torch.bfloat16, experts="shared", start=True),
     Case(gate="beside", head_norm="shared", rotary_dim=4),  # Qwen 3.5
     Case(gate="beside", head_norm="all", interleaved_heads=True, heads=6),
     Case(gate="sigmoid", norms="before and post", start=True),  # AFMoE
@@ -216,6 +219,7 @@ def test_cases(case: Case) -> None:
         experts=st.sampled_from(EXPERTS),
         gate=st.sampled_from(GATES),
         sub_norm=st.sampled_from(HEAD_NORMS),
+        ffn=st.booleans(),
     )
 )
 def test_random_shapes(case: Case) -> None:

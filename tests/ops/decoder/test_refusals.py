@@ -106,6 +106,7 @@ def test_parts_that_do_not_fit() -> None:
         ),
         "cross=None": replace(layer, cross_norm=layer.ffn_norm),
         **wrong_mixtures(),
+        "ffn=None": replace(layer, ffn=None),
         "parallel=True": replace(layer, parallel=True, ffn_out_norm=layer.ffn_norm),
     }
     for message, part in wrong.items():

@@ -88,6 +88,7 @@ def _case(rng: random.Random) -> Case:
         experts=rng.choice(EXPERTS) if features % 32 == 0 else "none",
         gate=rng.choice(("none", "none", *GATES)),
         sub_norm=rng.choice(("none", "none", *HEAD_NORMS)),
+        ffn=rng.random() < 0.8,
     )
 
 

@@ -99,8 +99,7 @@ inline TokenHeads token_heads_of(const LayerArguments& arguments, const LayerLay
   t.query_norm = arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim);
   t.key_norm = arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim);
   t.rotary_dim = l.rotary_dim, t.interleaved = l.rotary_interleaved != 0;
-  t.sub_norm =
-      arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
+  t.sub_norm = arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
   STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation <= static_cast<int64_t>(GateActivation::softplus),
                   "hf_cpu_accel::decoder_layers: layout names an activation of gates that there is not");
   if (l.gate_activation == 0) return t;
@@ -130,7 +129,6 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
                     "hf_cpu_accel::decoder_layers: a gated FFN's width must be a multiple of ", panel_columns);
     layer.down = arguments.gemm(l.down, tokens, features, l.intermediate_features);
   }
-  STD_TORCH_CHECK(l.experts > 0 || layer.up.n > 0, "hf_cpu_accel::decoder_layers: a layer needs an FFN or experts");
   if (l.experts > 0) take_experts(layer, arguments, l, s, tokens, features);
   layer.attention_norm = arguments.norm(l.attention_norm, s.attention_norm_eps, features);
   layer.ffn_norm = arguments.norm(l.ffn_norm, s.ffn_norm_eps, features);
@@ -141,6 +139,7 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
   layer.ffn_end.out = arguments.norm(l.ffn_out_norm, s.ffn_out_norm_eps, features);
   layer.attention_end.scale = layer.ffn_end.scale = static_cast<float>(s.residual_scale);
   layer.parallel = l.parallel != 0;
+  STD_TORCH_CHECK(!layer.parallel || layer.feeds(), "hf_cpu_accel::decoder_layers: a parallel layer needs an FFN or experts");
   layer.crosses = l.cross_heads > 0;
   if (layer.crosses) {
     STD_TORCH_CHECK(l.cross_kv_heads >= 1 && l.cross_heads <= INT32_MAX && l.cross_heads % l.cross_kv_heads == 0 && l.cross_head_dim >= 1 &&

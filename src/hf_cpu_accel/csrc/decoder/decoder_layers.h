@@ -57,6 +57,8 @@ struct DecoderLayer {
   AttentionPlan attention, cross;
   bool crosses = false;
   bool few = false;  // so few query rows per key head that tasks of attention make their own heads
+
+  bool feeds() const { return up.n > 0 || mixture.experts > 0; }  // whether an FFN or experts follow attention
 };
 
 // What a thread works with. With many tokens all but `query` and `buffer` are the same for all threads.
@@ -219,29 +221,31 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
 
   if (!call.tables.empty()) team.each(call.tokens, [&](int64_t begin, int64_t end) { read_tables(call, begin, end); });
   for (const DecoderLayer& layer : call.layers) {
+    const Matrix* const result = &layer == &call.layers.back() ? &call.result : nullptr;
+    const Matrix* const result_before = layer.feeds() ? nullptr : result;
     enter(layer.qkv, layer.attention_norm, nullptr);
     const Matrix input = x;
     attend(team, call, layer, mine);
-    leave(layer.output, call.context, layer.attention_end, nullptr, layer.heads.finishes(), [&](int64_t begin, int64_t end, float* out) {
-      for (int64_t row = begin; row < end; ++row)
-        dispatch().kernels.heads.finish(layer.heads, call.merged + row * layer.qkv.n, call.context + row * layer.output.k,
-                                        out + row * layer.output.k);
-    });
+    leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before, layer.heads.finishes(),
+          [&](int64_t begin, int64_t end, float* out) {
+            for (int64_t row = begin; row < end; ++row)
+              dispatch().kernels.heads.finish(layer.heads, call.merged + row * layer.qkv.n, call.context + row * layer.output.k,
+                                              out + row * layer.output.k);
+          });
     if (layer.crosses) {
       enter(layer.cross_query, layer.cross_norm, nullptr);
       run_attention(team, layer.cross, mine.buffer, call.partials);
-      leave(layer.cross_output, call.context, layer.cross_end, nullptr, false, nothing);
+      leave(layer.cross_output, call.context, layer.cross_end, result_before, false, nothing);
     }
+    if (!layer.feeds()) continue;
     const Matrix* const other = layer.parallel ? &input : nullptr;
-    const Matrix* const result = &layer == &call.layers.back() ? &call.result : nullptr;
     if (layer.mixture.experts > 0) {
       mix(layer, other, result);
     } else {
       enter(layer.up, layer.ffn_norm, other);
-      leave(layer.down, call.intermediate, layer.ffn_end, result, layer.ffn_sub_norm.exists(),
-            [&](int64_t begin, int64_t end, float* out) {
-              layer.ffn_sub_norm.run({call.intermediate, layer.down.k}, {out, layer.down.k}, begin, end, mine.buffer);
-            });
+      leave(layer.down, call.intermediate, layer.ffn_end, result, layer.ffn_sub_norm.exists(), [&](int64_t begin, int64_t end, float* out) {
+        layer.ffn_sub_norm.run({call.intermediate, layer.down.k}, {out, layer.down.k}, begin, end, mine.buffer);
+      });
     }
   }
   if (!open) return;

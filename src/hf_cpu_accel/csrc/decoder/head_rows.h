@@ -43,8 +43,7 @@ inline Statistics statistics_of_all(const hfca::HeadNorm& norm, int64_t heads, i
 // out = normalised x, which is head `head`. `all`: the statistics of all heads, where they are normalised together.
 inline void normalise_head(const hfca::HeadNorm& norm, const float* x, int64_t head, int64_t head_dim, Statistics all, float* out) {
   const bool shared = norm.scope == hfca::NormScope::head;
-  const Statistics s =
-      norm.scope == hfca::NormScope::all_heads ? all : statistics_of(norm, 1, head_dim, [=](int64_t) { return x; });
+  const Statistics s = norm.scope == hfca::NormScope::all_heads ? all : statistics_of(norm, 1, head_dim, [=](int64_t) { return x; });
   const float* weight = norm.weight ? norm.weight + (shared ? 0 : head * head_dim) : nullptr;
   const float* bias = norm.bias ? norm.bias + (shared ? 0 : head * head_dim) : nullptr;
   const Float centre = Simd::set1(s.mean), inverse = Simd::set1(s.inverse);
@@ -127,8 +126,7 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   };
   if (to.query) {
     const Statistics all = statistics_of_all(t.query_norm, t.heads, dim, query_at);
-    for (int64_t h = begin * group; h < end * group; ++h)
-      finish(t.query_norm, all, query_at(h), h, to.query + (h - begin * group) * dim);
+    for (int64_t h = begin * group; h < end * group; ++h) finish(t.query_norm, all, query_at(h), h, to.query + (h - begin * group) * dim);
   }
   if (!to.key.data) return;
   const Statistics all = statistics_of_all(t.key_norm, t.kv_heads, dim, key_at);

@@ -102,8 +102,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
     widths.intermediate = std::max(widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0);
-    widths.normed = std::max({widths.normed, features, layer.heads.finishes() ? layer.output.k : 0,
-                              layer.ffn_sub_norm.exists() ? l.intermediate_features : 0});
+    widths.normed = std::max(
+        {widths.normed, features, layer.heads.finishes() ? layer.output.k : 0, layer.ffn_sub_norm.exists() ? l.intermediate_features : 0});
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
   if (mask)
@@ -159,17 +159,18 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 
   // Memory of each thread, or of all together.
   const int64_t memories = own ? threads : 1, expert_rows = widths.expert_words > 0 ? std::min(tokens, most_block_rows) : 0;
-  Workspace workspace(static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + floats(widths.normed) + 2 * floats(features)) +
-                      static_cast<size_t>(threads) *
-                          (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
-                           GemmMemory::size_of(expert_rows, widths.expert_words)) +
-                      Workspace::size_of<float>(widths.partials));
+  Workspace workspace(
+      static_cast<size_t>(memories) * (GemmMemory::size_of(tokens, widths.words) + floats(widths.normed) + 2 * floats(features)) +
+      static_cast<size_t>(threads) * (Workspace::size_of<float>(widths.head_group) + Workspace::size_of<float>(widths.buffer) +
+                                      GemmMemory::size_of(expert_rows, widths.expert_words)) +
+      Workspace::size_of<float>(widths.partials));
   std::vector<DecoderMemory> memory;
   for (int64_t i = 0; i < threads; ++i) {
     if (i < memories) {
       GemmMemory gemm(workspace, tokens, widths.words);
       gemm.own = own;
-      const Matrix normed{take(workspace, widths.normed).data, features}, first = take(workspace, features), second = take(workspace, features);
+      const Matrix normed{take(workspace, widths.normed).data, features}, first = take(workspace, features),
+                                                                          second = take(workspace, features);
       memory.push_back({gemm, gemm, normed, {first, second}, nullptr, nullptr});
     } else {
       memory.push_back(memory[0]);

@@ -14,7 +14,6 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.checks import GATES, NORM_KINDS, SCORINGS, check_layer
 from hf_cpu_accel.ops.decoder.parts import (
     DecoderLayer,
-    FeedForward,
     Heads,
     MixtureOfExperts,
     Norm,
@@ -132,7 +131,8 @@ class _Builder:
     def add_layer(self, layer: DecoderLayer) -> None:
         attention, cross = layer.attention, layer.cross
         mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
-        ffn = layer.ffn if isinstance(layer.ffn, FeedForward) else layer.ffn.shared
+        ffn = mixture.shared if mixture else layer.ffn
+        assert not isinstance(ffn, MixtureOfExperts)
         experts = mixture.experts if mixture else None
         projections = {
             "qkv": attention.qkv,

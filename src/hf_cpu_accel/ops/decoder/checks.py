@@ -26,8 +26,10 @@ def check_layer(layer: DecoderLayer, features: int) -> None:
     _check_attention(layer.attention, features)
     if isinstance(layer.ffn, MixtureOfExperts):
         _check_mixture(layer.ffn, features)
-    else:
+    elif layer.ffn is not None:
         _check_ffn(layer.ffn, features)
+    elif layer.parallel or layer.ffn_norm or layer.ffn_post_norm or layer.ffn_out_norm:
+        raise ValueError("ffn=None: parallel must be False, and its norms None")
     if layer.parallel and (layer.attention_out_norm or layer.ffn_out_norm or layer.cross):
         raise ValueError("parallel=True: attention_out_norm, ffn_out_norm and cross must be None")
     if layer.cross:

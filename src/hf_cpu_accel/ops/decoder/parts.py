@@ -177,6 +177,7 @@ class DecoderLayer:
     """x = x + attention(x), in decoders of encoder-decoders x + cross(x), then x + ffn(x), with norms wherever a family has them.
 
     Attributes:
+        ffn: None where a layer is nothing but attention (Nemotron-H).
         cross: None where there is no encoder; with its norms before it and after the residual is added.
         attention_norm, ffn_norm: of the branch's input.
         attention_post_norm, ffn_post_norm: of the branch's output, before the residual is added (Gemma 2, OLMo 2).
@@ -186,7 +187,7 @@ class DecoderLayer:
     """
 
     attention: SelfAttention
-    ffn: FeedForward | MixtureOfExperts
+    ffn: FeedForward | MixtureOfExperts | None
     attention_norm: Norm | None = None
     ffn_norm: Norm | None = None
     attention_post_norm: Norm | None = None

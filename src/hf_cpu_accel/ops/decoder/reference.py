@@ -190,6 +190,8 @@ class _Layer(LayerArguments):
         if cross_cache:
             branch = self.cross(self.norm("cross_norm", x), *cross_cache, step)
             x = self.norm("cross_out_norm", x + self.floats["residual_scale"] * branch)
+        if self.weight("up") is None and not self.integer("experts"):
+            return x
         return self.norm("ffn_out_norm", x + ffn(x))
 
 

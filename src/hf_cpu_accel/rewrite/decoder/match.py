@@ -7,7 +7,7 @@ numbers of the trace decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
 
 import torch
@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
-from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, FFNCall, LinearCall, Stored
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, FFNCall, LinearCall, OpCall, Stored
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun, side_by_side
@@ -107,14 +107,9 @@ class _Matcher:
         cross = None if crossing is None else crossing[1]
         buffers = dict(self.layer.named_buffers())
         matcher = FeedForwardMatcher(self.paths, self.norms, self._unknown(), buffers)
-        ways = (
-            (ffn, way)
-            for ffn in matcher.matches(rest)
-            for way in self._residuals(attention, cross, ffn.branch)
-        )
-        ffn, residuals = next(ways, (None, None))
+        ffn, residuals = next(self._ways(matcher, rest, attention, cross), (None, None))
         self.reason = matcher.reason or self.reason
-        if ffn is None or residuals is None or not self._knows_all(ffn.parts):
+        if residuals is None or not self._knows_all(ffn):
             return None
         query, key, value = heads
         call, stored = trace.attention[0], self.stored[0]
@@ -139,7 +134,7 @@ class _Matcher:
             sinks=self._path_of(call.sinks),
             relative=self.relative,
             output=LinearRun((self.paths[id(output.linear)],)),
-            ffn=ffn.parts,
+            ffn=ffn,
             query_norm=query.norm,
             key_norm=key.norm,
             **vars(finish),
@@ -159,7 +154,7 @@ class _Matcher:
         packed = [m for m in self.layer.modules() if isinstance(m, PackedLinear | PackedExperts)]
         return sorted(map(id, called)) == sorted(map(id, packed))
 
-    def _knows_all(self, ffn: FeedForwardParts | MixtureParts) -> bool:
+    def _knows_all(self, ffn: FeedForwardParts | MixtureParts | None) -> bool:
         """Whether every parameter belongs to a packed module or a norm, or is one of the sinks, of the mixture, or the bias."""
         theirs = {id(call.sinks) for call in self.trace.attention if call.sinks is not None}
         if self.relative is not None:
@@ -202,12 +197,20 @@ class _Matcher:
         kv_heads = self.stored[0].key.shape[1]
         return find_finish(context, output.input, raw, kv_heads, self.layer, norms, self.head_norms)
 
-    def _residuals(self, attention: Branch, cross: Branch | None, ffn: Branch) -> Iterator[Residuals]:
+    def _ways(
+        self, matcher: FeedForwardMatcher, calls: Sequence[OpCall], attention: Branch, cross: Branch | None
+    ) -> Iterator[tuple[FeedForwardParts | MixtureParts | None, Residuals]]:
+        """What the calls behind attention may be, and where the residual goes in then; None for no calls at all."""
         x, output = self.trace.input, self.trace.output
         assert output is not None
-        if cross is None:
-            return self.norms.residuals(x, attention, ffn, output)
-        return self.norms.crossing_residuals(x, attention, cross, ffn, output)
+        if not calls and cross is None:
+            yield from ((None, way) for way in self.norms.lone_residuals(x, attention, output))
+        for ffn in matcher.matches(calls):
+            if cross is None:
+                ways = self.norms.residuals(x, attention, ffn.branch, output)
+            else:
+                ways = self.norms.crossing_residuals(x, attention, cross, ffn.branch, output)
+            yield from ((ffn.parts, way) for way in ways)
 
     def _left(self, reason: str) -> DecoderParts | None:
         self.reason = f"{reason}: its parts run one by one"

@@ -76,7 +76,7 @@ class DecoderParts:
     value: Heads
     scale: float
     output: LinearRun
-    ffn: FeedForwardParts | MixtureParts
+    ffn: FeedForwardParts | MixtureParts | None
     window: int | None = None
     softcap: float | None = None
     sinks: str | None = None
@@ -120,7 +120,7 @@ class DecoderParts:
         )
         return DecoderLayer(
             attention=attention,
-            ffn=self.ffn.of(layer),
+            ffn=None if self.ffn is None else self.ffn.of(layer),
             parallel=self.parallel,
             residual_scale=self.residual_scale,
             cross=None if self.cross is None else self.cross.of(layer),
@@ -130,7 +130,7 @@ class DecoderParts:
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
         """What a call multiplies with, in this order."""
         crossing = () if self.cross is None else (self.cross.query, self.cross.output)
-        runs = (self.qkv, self.output, *crossing, *self.ffn.runs())
+        runs = (self.qkv, self.output, *crossing, *(() if self.ffn is None else self.ffn.runs()))
         return tuple(linear for run in runs for linear in run.linears(layer))
 
 

@@ -57,6 +57,13 @@ class Norms:
                 found.append(part)
         return found
 
+    def lone_residuals(self, x: Tensor, attention: Branch, output: Tensor) -> Iterator[Residuals]:
+        """The ways to the output of a layer that is nothing but attention."""
+        for post in self._over(x):
+            scale = _factor(output - x, _post(post, attention.output))
+            if scale is not None:
+                yield Residuals(None, _part(post), residual_scale=scale)
+
     def residuals(self, x: Tensor, attention: Branch, ffn: Branch, output: Tensor) -> Iterator[Residuals]:
         """The ways from the layer's input x and the outputs of attention and FFN to the FFN's input and the layer's output."""
         choices = self._over(x)
