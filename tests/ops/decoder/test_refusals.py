@@ -90,6 +90,7 @@ def test_parts_that_do_not_fit() -> None:
         ),
         "activation='swish'": replace(layer, ffn=replace(ffn, activation="swish")),
         "heads=3": replace(layer, attention=replace(attention, heads=3)),
+        "head_stride must be given": replace(layer, attention=replace(attention, query=Heads(0, 32))),
         "key=Heads": replace(layer, attention=replace(attention, key=Heads(100, 16))),
         **wrong_gates(layer),
         "window=0": replace(layer, attention=replace(attention, window=0)),

@@ -139,11 +139,7 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
 }
 
 inline Float gate_of(hfca::GateActivation activation, Float x) {
-  if (activation == hfca::GateActivation::sigmoid) return sigmoid(x);
-  float values[Simd::width];
-  Simd::store(values, x);
-  for (float& value : values) value = softplus(value);
-  return Simd::load(values);
+  return activation == hfca::GateActivation::sigmoid ? sigmoid(x) : softplus(x);
 }
 
 inline void finish_context(const hfca::TokenHeads& t, const float* row, const float* context, float* out) {

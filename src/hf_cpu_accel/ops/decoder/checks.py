@@ -93,6 +93,8 @@ def _check_place(
     end = (
         place.first + (attention.kv_heads - 1) * place.group_stride + (group - 1) * place.head_stride + width
     )
+    if group > 1 and place.head_stride == 0:
+        raise ValueError(f"{name}={place}: head_stride must be given where {group} heads share a key")
     if min(place.first, place.group_stride, place.head_stride) < 0 or end > attention.qkv.weight.out_features:
         raise ValueError(
             f"{name}={place}: reaches from {place.first} to {end}, but qkv has {attention.qkv.weight.out_features} features"

@@ -39,7 +39,7 @@ class Heads:
     """Where the heads of the query (or key, value, gate) lie among the output features of the qkv projection.
 
     Head h of a query or a gate begins at first + (h // group) * group_stride + (h % group) * head_stride with
-    group = heads // kv_heads, key or value head j at first + j * group_stride.
+    group = heads // kv_heads, key or value head j at first + j * group_stride. head_stride says nothing where group is 1.
     """
 
     first: int

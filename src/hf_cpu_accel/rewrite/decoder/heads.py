@@ -184,4 +184,5 @@ def _order(firsts: list[int], group: int) -> Heads | None:
     step = firsts[1] - firsts[0] if group > 1 else 0
     order = Heads(firsts[0], stride, step)
     expected = [order.first + h // group * stride + h % group * step for h in range(len(firsts))]
-    return order if stride >= 0 and step >= 0 and firsts == expected else None
+    apart = stride >= 0 and (step > 0 or group == 1)
+    return order if apart and firsts == expected else None

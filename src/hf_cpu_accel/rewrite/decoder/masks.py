@@ -96,7 +96,7 @@ def mask_like(other: Any, mask: CausalMask, form: MaskForm, dtype: torch.dtype) 
     numbers = torch.zeros(mask.shape[0], other.shape[1], *mask.shape[2:])
     if form == "added":
         numbers.normal_(generator=torch.Generator().manual_seed(0))
-    return numbers.masked_fill(~mask.tensor, torch.finfo(other.dtype).min).to(dtype)
+    return numbers.to(dtype).masked_fill(~mask.tensor, torch.finfo(dtype).min)
 
 
 def _first_key(cache: Cache | None, cache_index: int, q_len: int) -> int:
