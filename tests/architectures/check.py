@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.core.refusal import RECORDED
 from tests.architectures.compare import compare_all
 from tests.architectures.find import calls_of, find_model, run
 from tests.architectures.layers import attends, linears_of_layers, told_of_layers
@@ -85,6 +86,7 @@ def _check_dtype(
             plan = explain(model)
         told = {"replaced": len(plan.replaced), "left": len(plan.left)}
         told["layers"] = told_of_layers(linears, plan)
+        told["recorded"] = plan.counts().get(RECORDED, 0)
         problems += [f"{dtype}: {w.message}" for w in caught if "fused by hf_cpu_accel" in str(w.message)]
         unexplained = _unexplained(plan, weighted)
         if unexplained:

@@ -20,11 +20,15 @@ Then it is restored and compared bit by bit, strides included. This page is writ
 `build/architectures.json` by `make docs-models`, which runs float32 alone, and by `make test-architectures
 ARCHITECTURES=--page` from those of all dtypes.
 
-*Layers* says how many transformer layers run as a whole: in one op, or in the few of a layer with recurrence or on a grid. A
-transformer layer is a member of a list of modules that holds four linears or more, and no such member itself; a model has some if
-attention is computed in one of them (`tests/architectures/layers.py`). So convolutional networks, codecs and purely recurrent
-networks have none, and layers with recurrence in a hybrid count. What is not whole runs in parts: its linears, norms and attention
-are ours, one by one. `hf-cpu-accel supports MODEL` says the same of one model's real config.
+*Layers* says how many transformer layers run as a whole: in one op, in the few of a layer with recurrence or on a grid, or
+recorded: as the list of steps that its first call took, without the Python between them ([how it
+works](how-it-works.md#layers-of-no-known-form)). A recorded layer counts if its linears and its attention (softmax) are ours;
+its norms, sums, views and products with positions are torch's, and its convolutions where torch's are as fast. How many of the
+whole ones are recorded is said below. A transformer layer is a member of a list of modules that holds four linears or more, and
+no such member itself; a model has some if attention is computed in one of them (`tests/architectures/layers.py`). So
+convolutional networks, codecs and purely recurrent networks have none, and layers with recurrence in a hybrid count. What is
+not whole runs in parts: its linears, norms and attention are ours, one by one. `hf-cpu-accel supports MODEL` says the same of
+one model's real config.
 
 Bounds of errors are those of [dtypes and accuracy](dtypes-and-accuracy.md) (relative to the norm of an output: 1e-4 in float32,
 0.02 in bfloat16, 0.1 in int8, 0.3 in int4). Where a model is more sensitive than that (experts or keys that are chosen among
@@ -57,8 +61,10 @@ def counted_layers(found: list[Result]) -> str:
     whole = sum(not any(layers.values()) for layers in told)
     none = sum(all(layers.values()) for layers in told)
     share = 100 * whole / max(len(told), 1)
+    recorded = sum(any(told.get("recorded") for told in r.get("dtypes", {}).values()) for r in found)
     return (
-        f"{len(told)} types have transformer layers: all are whole in {whole} ({share:.0f} %), none in {none}"
+        f"{len(told)} types have transformer layers: all are whole in {whole} ({share:.0f} %), none in {none}; "
+        f"{recorded} have recorded ones"
     )
 
 

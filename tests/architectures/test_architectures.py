@@ -99,7 +99,7 @@ def test_the_page_says_how_many_rows_are_whole() -> None:
     counts = [tuple(map(int, pair)) for pair in re.findall(r"\| (\d+)/(\d+) \|", text)]
     whole, none = sum(one == all_ for one, all_ in counts), sum(not one for one, _ in counts)
     share = f"all are whole in {whole} ({100 * whole / len(counts):.0f} %), none in {none}"
-    assert f"{len(counts)} types have transformer layers: {share}." in text
+    assert f"{len(counts)} types have transformer layers: {share};" in text
     assert len(counts) > 500
 
 

@@ -1,4 +1,4 @@
-"""How many layers each call of the decoder op runs."""
+"""How many layers each call of the decoder op runs; models in which no layer is recorded."""
 
 from typing import Any
 
@@ -22,3 +22,10 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(deferred, "_DECODER_LAYERS", counted)
     return calls
+
+
+@pytest.fixture
+def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that the other stages refuse are left."""
+    stages = tuple(stage for stage in apply.STAGES if stage.name != "recorded layers")
+    monkeypatch.setattr(apply, "STAGES", stages)

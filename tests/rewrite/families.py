@@ -102,7 +102,7 @@ FAMILIES = {
     ),
     "deberta": Family(
         "DebertaModel", "DebertaConfig", _DEBERTA,
-        {"layer norm": 1, "merged projections": 6, "linear + activation": 2, "linear + residual + norm": 4},
+        {"recorded layer": 2, "layer norm": 1, "merged projections": 6, "linear + activation": 2, "linear + residual + norm": 4},
     ),
     "deberta-v2": Family(
         "DebertaV2Model", "DebertaV2Config", {**_DEBERTA, "position_buckets": 16},

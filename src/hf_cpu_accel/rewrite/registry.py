@@ -54,6 +54,7 @@ from hf_cpu_accel.rewrite.progress import with_progress
 from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
+from hf_cpu_accel.rewrite.recorded.match import record_layers
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.recurrent.match_layer import fuse_recurrent_layers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
@@ -179,6 +180,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("window layers", fuse_window_layers),
     Stage("grid layers", fuse_grid_layers),
     Stage("decoder layers", fuse_decoder_layers),
+    Stage("recorded layers", record_layers),
     Stage("what is left", _say_what_is_left),
     Stage("generation", accelerate_generation),
     Stage("casts", _cast_all_or_nothing),

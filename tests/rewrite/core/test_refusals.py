@@ -22,6 +22,10 @@ from tests.rewrite.convolution import test_convnext_block, test_residual_block
 from tests.rewrite.encoder_families import bert, inputs, run
 from tests.rewrite.linear import test_nested_ffn
 
+pytestmark = pytest.mark.usefixtures(
+    "nothing_is_recorded"
+)  # else the steps of layers run that the others refuse
+
 
 def reasons(model: nn.Module, structure: str) -> dict[str, str | None]:
     return {item.name: item.reason for item in explain(model).left if item.structure == structure}

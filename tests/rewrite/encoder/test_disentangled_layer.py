@@ -193,6 +193,7 @@ def test_copies_and_pickles() -> None:
     assert torch.equal(run(model, batch), run(other, batch))
 
 
+@pytest.mark.usefixtures("nothing_is_recorded")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

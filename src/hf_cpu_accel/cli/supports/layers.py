@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hf_cpu_accel.plan import Plan
-from hf_cpu_accel.rewrite.core.refusal import LAYERS
+from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED
 
 # As many as attention has: a member of a list with fewer is no layer of a transformer.
 _FEWEST_LINEARS = 4
@@ -72,6 +72,10 @@ def layers(kinds: Mapping[str, str], plan: Plan) -> list[Layers]:
 def _outcome(path: str, plan: Plan) -> tuple[str | None, tuple[str, ...]]:
     rows = [item for item in plan.items if item.structure in LAYERS and item.name in _with_parents(path)]
     whole = next((item.structure for item in rows if item.reason is None), None)
+    if whole == RECORDED:
+        return None, (
+            "it is of no known form: its steps are recorded when it is first called, and run without the Python between them",
+        )
     if whole is not None:
         return whole, ()
     below = [item for item in plan.items if item.structure in LAYERS and item.name.startswith(f"{path}.")]

@@ -14,6 +14,7 @@ from hf_cpu_accel.lazy.stored_heads import readable
 from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.rewrite.attention.masks import as_key_padding, attention_mask
 from hf_cpu_accel.rewrite.attention.paged import is_step, paged_attention_forward
+from hf_cpu_accel.rewrite.core.recordable import recordable
 
 # Keyword arguments that change the result and that the op does not know.
 _UNSUPPORTED = ("softcap", "s_aux", "cache", "head_mask", "output_attentions")
@@ -27,6 +28,7 @@ def register() -> None:
     AttentionMaskInterface.register(NATIVE_ATTENTION, attention_mask)
 
 
+@recordable
 def attention_forward(
     module: nn.Module,
     query: Tensor,

@@ -30,7 +30,7 @@ from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.verify import row_errors, surely_within, tolerance
 from hf_cpu_accel.runtime.fork import new_lock
 
-_REASON = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
+LEFT = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
 # Of the rows: a number between two quantisation steps, or between two experts, may go to either, which moves a few rows.
 _MOST = 0.75
 _FEW_ROWS = 5
@@ -104,10 +104,10 @@ class FirstCall:
         kwargs, output = rest
         self.undo()
         difference = self._difference(first_output(output), first_output(expected), reference)
-        if difference is None or isinstance(getattr(module, _REASON, None), str):
+        if difference is None or isinstance(getattr(module, LEFT, None), str):
             return None
         reason = f"on its first call it was {difference}: its own forward is used"
-        vars(module)[_REASON] = reason
+        vars(module)[LEFT] = reason
         warnings.warn(f"{self.path}, fused by hf_cpu_accel: {reason}", RuntimeWarning, stacklevel=2)
         module.forget_call(args, kwargs)
         module.__class__ = module._original_class
@@ -170,7 +170,7 @@ def check_first_calls(root: nn.Module, journal: Journal) -> None:
 
 def with_first_calls(plan: Plan, root: nn.Module) -> Plan:
     """`plan` with the parts that went back to their own forward."""
-    reasons = {path: vars(module).get(_REASON) for path, module in root.named_modules()}
+    reasons = {path: vars(module).get(LEFT) for path, module in root.named_modules()}
     items = []
     for item in plan.items:
         reason = reasons.get(item.name)

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, Context
+from hf_cpu_accel.rewrite.core.refusal import RECORDED
 
 _ACTIVATIONS = "torch.nn.modules.activation"
 
@@ -26,7 +27,9 @@ def items_left(
 ) -> Iterator[PlanItem]:
     """The rows of those among `modules` of the original tree that have weights, are still in use and have no row in `items`."""
     told = {item.name for item in items}
-    replaced = {item.name for item in items if item.reason is None}
+    # What is in a layer that is recorded is used as its own forward says.
+    whole = (item for item in items if item.reason is None and item.structure != RECORDED)
+    replaced = {item.name for item in whole}
     used = {id(module) for module in context.root.modules()}
     for path, module in modules:
         if path in told or not has_weights(module) or _is_below(path, replaced):

@@ -13,6 +13,7 @@ from hf_cpu_accel.plan import PlanItem
 T = TypeVar("T")
 
 _FFN = "nested ffn"  # a part of a layer
+RECORDED = "recorded layer"  # the parts of which have rows of their own
 # The structures of rows that stand for all modules below them.
 LAYERS = frozenset(
     {
@@ -25,6 +26,7 @@ LAYERS = frozenset(
         "convolution block",
         "recurrent mixer",
         "recurrent layer",
+        RECORDED,
     }
 )
 

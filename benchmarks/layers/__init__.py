@@ -1,0 +1,1 @@
+"""Whole layers beside what they are made of."""

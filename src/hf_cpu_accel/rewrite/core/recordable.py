@@ -1,0 +1,30 @@
+"""Functions of ours that host code calls, and that a recorder notes as one step each (`rewrite/recorded/recorder.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# (function, args, kwargs) -> what the function gives.
+RECORDER: ContextVar[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None] = ContextVar(
+    "RECORDER", default=None
+)
+
+
+def recordable(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, of which a recorder sees the call and not what it does."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        recorder = RECORDER.get()
+        if recorder is None:
+            return function(*args, **kwargs)
+        noted: T = recorder(function, args, kwargs)
+        return noted
+
+    return call

@@ -1,0 +1,99 @@
+"""How a layer is called: the form of its arguments, and the tensors and ints in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
+
+_CONSTANTS = (type(None), bool, float, str)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        form: all that a program is for: which arguments there are, the dtypes and dimensions of tensors, which of them are one.
+        inputs: the tensors and ints, each once.
+        sizes: all their sizes.
+        given: the arguments, with refs in the place of these.
+    """
+
+    form: tuple[Any, ...]
+    inputs: list[Any]
+    sizes: tuple[int, ...]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Refusal:
+        """A refusal if there is something else among the arguments, or no tensor."""
+        reading = _Reading()
+        try:
+            given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
+        except TypeError as error:
+            return Refusal(f"it is called with {error}")
+        if not any(isinstance(value, Tensor) for value in reading.inputs):
+            return Refusal("it is called without tensors")
+        return cls((*reading.form, *kwargs), reading.inputs, tuple(reading.sizes), given)
+
+    @property
+    def first(self) -> Tensor:
+        return next(value for value in self.inputs if isinstance(value, Tensor))
+
+    def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same with other inputs."""
+        args, kwargs = (replaced(part, lambda ref: inputs[ref.number]) for part in self.given)
+        return args, kwargs
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.form: list[Any] = []
+        self.inputs: list[Any] = []
+        self.sizes: list[int] = []
+        self._seen: dict[int, Ref] = {}
+
+    def read(self, value: Any) -> Any:
+        """
+        Raises:
+            TypeError: it is no argument that a program can have.
+        """
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, _CONSTANTS):
+            self.form.append(
+                (type(value), value) if value == 1 or value == 0 else value
+            )  # True is 1.0, but no float
+            return value
+        if type(value) is int:
+            self.form.append(int)
+            self.sizes.append(value)
+            return self._input(value)
+        if type(value) in (tuple, list):
+            self.form.append((type(value), len(value)))
+            return type(value)([self.read(part) for part in value])
+        raise TypeError(f"a {type(value).__name__}, which no program can take")
+
+    def _tensor(self, tensor: Tensor) -> Ref:
+        known = self._seen.get(id(tensor))
+        if known is None:
+            if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, LazyTensor):
+                raise TypeError(f"a {type(tensor).__name__}, which no program can take")
+            if not tensor.is_cpu:
+                raise TypeError(f"a tensor on {tensor.device}")
+            self.form.append((type(tensor), tensor.dtype, tensor.dim()))
+            self.sizes.extend(tensor.shape)
+            known = self._seen[id(tensor)] = self._input(tensor)
+        else:
+            self.form.append(known)
+        return known
+
+    def _input(self, value: Any) -> Ref:
+        self.inputs.append(value)
+        return Ref(len(self.inputs) - 1)

@@ -1,0 +1,165 @@
+"""The forward of layers of no known form: one program for each form of call, recorded in the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.rewrite.core.first_call import LEFT
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.call import Call
+from hf_cpu_accel.rewrite.recorded.guard import Guard
+from hf_cpu_accel.rewrite.recorded.program import Program
+from hf_cpu_accel.rewrite.recorded.record import alike, record
+
+_MOST_FORMS = 8
+_MOST_SIZES = 256
+_MOST_CHANGES = 4
+_MOST_LEFT = 16
+
+
+@dataclass
+class _Recorded:
+    """A program, and what it is known to be right for.
+
+    Attributes:
+        sizes: those of calls: all that it was compared at, and more that differ from those only where others did.
+        varied: which of the numbers in `sizes` were another in a call that it was compared in.
+        unfit: those where a branch was taken otherwise, or what it gave was wrong.
+    """
+
+    program: Program
+    guard: Guard
+    first: tuple[int, ...]
+    sizes: set[tuple[int, ...]] = field(default_factory=set)
+    varied: frozenset[int] = frozenset()
+    unfit: set[tuple[int, ...]] = field(default_factory=set)
+    is_pinned: bool = False
+
+    def knows(self, sizes: tuple[int, ...]) -> bool:
+        if sizes in self.sizes:
+            return True
+        known = not self.is_pinned and sizes not in self.unfit and self.changed(sizes) <= self.varied
+        if known and len(self.sizes) < _MOST_SIZES:
+            self.sizes.add(sizes)
+        return known
+
+    def fails(self, sizes: tuple[int, ...]) -> None:
+        """Not to be tried at these sizes again; after many of them, at none that is new."""
+        self.sizes.discard(sizes)
+        self.unfit.add(sizes)
+        self.is_pinned |= len(self.unfit) >= _MOST_SIZES
+
+    def changed(self, sizes: tuple[int, ...]) -> frozenset[int]:
+        return frozenset(
+            n for n, pair in enumerate(zip(sizes, self.first, strict=True)) if pair[0] != pair[1]
+        )
+
+
+class FusedRecordedLayer(FusedModuleMixin):
+    """Mixed into the layer's own class, whose forward it runs where hooks look inside, while a graph is traced, and for forms of
+    calls that cannot be recorded."""
+
+    _programs: dict[Any, _Recorded | None]
+    _changes: int = 0
+    _left: int = 0  # calls of forms that cannot be recorded, while none is
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the original."""
+        call = self._call(args, kwargs)
+        if call is None:
+            return self._original_class.forward(self, *args, **kwargs)
+        recorded = self._program(call.form)
+        if recorded is None:
+            if call.form not in self._programs and len(self._programs) < _MOST_FORMS:
+                self._record(call)
+            elif not any(self._programs.values()):
+                self._left += 1
+            return self._original_class.forward(self, *args, **kwargs)
+        check_inference(self, call.first)
+        if not recorded.knows(call.sizes):
+            return self._compare(recorded, call, args, kwargs)
+        try:
+            return recorded.program(call.inputs)
+        except Exception:  # the forward takes it, or says why not: nothing was written to
+            recorded.fails(call.sizes)
+        return self._original_class.forward(self, *args, **kwargs)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        call = self._call(args, kwargs)
+        return None if call is None or self._programs.get(call.form) is None else Reference(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        if (
+            self._left >= _MOST_LEFT
+            or self.has_user_hooks
+            or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()
+        ):
+            return None
+        if torch.is_autocast_enabled("cpu"):
+            return None
+        call = Call.of(args, kwargs)
+        if isinstance(call, Refusal):
+            self._refused(call)
+            self._left += not any(self._programs.values())
+            return None
+        return call
+
+    def _program(self, form: Any) -> _Recorded | None:
+        """The program for a form; none if attributes have changed since, from where on it is recorded anew."""
+        recorded = self._programs.get(form)
+        if recorded is None or recorded.guard.holds():
+            return recorded
+        self._changes += 1
+        self._programs.pop(form, None)
+        if self._changes >= _MOST_CHANGES:
+            self._programs[form] = None
+            self._refused(Refusal("its attributes change from call to call"))
+        return None
+
+    def _record(self, call: Call) -> None:
+        found = attempt("", record, self, call)
+        if isinstance(found, Refusal):
+            self._programs[call.form] = None
+            self._refused(found)
+            return
+        self._programs[call.form] = _Recorded(*found, call.sizes, {call.sizes})
+        vars(self).pop(LEFT, None)
+
+    def _refused(self, refusal: Refusal) -> None:
+        """What `explain` says until another form is recorded."""
+        if not any(self._programs.values()):
+            vars(self)[LEFT] = refusal.reason
+
+    def _compare(self, recorded: _Recorded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first call at a size that is other than all that are known."""
+        expected = self._original_class.forward(self, *args, **kwargs)
+        if recorded.is_pinned or call.sizes in recorded.unfit:
+            return expected
+        try:
+            output = recorded.program(call.inputs)
+        except Exception:
+            recorded.fails(call.sizes)
+            return expected
+        if not alike(self, output, expected):
+            recorded.is_pinned = True
+        else:
+            recorded.varied |= recorded.changed(call.sizes)
+            recorded.sizes.add(call.sizes)
+        return expected
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedRecordedLayer:
+        super()._apply(fn, recurse)
+        self._programs, self._left, self._changes = {}, 0, 0
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_programs": {}, "_left": 0, "_changes": 0}

@@ -1,0 +1,48 @@
+"""Finds the layers that no matcher knew and that may be recorded."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hf_cpu_accel.hosts.arguments import parameter_names
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
+from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED, Refusal
+from hf_cpu_accel.rewrite.encoder.arguments import may_decode
+from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
+from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
+
+_COMPILED = ("now", "background")  # which does more with such blocks
+
+
+def record_layers(context: Context) -> list[PlanItem]:
+    """Have every transformer layer recorded that is not fused, and decodes nothing."""
+    if context.config.compile in _COMPILED:
+        return []
+
+    def look(layer: nn.Module, path: str, context: Context) -> FusedRecordedLayer | Refusal | None:
+        if isinstance(layer, FusedModuleMixin) or not is_layer(context.root, path):
+            return None
+        if _is_fused_in_part(path, context) or _may_decode(layer):
+            return None
+        reason = refusal_to_fuse(layer, path, context)
+        return Refusal(reason) if reason is not None else fused_layer(FusedRecordedLayer, layer, _programs={})
+
+    def named(fused: FusedRecordedLayer, path: str) -> tuple[str, str]:
+        return "steps", context.dtype_names(path, fused)
+
+    return fuse_each(context, RECORDED, look, named, whole=True)
+
+
+def _is_fused_in_part(path: str, context: Context) -> bool:
+    """Whether a layer was fused in there, or around it."""
+    fused = (item for item in context.items if item.structure in LAYERS and item.reason is None)
+    names = [item.name for item in fused if item.structure.endswith("layer") and item.structure != RECORDED]
+    return any(name.startswith(f"{path}.") or path.startswith(f"{name}.") for name in names)
+
+
+def _may_decode(layer: nn.Module) -> bool:
+    """Whether it, or what it hands its arguments on to, takes a cache."""
+    return any(may_decode(part, parameter_names(part.forward, keyword_only=True)) for part in layer.modules())

@@ -1,0 +1,118 @@
+"""One call of a layer as a program; or why there is none."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.grouping import disable_grouping
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
+from hf_cpu_accel.rewrite.core.verify import computes_alike
+from hf_cpu_accel.rewrite.recorded.call import Call
+from hf_cpu_accel.rewrite.recorded.guard import Guard, Kept, names_read
+from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.program import Program
+from hf_cpu_accel.rewrite.recorded.recorder import Recorder
+from hf_cpu_accel.rewrite.recorded.simplify import Steps, torch_products
+from hf_cpu_accel.rewrite.recorded.size import plain
+
+
+def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
+    """The program of a call of a fused layer, and what tells whether it still is.
+
+    It is refused if it cannot be told, has torch compute, or does not give what the call gave.
+    """
+    shadow = Shadow(layer)
+    # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
+    with torch.inference_mode(mode=False):
+        inputs = [value.clone() if isinstance(value, Tensor) else value for value in call.inputs]
+    recorder = Recorder(shadow, inputs)
+    try:
+        with names_read() as names:
+            steps, output = _steps(layer, shadow, recorder, call)
+    finally:
+        recorder.forget()
+    if by_torch := torch_products(steps.steps):
+        return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
+    program = Program(len(inputs), steps.steps, steps.output)
+    with torch.no_grad(), disable_grouping():
+        again = required(call_foreign(program, inputs))
+    if not alike(layer, again, output):
+        return Refusal("its steps, taken again, do not give what it gives")
+    return program, Guard(layer, names)
+
+
+def _steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> tuple[Steps, Any]:
+    """What a call takes, and what it gives."""
+    args, kwargs = call.arguments(recorder.inputs)
+    kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
+    with _random(), torch.inference_mode(mode=False), torch.no_grad(), shadow.running(), recorder.noting():
+        output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
+    if recorder.is_ambiguous:
+        raise Refused(Refusal("it writes to tensors that may or may not be copies"))
+    if (name := kept.changed()) is not None:
+        raise Refused(Refusal(f"it keeps something from one call to the next ({name})"))
+    if (recorder.refs(args), recorder.refs(kwargs)) != call.given:
+        raise Refused(Refusal("it writes to a list that it is given"))
+    return Steps(recorder.steps, recorder.refs(output)).simplified(), plain(output)
+
+
+@contextmanager
+def _random() -> Iterator[None]:
+    """For what is to draw no random numbers; where it does, they are drawn again.
+
+    Raises:
+        Refused: it has.
+    """
+    numpy: Any = sys.modules.get("numpy.random")
+    before = torch.get_rng_state(), random.getstate(), numpy and numpy.get_state(legacy=False)
+    drawn = False
+    try:
+        yield
+    finally:
+        if not torch.equal(before[0], torch.get_rng_state()):
+            torch.set_rng_state(before[0])
+            drawn = True
+        if random.getstate() != before[1]:
+            random.setstate(before[1])
+            drawn = True
+        if numpy is not None and str(numpy.get_state(legacy=False)) != str(before[2]):
+            numpy.set_state(before[2])
+            drawn = True
+    if drawn:
+        raise Refused(Refusal("it draws random numbers"))
+
+
+def alike(layer: nn.Module, output: Any, expected: Any) -> bool:
+    """Whether the steps of a layer give what its forward gives, up to rounding."""
+    if isinstance(expected, Tensor):
+        if not isinstance(output, Tensor) or output.shape != expected.shape or output.dtype != expected.dtype:
+            return False
+        ours, theirs = (t.tensor if isinstance(t, LazyTensor) else t for t in (output, expected))
+        if not theirs.is_floating_point():
+            return torch.equal(ours, theirs)
+        if not theirs.numel() or not theirs.isfinite().all():
+            return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+        quantises = any(m.packed_dtype in QUANTISED for m in layer.modules() if isinstance(m, PackedModule))
+        return computes_alike(ours, theirs, ENCODER_LAYER.of(theirs.dtype), quantises=quantises)
+    if type(output) is not type(expected):
+        return False
+    if isinstance(expected, dict):
+        same = list(output) == list(expected)
+        return same and all(alike(layer, output[name], value) for name, value in expected.items())
+    if isinstance(expected, tuple | list):
+        same = len(output) == len(expected)
+        return same and all(alike(layer, *pair) for pair in zip(output, expected, strict=True))
+    return bool(output == expected)

@@ -1,0 +1,137 @@
+"""Sizes that know where they come from, so that what a forward does with them can be done again with others."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Notes(Protocol):
+    """Who notes what is done with a size."""
+
+    def computed(self, function: Callable[..., int], args: tuple[Any, ...], value: int) -> int: ...
+
+    def expect(self, function: Callable[..., Any], args: tuple[Any, ...], value: Any) -> None: ...
+
+
+class Size(torch.SymInt):
+    """An int that was read off a tensor, or computed of such.
+
+    Arithmetic gives another; whatever decides on it (a comparison), or makes something else of it (a range, a float, a key of a
+    dictionary), is noted as an expectation. It is a `SymInt` because torch takes these for sizes, and because Python reads an
+    `int`, or what derives from it, without asking: `range(size)` and `0.5 * size` would not be seen.
+    """
+
+    def __init__(self, value: int, notes: Notes) -> None:
+        self.plain, self._notes = value, notes
+
+    def __index__(self) -> int:
+        self._notes.expect(operator.pos, (self,), self.plain)
+        return self.plain
+
+    __int__ = __hash__ = __trunc__ = __floor__ = __ceil__ = __index__
+
+    def __bool__(self) -> bool:
+        return self.__index__() != 0
+
+    def __repr__(self) -> str:
+        return repr(self.__index__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.__index__(), spec)
+
+    def __pos__(self) -> Size:
+        return self
+
+    def __neg__(self) -> int:
+        return self._notes.computed(operator.neg, (self,), -self.plain)
+
+    def bit_length(self) -> int:
+        return self.__index__().bit_length()
+
+
+class Sizes(tuple[Any, ...]):
+    """As `torch.Size`, of sizes."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return Sizes(found) if isinstance(key, slice) else found
+
+    def numel(self) -> int:
+        product: int = 1
+        for size in self:
+            product = size * product
+        return product
+
+
+def plain(value: Any) -> Any:
+    """`value` with ints in the place of sizes."""
+    if isinstance(value, Size):
+        return value.plain
+    if isinstance(value, slice):
+        return slice(*map(plain, (value.start, value.stop, value.step)))
+    if type(value) in (tuple, list, Sizes, torch.Size):
+        return (list if type(value) is list else tuple)(map(plain, value))
+    if type(value) is dict:
+        return {key: plain(part) for key, part in value.items()}
+    return value
+
+
+def _unary(name: str, function: Callable[..., Any]) -> None:
+    def pinned(self: Size, *more: Any) -> Any:
+        return function(self.__index__(), *more)
+
+    setattr(Size, f"__{name}__", pinned)
+
+
+def _arithmetic(name: str, function: Callable[..., Any], *, noted: bool) -> None:
+    def forward(self: Size, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return NotImplemented  # it takes sizes itself
+        if noted and isinstance(other, int | Size):
+            return self._notes.computed(function, (self, other), function(self.plain, plain(other)))
+        return function(self.__index__(), other)
+
+    def backward(self: Size, other: Any) -> Any:
+        if noted and isinstance(other, int):
+            return self._notes.computed(function, (other, self), function(other, self.plain))
+        return function(other, self.__index__())
+
+    setattr(Size, f"__{name}__", forward)
+    setattr(Size, f"__r{name}__", backward)
+
+
+def _comparison(name: str) -> None:
+    function = getattr(operator, name)
+
+    def compare(self: Size, other: Any) -> Any:
+        if not isinstance(other, int | float | Size):
+            return NotImplemented
+        result = function(self.plain, plain(other))
+        self._notes.expect(function, (self, other), result)
+        return result
+
+    setattr(Size, f"__{name}__", compare)
+
+
+_unary("abs", abs)
+_unary("float", float)
+_unary("complex", complex)
+_unary("round", round)
+_unary("invert", operator.invert)
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _arithmetic(_name, getattr(operator, _name), noted=True)
+for _name in ("truediv", "lshift", "rshift", "xor"):
+    _arithmetic(_name, getattr(operator, _name), noted=False)
+_arithmetic("pow", pow, noted=False)
+_arithmetic("divmod", divmod, noted=False)
+_arithmetic("and", operator.and_, noted=False)
+_arithmetic("or", operator.or_, noted=False)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
