@@ -185,19 +185,37 @@ class CPUCacheLayer(CacheLayerMixin):
         capacity, dtype = bucket(new_tokens), self.storage_dtype or self.dtype
         assert dtype is not None
         key_width, value_width = stored_width(key_dim, dtype), stored_width(value_dim, dtype)
+        self._store((batch, kv_heads, capacity), key_width, value_width, dtype)
+        # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
+        for storage in (self.key_storage, self.value_storage):
+            storage.zero_()  # type: ignore[union-attr]
+
+    def _store(
+        self, sizes: tuple[int, int, int], key_width: int, value_width: int, dtype: torch.dtype
+    ) -> None:
+        """New storages of [batch, kv_heads, capacity].
+
+        Those of one head and of two widths are views of one tensor: what latent attention keeps in their places is a key together.
+        """
+        widths = key_width, value_width
         with outside_inference_mode():
-            # Fused layers do not write left padding. Others read it with probability 0, which makes a NaN of what NaN was there.
-            self.key_storage = torch.zeros(batch, kv_heads, capacity, key_width, dtype=dtype)
-            self.value_storage = torch.zeros(batch, kv_heads, capacity, value_width, dtype=dtype)
+            if sizes[1] == 1 and key_width != value_width:
+                both = torch.empty(*sizes, sum(widths), dtype=dtype)
+                self.key_storage, self.value_storage = both.split(widths, dim=3)
+            else:
+                self.key_storage, self.value_storage = (
+                    torch.empty(*sizes, width, dtype=dtype) for width in widths
+                )
 
     def _move(self, first: int, capacity: int) -> None:
         """The positions from `first` on go to a new storage."""
-        for name in ("key_storage", "value_storage"):
-            before = getattr(self, name)
-            with outside_inference_mode():
-                after = torch.empty(*before.shape[:2], capacity, before.shape[3], dtype=before.dtype)
-            after[:, :, : self.length - first] = before[:, :, first : self.length]
-            setattr(self, name, after)
+        assert self.key_storage is not None
+        assert self.value_storage is not None
+        self._fill(
+            self.key_storage[:, :, first : self.length],
+            self.value_storage[:, :, first : self.length],
+            capacity,
+        )
         self.length -= first
         self.dropped += first
 
@@ -205,13 +223,17 @@ class CPUCacheLayer(CacheLayerMixin):
         """`change` of all that is in the storage becomes what is in it."""
         if not self.length:
             return
-        for name in ("key_storage", "value_storage"):
-            changed = change(self._stored(getattr(self, name), 0))
-            with outside_inference_mode():
-                after = changed.new_empty(*changed.shape[:2], self.capacity, changed.shape[3])
-            after[:, :, : self.length] = changed
-            setattr(self, name, after)
+        assert self.key_storage is not None
+        assert self.value_storage is not None
+        keys, values = change(self._stored(self.key_storage, 0)), change(self._stored(self.value_storage, 0))
+        self._fill(keys, values, self.capacity)
         self.beams = None
+
+    def _fill(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+        """They come first in a new storage."""
+        self._store((*keys.shape[:2], capacity), keys.shape[3], values.shape[3], keys.dtype)
+        for storage, states in ((self.key_storage, keys), (self.value_storage, values)):
+            storage[:, :, : states.shape[2]] = states  # type: ignore[index]
 
     def _read(self, storage: Tensor | None, first: int) -> Tensor | None:
         """The positions from `first` on, in the dtype of what was passed."""
