@@ -2,9 +2,9 @@
 
 A transformer layer is a member of a list of modules that holds at least four linears, as attention has for query, key, value and
 output, and holds no such member itself. It is whole if each of its linears lies in a part that `explain()` calls a layer: one op
-for it, the few of a layer with recurrence or on a grid, or the steps of a recorded one. A model has transformer layers if in one
-of these attention is computed when it runs: convolutional networks, codecs and purely recurrent networks have none, however many
-linears stand in their lists.
+for it, the few of a layer with recurrence, latents or a grid, or the steps of a recorded one. A model has transformer layers if in
+one of these attention is computed when it runs: convolutional networks, codecs and purely recurrent networks have none, however
+many linears stand in their lists.
 """
 
 from __future__ import annotations

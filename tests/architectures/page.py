@@ -20,7 +20,7 @@ Then it is restored and compared bit by bit, strides included. This page is writ
 `build/architectures.json` by `make docs-models`, which runs float32 alone, and by `make test-architectures
 ARCHITECTURES=--page` from those of all dtypes.
 
-*Layers* says how many transformer layers run as a whole: in one op, in the few of a layer with recurrence or on a grid, or
+*Layers* says how many transformer layers run as a whole: in one op, in the few of a layer with recurrence, latents or a grid, or
 recorded: as the list of steps that its first call took, without the Python between them ([how it
 works](how-it-works.md#layers-of-no-known-form)). A recorded layer counts if its linears and its attention (softmax) are ours;
 its norms, sums, views and products with positions are torch's, and its convolutions where torch's are as fast. How many of the

@@ -41,6 +41,7 @@ from hf_cpu_accel.rewrite.encoder.window_fuse import fuse_window_layers
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.graph.match import accelerate_message_passing
+from hf_cpu_accel.rewrite.latent.match import fuse_latent_attention, fuse_latent_layers
 from hf_cpu_accel.rewrite.linear.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
@@ -55,8 +56,7 @@ from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
-from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_mixers
-from hf_cpu_accel.rewrite.recurrent.match_layer import fuse_recurrent_layers
+from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -176,6 +176,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("nested ffns", fuse_nested_ffns),
     Stage("recurrent mixers", fuse_recurrent_mixers),
     Stage("recurrent layers", fuse_recurrent_layers),
+    Stage("latent attention", fuse_latent_attention),
+    Stage("latent layers", fuse_latent_layers),
     Stage("encoder layers", fuse_encoder_layers),
     Stage("window layers", fuse_window_layers),
     Stage("grid layers", fuse_grid_layers),

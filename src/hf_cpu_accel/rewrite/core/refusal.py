@@ -27,6 +27,8 @@ LAYERS = frozenset(
         "recurrent mixer",
         "recurrent layer",
         RECORDED,
+        "latent attention",
+        "latent layer",
     }
 )
 

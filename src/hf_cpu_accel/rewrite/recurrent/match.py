@@ -20,7 +20,8 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer
+from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
+from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.rewrite.recurrent.parts import Mixer, candidates
 
 STRUCTURE = "recurrent mixer"
@@ -31,13 +32,22 @@ _BATCH, _PROMPT, _PADDING = 2, 9, 3
 def fuse_recurrent_mixers(context: Context) -> list[PlanItem]:
     """Fuse every mixer of the model. To be called when the linears are packed."""
 
-    def op_and_dtype(fused: FusedMixer, path: str) -> tuple[str, str]:
+    def op_and_dtype(fused: RecurrentMixer, path: str) -> tuple[str, str]:
         return fused._mixer.op, context.dtype_names(path, fused)
 
     items = fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
     read = {name for item in items for name in _read_by_ops(context.root, item.name)}
     context.items[:] = [item for item in context.items if item.reason is None or item.name not in read]
     return items
+
+
+def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that has such a mixer. To be called when mixers are fused."""
+
+    def op_of(mixer: RecurrentMixer) -> str:
+        return mixer._mixer.op
+
+    return fuse_mixer_layers(context, RecurrentMixer, "recurrent layer", op_of)
 
 
 def _read_by_ops(root: nn.Module, path: str) -> set[str]:
@@ -47,10 +57,10 @@ def _read_by_ops(root: nn.Module, path: str) -> set[str]:
     return {path, *(f"{path}.{name}" for name in parts if name is not None)}
 
 
-def _looked_at(module: nn.Module, path: str, context: Context) -> FusedMixer | Refusal | None:
+def _looked_at(module: nn.Module, path: str, context: Context) -> RecurrentMixer | Refusal | None:
     """The mixer with the fused forward, if that does what the mixer does; None if it is something else."""
     possible = candidates(module)
-    if not possible or isinstance(module, FusedMixer):
+    if not possible or isinstance(module, RecurrentMixer):
         return None
     reason = refusal_to_swap(module, path, context) or _obstacle(module, possible[0])
     if reason is not None:
@@ -88,9 +98,9 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
     return next(packed, None) or next(module.parameters()).dtype
 
 
-def _fused(module: nn.Module, mixer: Mixer) -> FusedMixer:
+def _fused(module: nn.Module, mixer: Mixer) -> RecurrentMixer:
     names = tuple(parameters_of(module.forward))
-    fused: FusedMixer = fused_layer(FusedMixer, module, _mixer=mixer, _names=names)
+    fused: RecurrentMixer = fused_layer(RecurrentMixer, module, _mixer=mixer, _names=names)
     return fused
 
 

@@ -44,6 +44,10 @@ class Mixer(ABC):
     def projections(self) -> tuple[str, ...]:
         """The names of the linears that the hidden states go through first."""
 
+    def scaled(self, module: Any, hidden_states: Tensor) -> Tensor:
+        """What the projections are given."""
+        return hidden_states
+
     @abstractmethod
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         """What the projections give, each [B, L, features] -> what `out_proj` is given, the states going on.
@@ -51,12 +55,6 @@ class Mixer(ABC):
         Args:
             tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
         """
-
-    def compute(self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: States) -> Tensor:
-        """[B, L, C] -> [B, L, C], as the mixer's own forward."""
-        projected = [module._modules[name](hidden_states) for name in self.projections]
-        output: Tensor = module.out_proj(self.mix(module, projected, tokens, states))
-        return output
 
     def _convolution(self, module: Any) -> tuple[Tensor, Tensor | None]:
         convolution = module._modules[self.convolution]
@@ -145,10 +143,9 @@ class StateSpace(Mixer):
     def projections(self) -> tuple[str, ...]:
         return ("in_proj",)
 
-    def compute(self, module: Any, hidden_states: Tensor, tokens: Tensor | None, states: States) -> Tensor:
+    def scaled(self, module: Any, hidden_states: Tensor) -> Tensor:
         scale = getattr(module, "ssm_in_multiplier", 1.0)  # Falcon-H1
-        hidden_states = hidden_states if scale == 1.0 else hidden_states * scale
-        return super().compute(module, hidden_states, tokens, states)
+        return hidden_states if scale == 1.0 else hidden_states * scale
 
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         (mixed,) = projected

@@ -1,4 +1,4 @@
-"""`FusedRecurrentLayer`: a layer with recurrence, its norms, projections and feed-forward network included, in six ops.
+"""`FusedMixerLayer`: a layer with a fused mixer, its norms, projections and feed-forward network included, in a few ops.
 
 x + s mixer(norm(x)), then the same with another norm and a feed-forward network
 """
@@ -6,7 +6,7 @@ x + s mixer(norm(x)), then the same with another norm and a feed-forward network
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.linear.dispatch import GatedFFNWork, LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer, forget_call, is_fused, ordinary, reference_call
+from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, forget_call, is_fused, ordinary, reference_call
 
 # Of a product and what is added to it: the sum.
 AddTo = Callable[[Tensor, Tensor], Tensor]
@@ -62,39 +62,33 @@ class LayerParts:
     scale: float
 
 
-class FusedRecurrentLayer(FusedModuleMixin):
+class FusedMixerLayer(FusedModuleMixin):
     """Mixed into the layer's own class: [B, L, C] -> [B, L, C].
 
-    Calls that its mixer cannot do in one op, and those that pass more than hidden states by position, take the own forward.
+    Calls that its mixer cannot do, and those that pass more than hidden states by position, take the own forward.
     """
 
     _parts: LayerParts
     _bound: _Bound | None
 
-    def forward(
-        self, hidden_states: Tensor, *args: Any, attention_mask: Any = None, cache: Any = None, **kwargs: Any
-    ) -> Any:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, C] and what the original takes -> as the original."""
         if not args and is_fused(self, kwargs):
-            output = self._fused(ordinary(hidden_states), attention_mask, cache)
+            output = self._fused(ordinary(hidden_states), kwargs)
             if output is not None:
                 return output
-        return self._original_class.forward(
-            self, hidden_states, *args, attention_mask=attention_mask, cache=cache, **kwargs
-        )
+        return self._original_class.forward(self, hidden_states, *args, **kwargs)
 
-    def _fused(self, x: Tensor, attention_mask: Any, cache: Any) -> Tensor | None:
+    def _fused(self, x: Tensor, named: dict[str, Any]) -> Tensor | None:
         check_inference(self, x)
         bound = self._bound or self._bind()
         mixer = bound.mixer
         if not isinstance(mixer, FusedMixer):  # it went back to its own forward
             return None
-        call = mixer.begin(x, cache, attention_mask)
-        if call is None:
+        mixed = mixer.mix(bound.norm(x), named)
+        if mixed is None:
             return None
-        normed = call.masked(bound.norm(x))
-        projected = [output for project in bound.projections for output in project(normed)]
-        x = bound.leave(mixer._mixer.mix(mixer, projected, call.tokens, call.states), x)
+        x = bound.leave(mixed, x)
         return bound.feed_forward(bound.ffn_norm(x), x)
 
     def _bind(self) -> _Bound:
@@ -105,12 +99,16 @@ class FusedRecurrentLayer(FusedModuleMixin):
         if len(args) > 1:
             return None
         named = {**({"hidden_states": args[0]} if args else {}), **kwargs}
-        return reference_call(self, self._modules[self._parts.mixer], named)
+        mixer: Any = self._modules[self._parts.mixer]
+        reference = reference_call(self, mixer, named)
+        experts = isinstance(self._parts.ffn, str)
+        return replace(reference, moves_rows=experts) if reference else None
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forget_call(self._modules[self._parts.mixer], kwargs)
+        mixer: Any = self._modules[self._parts.mixer]
+        forget_call(mixer, kwargs)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> FusedRecurrentLayer:
+    def _apply(self, fn: Any, recurse: bool = True) -> FusedMixerLayer:
         super()._apply(fn, recurse)
         self._bound = None  # holds copies of biases
         return self
@@ -124,14 +122,12 @@ class _Bound:
     """A layer's modules and routes.
 
     Attributes:
-        projections: each gives the outputs of one or more of the mixer's, in their order.
         leave, feed_forward: the last product of a branch, and the sum.
     """
 
     mixer: Any
     norm: Any
     ffn_norm: Any
-    projections: list[Callable[[Tensor], list[Tensor]]]
     leave: AddTo
     feed_forward: AddTo
 
@@ -139,7 +135,7 @@ class _Bound:
     def of(cls, layer: nn.Module, parts: LayerParts) -> _Bound:
         mixer: Any = layer._modules[parts.mixer]
         plain = parts.scale == 1.0
-        out = mixer.out_proj
+        out = mixer._modules[mixer.last]
         leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
         ffn: Any
         if isinstance(parts.ffn, str):
@@ -150,36 +146,9 @@ class _Bound:
             mixer,
             layer._modules[parts.norm],
             layer._modules[parts.ffn_norm],
-            projections_of(mixer, mixer._mixer.projections),
             leave if plain else _added(leave, parts.scale),
             ffn if joined else _added(ffn, parts.scale),
         )
-
-
-def projections_of(module: Any, names: tuple[str, ...]) -> list[Callable[[Tensor], list[Tensor]]]:
-    """The linears of these names, those in one product that lie side by side."""
-    linears: list[Any] = [module._modules[name] for name in names]
-    runs: list[list[Any]] = []
-    for linear in linears:
-        last: Any = runs[-1][-1] if runs else None
-        if _are_packed(linear, last) and linear.group is last.group and linear.index == last.index + 1:
-            runs[-1].append(linear)
-        else:
-            runs.append([linear])
-    return [_run(run) for run in runs]
-
-
-def _are_packed(*linears: Any) -> bool:
-    return all(isinstance(linear, PackedLinear) for linear in linears)
-
-
-def _run(linears: list[Any]) -> Callable[[Tensor], list[Tensor]]:
-    first, last = linears[0], linears[-1]
-    if len(linears) == 1:
-        alone = first.group.route(first.index, first.index) if isinstance(first, PackedLinear) else first
-        return lambda input: [alone(input)]
-    together: Callable[[Tensor], list[Tensor]] = first.group.route(first.index, last.index)
-    return together
 
 
 def _part(linear: PackedLinear) -> Any:

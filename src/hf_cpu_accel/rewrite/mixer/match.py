@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,29 +23,39 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear, is_permuted
+from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer
+from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
-from hf_cpu_accel.rewrite.recurrent.layer import FusedMixer
-from hf_cpu_accel.rewrite.recurrent.whole_layer import FusedRecurrentLayer, GatedParts, LayerParts
-
-STRUCTURE = "recurrent layer"
 
 _BATCH, _TOKENS, _PADDING = 2, 7, 2
 
+M = TypeVar("M", bound=FusedMixer)
 
-def fuse_recurrent_layers(context: Context) -> list[PlanItem]:
-    """Fuse every layer of the model that has a fused mixer in the place of attention. To be called when mixers are fused."""
 
-    def op_and_dtype(fused: FusedRecurrentLayer, path: str) -> tuple[str, str]:
+def fuse_mixer_layers(
+    context: Context, kind: type[M], structure: str, op_of: Callable[[M], str]
+) -> list[PlanItem]:
+    """Fuse every layer of the model that has a mixer of this kind. To be called when mixers are fused.
+
+    Args:
+        structure: what such a layer is called in the plan.
+        op_of: the op that mixes its tokens.
+    """
+
+    def op_and_dtype(fused: FusedMixerLayer, path: str) -> tuple[str, str]:
         mixer: Any = fused._modules[fused._parts.mixer]
-        return f"{mixer._mixer.op}, ffn", context.dtype_names(path, fused)
+        return f"{op_of(mixer)}, ffn", context.dtype_names(path, fused)
 
-    return fuse_each(context, STRUCTURE, _looked_at, op_and_dtype)
+    def look(layer: nn.Module, path: str, context: Context) -> FusedMixerLayer | Refusal | None:
+        mixers = [name for name, child in layer.named_children() if isinstance(child, kind)]
+        if not mixers or isinstance(layer, FusedModuleMixin) or not is_listed(context.root, path):
+            return None
+        return _looked_at(layer, path, mixers, context)
+
+    return fuse_each(context, structure, look, op_and_dtype)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedRecurrentLayer | Refusal | None:
-    mixers = [name for name, child in layer.named_children() if isinstance(child, FusedMixer)]
-    if not mixers or isinstance(layer, FusedModuleMixin) or not is_listed(context.root, path):
-        return None
+def _looked_at(layer: nn.Module, path: str, mixers: list[str], context: Context) -> FusedMixerLayer | Refusal:
     reason = refusal_to_swap(layer, path, context) or _obstacle(layer, mixers)
     if reason is not None:
         return Refusal(reason)
@@ -53,7 +63,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedRecurrentL
     if isinstance(expected, Refusal):
         return expected
     mixer: Any = layer._modules[mixers[0]]
-    features = mixer.out_proj.out_features
+    features = mixer._modules[mixer.last].out_features
     allowed = RECURRENT_MIXER.of(expected[0].dtype)
     for parts in _candidates(layer, mixers[0], features):
         error = _error(layer, parts, expected)
@@ -75,7 +85,8 @@ def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
             "it has more in it than a mixer, two norms and a feed-forward network: its parts run one by one"
         )
     mixer: Any = layer._modules[mixers[0]]
-    return None if isinstance(mixer.out_proj, PackedLinear) else "its mixer's last linear is not packed"
+    last = mixer._modules[mixer.last]
+    return None if isinstance(last, PackedLinear) else "its mixer's last linear is not packed"
 
 
 def _rest(layer: nn.Module, mixer: str) -> tuple[list[str], list[str]]:
@@ -126,8 +137,8 @@ def _are_halves(ups: list[PackedLinear], width: int) -> bool:
     return side_by_side and sum(up.out_features for up in ups) == 2 * width and width % PANEL_FEATURES == 0
 
 
-def _fused(layer: nn.Module, parts: LayerParts) -> FusedRecurrentLayer:
-    fused: FusedRecurrentLayer = fused_layer(FusedRecurrentLayer, layer, _parts=parts, _bound=None)
+def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
+    fused: FusedMixerLayer = fused_layer(FusedMixerLayer, layer, _parts=parts, _bound=None)
     return fused
 
 
@@ -149,21 +160,18 @@ def _outputs(layer: nn.Module) -> tuple[Tensor, ...] | Refusal:
 
 def _run(layer: Any) -> tuple[Any, ...]:
     """What a layer adds to a padded prompt, and to the token after it."""
-    from hf_cpu_accel.generate.recurrent_states import empty_cache
-
     mixer: Any = next(child for child in layer.children() if isinstance(child, FusedMixer))
+    last = mixer._modules[mixer.last]
     generator = torch.Generator().manual_seed(0)
-    size = (_BATCH, _TOKENS + 1, mixer.out_proj.out_features)
-    states = torch.randn(size, generator=generator).to(mixer.out_proj.weight_dtype)
-    mask = torch.ones(_BATCH, _TOKENS, dtype=torch.long)
-    mask[0, :_PADDING] = 0
-    cache = empty_cache(mixer.layer_idx + 1)
-    given: dict[str, Any] = {"cache": cache}
-    if "position_embeddings" in _names(layer):  # which only its other kind of layers reads
+    size = (_BATCH, _TOKENS + 1, last.out_features)
+    states = torch.randn(size, generator=generator).to(last.weight_dtype)
+    example = mixer.example(_BATCH, _TOKENS, _PADDING)
+    given: dict[str, Any] = {}
+    if "position_embeddings" in _names(layer):  # which another kind of its layers reads
         given["position_embeddings"] = None
-    prompt = layer(states[:, :_TOKENS], attention_mask=mask, **given)
-    token = layer(states[:, _TOKENS:], attention_mask=None, **given)
-    return prompt[mask.bool()] - states[:, :_TOKENS][mask.bool()], token - states[:, _TOKENS:]
+    prompt = layer(states[:, :_TOKENS], **{**given, **example.prompt})
+    token = layer(states[:, _TOKENS:], **{**given, **example.token})
+    return (prompt - states[:, :_TOKENS])[example.tokens], token - states[:, _TOKENS:]
 
 
 def _names(layer: Any) -> tuple[str, ...]:

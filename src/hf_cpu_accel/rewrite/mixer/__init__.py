@@ -1,0 +1,1 @@
+"""Layers that are fused around what they have in the place of attention."""

@@ -1,0 +1,167 @@
+"""`FusedMixer`: what mixes the tokens of a layer, attention or a recurrence, fused between packed projections."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+
+# By which hosts tell where one of several sequences in a row ends.
+_PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+_REFUSED = (*_PACKED, "cache_params", *(name for name in CACHES if name != "cache"))
+
+
+Projection = Callable[[Tensor], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of a prompt that is padded on the left, and of the token after it, besides hidden states.
+
+    Attributes:
+        tokens: bool [batch, tokens of the prompt], False at padding.
+        prompt, token: with the same cache in both, which is empty.
+    """
+
+    tokens: Tensor
+    prompt: dict[str, Any]
+    token: dict[str, Any]
+
+
+class FusedMixer(FusedModuleMixin):
+    """Mixed into the mixer's own class: [B, L, C] -> [B, L, C].
+
+    It computes its class's own forward where hooks look inside, while a graph is traced, and for packed sequences.
+
+    Attributes:
+        last: the name of its last linear.
+    """
+
+    last = ""
+    layer_idx: int
+    _names: tuple[str, ...]  # of the parameters of its forward
+    _projections: list[Projection] | None = None
+
+    @property
+    @abstractmethod
+    def first(self) -> tuple[str, ...]:
+        """The names of the linears that the hidden states go through first."""
+
+    @abstractmethod
+    def mix(self, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
+        """[B, L, C] -> [B, L, features], what the last linear is given; None for a call that the ops cannot do, which then has
+        changed nothing.
+
+        Args:
+            named: the other arguments of the mixer, or of its layer.
+        """
+
+    @abstractmethod
+    def example(self, batch: int, tokens: int, padding: int) -> Example:
+        """The first `padding` tokens of the first sequence are none."""
+
+    @abstractmethod
+    def is_empty(self, cache: Any) -> bool:
+        """Whether nothing is in its layer of the cache."""
+
+    def project(self, hidden_states: Tensor) -> list[Tensor]:
+        """[B, L, C] -> what the linears `first` give, those that lie side by side in one product."""
+        if self._projections is None:
+            self._projections = _projections_of(self, self.first)
+        return [output for project in self._projections for output in project(hidden_states)]
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name."""
+        return kwargs if not args else dict(zip(self._names, args, strict=False)) | kwargs
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return reference_call(self, self, self.named(args, kwargs))
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forget_call(self, self.named(args, kwargs))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FusedMixer:
+        super()._apply(fn, recurse)
+        self._projections = None  # they hold copies of biases
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_projections": None}
+
+
+def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
+    """Whether a call with these arguments is not to take the own forward."""
+    return (
+        not any(name in named and named[name] is not None for name in _REFUSED)
+        and not module.has_user_hooks
+        and not torch.compiler.is_compiling()
+    )
+
+
+def reference_call(module: FusedModuleMixin, mixer: FusedMixer, named: dict[str, Any]) -> Reference | None:
+    """The call without its cache, if nothing is in that: else it goes on from what the fused call is about to change."""
+    cache = named.get("cache")
+    if not is_fused(module, named) or (cache is not None and not mixer.is_empty(cache)):
+        return None
+    kept = None if cache is None else _kept_as(cache, mixer.layer_idx)
+    return Reference((), {**named, "cache": None}, tokens_of(named.get("attention_mask")), dtype=kept)
+
+
+def _kept_as(cache: Any, index: int) -> str | None:
+    """The dtype that `cache` keeps keys and values in, where it was asked for."""
+    dtype = getattr(cache.layers[index], "storage_dtype", None) if index < len(cache.layers) else None
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def forget_call(mixer: FusedMixer, named: dict[str, Any]) -> None:
+    if named.get("cache") is not None:
+        named["cache"].layers[mixer.layer_idx].reset()
+
+
+def tokens_of(mask: Any) -> Tensor | None:
+    """bool [B, L], the tokens that a mask [B, L] says there are, or the queries that one [B, heads, L, keys] lets attend; None for
+    all."""
+    mask = ordinary(mask)
+    if mask is None or mask.dim() == 2:
+        return None if mask is None else mask.bool()
+    seen = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.any(3).any(1)
+
+
+def ordinary(tensor: Any) -> Any:
+    return tensor.tensor if isinstance(tensor, LazyTensor) else tensor
+
+
+def _projections_of(module: Any, names: tuple[str, ...]) -> list[Projection]:
+    """Each gives the outputs of one linear or more, in the order of the names."""
+    linears: list[Any] = [module._modules[name] for name in names]
+    runs: list[list[Any]] = []
+    for linear in linears:
+        last: Any = runs[-1][-1] if runs else None
+        if _are_packed(linear, last) and linear.group is last.group and linear.index == last.index + 1:
+            runs[-1].append(linear)
+        else:
+            runs.append([linear])
+    return [_run(run) for run in runs]
+
+
+def _are_packed(*linears: Any) -> bool:
+    return all(isinstance(linear, PackedLinear) for linear in linears)
+
+
+def _run(linears: list[Any]) -> Projection:
+    first, last = linears[0], linears[-1]
+    if len(linears) == 1:
+        alone = first.group.route(first.index, first.index) if isinstance(first, PackedLinear) else first
+        return lambda input: [alone(input)]
+    together: Projection = first.group.route(first.index, last.index)
+    return together
