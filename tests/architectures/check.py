@@ -13,6 +13,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.refusal import RECORDED
 from tests.architectures.compare import compare_all
 from tests.architectures.find import calls_of, find_model, run
+from tests.architectures.find import told as said
 from tests.architectures.layers import attends, linears_of_layers, told_of_layers
 from tests.architectures.small import exceptions
 
@@ -92,7 +93,7 @@ def _check_dtype(
         if unexplained:
             told["unexplained"] = unexplained
     except Exception as error:
-        problems.append(f"{dtype}: raises {told(error)}")
+        problems.append(f"{dtype}: raises {said(error)}")
         restore(model)
         return told
     restore(model)

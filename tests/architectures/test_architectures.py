@@ -104,7 +104,7 @@ def test_the_page_says_how_many_rows_are_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kinds", "whole"), [("bert", 1, True), ("resnet", 0, True), ("roformer", 1, False)]
+    ("model_type", "kinds", "whole"), [("bert", 1, True), ("resnet", 0, True), ("lilt", 1, False)]
 )
 def test_layers_are_those_in_which_attention_is_computed(model_type: str, kinds: int, whole: bool) -> None:
     result = check(model_type, ("float32",))

@@ -52,6 +52,7 @@ def expect(value: Any, expected: Any) -> None:
 
 
 def size_of(tensor: Any, dim: int) -> Any:
+    """A size, counted from the last: `dim` is negative."""
     return tensor.size(dim)
 
 

@@ -44,11 +44,14 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
             steps, output = _steps(layer, shadow, recorder, call)
     finally:
         recorder.forget()
-    if by_torch := torch_products(steps.steps):
+    if by_torch := torch_products(steps.steps, len(inputs)):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
     program = Program(len(inputs), steps.steps, steps.output)
-    with torch.no_grad(), disable_grouping():
-        again = required(call_foreign(program, inputs))
+    try:
+        with torch.no_grad(), disable_grouping():
+            again = program(inputs)
+    except Exception as error:
+        return Refusal(f"its steps, taken again, raise {type(error).__name__}")
     if not alike(layer, again, output):
         return Refusal("its steps, taken again, do not give what it gives")
     return program, Guard(layer, names)

@@ -168,8 +168,12 @@ class Recorder(TorchFunctionMode):
         if isinstance(output, torch.Size) and name in ("size", "shape"):
             owner = self._ref(args[0])
             return Sizes(
-                self._size(self._of_size(size_of, (owner, n)), size) for n, size in enumerate(output)
+                self._size(self._of_size(size_of, (owner, n - len(output))), size)
+                for n, size in enumerate(output)
             )
+        if type(output) is int and name == "size" and len(args) == 2 and type(args[1]) is int:
+            dim = args[1] if args[1] < 0 else args[1] - args[0].dim()
+            return self._size(self._of_size(size_of, (self._ref(args[0]), dim)), output)
         if type(output) is int and name in ("size", "numel", "__len__"):
             size = self._size(self._step(func, self.refs(args), self.refs(kwargs)), output)
             return int(size) if name == "__len__" else size
@@ -185,6 +189,8 @@ class Recorder(TorchFunctionMode):
             return output  # of what is torn down meanwhile, for one
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
             raise Refused(Refusal(f"what it does depends on numbers ({name} of a tensor is read)"))
+        if func is Tensor.type_as:  # which would read the other for its dtype alone
+            func, args = Tensor.to, (args[0], output.dtype)
         result = self._step(func, self.refs(args), self.refs(kwargs), effect=writes)
         if type(output) in (tuple, list):
             self._expect_length(result, output)  # that of a split follows from sizes

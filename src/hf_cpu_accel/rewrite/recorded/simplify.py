@@ -18,6 +18,11 @@ from hf_cpu_accel.rewrite.linear.dispatch import FFNWork
 from hf_cpu_accel.rewrite.linear.ffn import FusedFFN
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.recorded.attention import join_attention
+from hf_cpu_accel.rewrite.recorded.forms import (
+    with_sizes_of_operands,
+    without_einsum,
+    without_needless_writes,
+)
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
@@ -44,6 +49,9 @@ class Steps:
 
     def simplified(self) -> Steps:
         self._drop_dropouts()
+        self.steps = with_sizes_of_operands(self.steps)
+        self._drop_unread()
+        self.steps = without_einsum(without_needless_writes(self.steps, self._reads()))
         if not any(step.effect and _writes(step) for step in self.steps):
             self.steps = join_attention(self.steps, Counter(refs_in(self.output)))
             self._join_ffns()
@@ -196,9 +204,18 @@ def _writes(step: Step) -> bool:
     return getattr(step.function, "__name__", "") != "expect"
 
 
-def torch_products(steps: Sequence[Step]) -> list[str]:
-    """The names of the products with weights, and of attention, that the steps have torch compute."""
-    return sorted({step.function.__name__ for step in steps if step.function in _PRODUCTS})
+def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
+    """The names of the products with weights, and of attention, that the steps have torch compute.
+
+    Args:
+        inputs: how many there are. What follows from weights alone (tables of positions) is as small as these.
+    """
+    of_inputs = {Ref(number) for number in range(inputs)}
+    for step in steps:
+        if not of_inputs.isdisjoint(step.reads):
+            of_inputs.add(step.result)
+    found = (step.function for step in steps if step.result in of_inputs and step.function in _PRODUCTS)
+    return sorted({function.__name__ for function in found})
 
 
 _PRODUCTS = (

@@ -1,0 +1,145 @@
+"""Attention as one step, in the shapes in which a layer has written it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
+from hf_cpu_accel.ops.attention import attention
+from hf_cpu_accel.rewrite.recorded.program import Mismatch
+
+_KIND = "recorded layer"
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What is added to scores.
+
+    Attributes:
+        factor: of it.
+        fill: what is added where it is true, or None: itself.
+        is_of_windows: whether the batch of the scores is divided into images and windows meanwhile: [B, windows, heads, L, keys].
+    """
+
+    factor: float = 1.0
+    fill: float | None = None
+    is_of_windows: bool = False
+
+
+class Attention:
+    """softmax(scale * factors * query key + biases) values, in the shapes in which that was written.
+
+    Args:
+        scale: of the scores.
+        factors: how many of the tensors behind the values are factors; biases follow.
+        biases: how each is added.
+        heads: into how many the batch of the scores is divided while biases are added, or None.
+    """
+
+    __name__ = "attention"
+
+    def __init__(self, scale: float, factors: int, biases: tuple[Bias, ...], heads: int | None) -> None:
+        self.scale, self.factors, self.biases, self.heads = scale, factors, biases, heads
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+        """query [..., L, D], key [..., D, keys], value [..., keys, E] -> [..., L, E].
+
+        Raises:
+            Mismatch: a factor is of each key, or scores were shaped otherwise than attention is.
+        """
+        query, bias = self._prepared(query, more)
+        shape = query.shape[:-1]
+        heads = [self._divided(part) for part in (query, key.mT, value)]
+        if any(part.dim() != 4 for part in heads) or len({part.shape[:2] for part in heads}) > 1:
+            return self._written(query, key, value, bias)
+        if bias is not None:
+            if bias.dim() == 3 and query.dim() == 3 and self.heads is None:
+                bias = bias.unsqueeze(1)
+            bias = bias[(None,) * (max(4, query.dim()) - bias.dim())]
+            if bias.dim() > 4:
+                bias = bias.expand(*query.shape[:-3], -1, -1, -1).flatten(0, bias.dim() - 4)
+        output = attention(*heads, mask=bias, scale=self.scale).transpose(1, 2)
+        return output if output.shape[:-1] == shape else output.reshape(*shape, -1)
+
+    def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
+        """What the values are multiplied by [..., L, keys], which layers return unasked: computed if somebody reads it."""
+        query, bias = self._prepared(query, more)
+        lazy: Weights = Weights.like((*query.shape[:-1], key.shape[-1]), value.dtype)
+        lazy.made_of = (
+            self,
+            [None if part is None else VersionGuard(part, _KIND) for part in (query, key, bias)],
+        )
+        return lazy
+
+    def _prepared(self, query: Tensor, more: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        for factor in more[: self.factors]:
+            if factor.dim() and factor.shape[-1] != 1:
+                raise Mismatch
+            query = query * factor
+        return query, self._bias(more[self.factors :], query)
+
+    def _divided(self, part: Tensor) -> Tensor:
+        """[B, heads, L, D]."""
+        if part.dim() == 3:
+            return part.unsqueeze(1) if self.heads is None else part.unflatten(0, (-1, self.heads))
+        return part.flatten(0, part.dim() - 4) if part.dim() > 4 else part
+
+    def _bias(self, biases: tuple[Tensor, ...], query: Tensor) -> Tensor | None:
+        total: Tensor | None = None
+        for bias, how in zip(biases, self.biases, strict=True):
+            if how.fill is not None:
+                part = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.bool(), how.fill)
+            else:
+                part = bias.to(query.dtype) if how.factor == 1 else bias.to(query.dtype) * how.factor
+            part = _of_all_windows(part, query.shape[0]) if how.is_of_windows else part
+            total = part if total is None else total + part
+        return total
+
+    def _written(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.matmul(self.softmax(query, key, bias).to(value.dtype), value)
+
+    def softmax(self, query: Any, key: Any, bias: Tensor | None) -> Tensor:
+        """The weights, in plain torch."""
+        scores = torch.matmul(query, key) * self.scale
+        if self.heads is not None and bias is not None:
+            scores = (scores.unflatten(0, (-1, self.heads)) + bias).flatten(0, 1)
+        elif bias is not None:
+            scores = scores + bias
+        return functional.softmax(scores, -1)
+
+
+class Weights(LazyTensor):
+    """Those of an attention.
+
+    Attributes:
+        made_of: the attention, queries, keys and what is added to scores.
+    """
+
+    made_of: tuple[Attention, list[VersionGuard | None]]
+
+    def _make(self) -> Tensor:
+        attention, guards = self.made_of
+        return attention.softmax(*(None if guard is None else guard.tensor() for guard in guards)).to(
+            self.dtype
+        )
+
+    def _forget(self) -> None:
+        del self.made_of
+
+
+def _of_all_windows(bias: Tensor, batch: int) -> Tensor:
+    """[B or 1, windows or 1, heads or 1, L, keys] -> [batch, heads or 1, L, keys], where the batch is one of windows.
+
+    Raises:
+        Mismatch: they do not fit.
+    """
+    bias = bias[(None,) * (5 - bias.dim())]
+    windows = bias.shape[1]
+    if batch % windows or bias.shape[0] not in (1, batch // windows):
+        raise Mismatch
+    return bias.expand(batch // windows, -1, -1, -1, -1).flatten(0, 1)

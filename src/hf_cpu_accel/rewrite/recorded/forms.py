@@ -1,0 +1,209 @@
+"""Steps in the few forms that are looked for: no sizes of scores, no `einsum`, and no writes to what nobody else reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, SOFTMAX
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step, replaced, size_of
+
+PRODUCT = frozenset((*MATMUL, *BMM))
+TIMES = frozenset((torch.mul, torch.multiply, Tensor.mul, Tensor.__mul__, Tensor.__rmul__))
+OVER = frozenset((torch.div, torch.true_divide, Tensor.div, Tensor.__truediv__))
+PLUS = frozenset((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__))
+MINUS = frozenset((torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__))
+FILL = frozenset((Tensor.masked_fill, torch.masked_fill))
+CAST = frozenset((Tensor.to, Tensor.float, Tensor.type, Tensor.type_as, Tensor.contiguous))
+VIEW = frozenset((Tensor.view, Tensor.reshape))
+SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS  # what is done to them
+# What they give is memory of its own.
+_NEW = frozenset(
+    (*PRODUCT, *TIMES, *OVER, *PLUS, *MINUS, *FILL, *SOFTMAX, torch.einsum, torch.where, functional.conv1d)
+)
+# What they give lies in the memory of their first argument, or is new.
+_VIEWS = VIEW | {
+    *(Tensor.__getitem__, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.unsqueeze),
+    *(torch.unsqueeze, Tensor.squeeze, torch.squeeze, torch.reshape, functional.pad, Tensor.contiguous),
+}
+
+
+def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
+    """`steps` in which nobody reads the sizes of scores, but those of what they are made of."""
+    made = {step.result: step for step in steps}
+    same: dict[Ref, Ref] = {}
+    found: list[Step] = []
+    for step in steps:
+        step = replace(step, args=replaced(step.args, lambda ref: same.get(ref, ref)))
+        if step.function is size_of:
+            owner, dim = _operand(step.args[0], step.args[1], made)
+            if isinstance(owner, Step):  # a view, which was told its size
+                size = _shape_of_view(owner)[dim]
+                same[step.result] = same.get(size, size)
+                continue
+            step = replace(step, args=(owner, dim))
+        found.append(replace(step, kwargs=replaced(step.kwargs, lambda ref: same.get(ref, ref))))
+    return found
+
+
+def _operand(owner: Ref, dim: int, made: dict[Ref, Step]) -> tuple[Ref | Step, int]:
+    """Whose size it is, counted from the last dimension, or the view that was given it as a size."""
+    step = made.get(owner)
+    while step is not None and not step.effect and step.args:
+        if step.function in VIEW:
+            shape = _shape_of_view(step)
+            return (step if len(shape) >= -dim and isinstance(shape[dim], Ref) else owner), dim
+        source = _of_same_size(step, dim, made)
+        if source is None:
+            break
+        owner = source
+        step = made.get(owner)
+    return owner, dim
+
+
+def _of_same_size(step: Step, dim: int, made: dict[Ref, Step]) -> Ref | None:
+    """Which argument of a step on scores has the size of its result."""
+    first, *rest = step.args
+    source: Any = None
+    if step.function in PRODUCT and len(rest) == 1:
+        source = rest[0] if dim == -1 else first
+    elif step.function in SOFTMAX or step.function in CAST or step.function in FILL:
+        source = first
+    elif step.function in SCORES:
+        source = scores_in(step, made)
+    return source if isinstance(source, Ref) else None
+
+
+def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
+    """Which argument of a step is the scores, if they may be there."""
+    if step.function not in SCORES or not step.args:
+        return None
+    operands = step.args[:1]
+    if step.function in PLUS or step.function in TIMES:
+        operands = step.args[:2]
+    refs = [operand for operand in operands if isinstance(operand, Ref)]
+    if len(refs) < 2:
+        return refs[0] if refs else None
+    return next((ref for ref in refs if _is_of_scores(ref, made)), None)
+
+
+def _is_of_scores(ref: Ref, made: dict[Ref, Step]) -> bool:
+    step = made.get(ref)
+    while step is not None and step.function not in PRODUCT:
+        source = step.args[0] if step.function in SCORES and step.args else None
+        step = made.get(source) if isinstance(source, Ref) else None
+    return step is not None
+
+
+def _shape_of_view(step: Step) -> Any:
+    return step.args[1] if len(step.args) == 2 and isinstance(step.args[1], tuple | list) else step.args[1:]
+
+
+def without_einsum(steps: list[Step]) -> list[Step]:
+    """`steps` with products of matrices in the place of each `einsum` that is one."""
+    numbers = count(1 + max((step.result.number for step in steps), default=0))
+    return [made for step in steps for made in _without_einsum(step, numbers)]
+
+
+def _without_einsum(step: Step, numbers: Iterator[int]) -> Iterator[Step]:
+    orders = _orders(step) if step.function is torch.einsum and not step.kwargs else None
+    if orders is None:
+        yield step
+        return
+    operands = step.args[1] if len(step.args) == 2 else step.args[1:]
+    turned: list[Ref] = []
+    for operand, order in zip(operands, orders[:2], strict=True):
+        turned.append(operand)
+        if list(order) != sorted(order):
+            turned[-1] = Ref(next(numbers))
+            yield replace(step, function=permute_last, args=(operand, *order), result=turned[-1])
+    product = replace(step, function=torch.matmul, args=tuple(turned))
+    if list(orders[2]) == sorted(orders[2]):
+        yield product
+        return
+    product = replace(product, result=Ref(next(numbers)))
+    yield product
+    yield replace(step, function=permute_last, args=(product.result, *orders[2]))
+
+
+def _orders(step: Step) -> tuple[list[int], list[int], list[int]] | None:
+    """The orders of dimensions of both operands and of the product that make an `einsum` a product of matrices."""
+    equation = step.args[0]
+    operands = step.args[1] if len(step.args) == 2 else step.args[1:]
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+        return None
+    inputs, output = equation.replace(" ", "").split("->")
+    parts = [*inputs.split(","), output]
+    if all(part.startswith("...") for part in parts):  # more of the batch, which stays in front
+        parts = [part[3:] for part in parts]
+    if "." in "".join(parts):
+        return None
+    one, other, output = parts
+    batch = [letter for letter in output if letter in one and letter in other]
+    rows, columns = ([x for x in output if x in part and x not in batch] for part in (one, other))
+    summed = [letter for letter in one if letter in other and letter not in output]
+    if any(len(letters) != 1 for letters in (rows, columns, summed)):
+        return None
+    wanted = [*batch, *rows, *summed], [*batch, *summed, *columns], [*batch, *rows, *columns]
+    if any(
+        sorted(letters) != sorted(given) for letters, given in zip(wanted, (one, other, output), strict=True)
+    ):
+        return None
+    return (
+        [one.index(letter) for letter in wanted[0]],
+        [other.index(letter) for letter in wanted[1]],
+        [wanted[2].index(letter) for letter in output],
+    )
+
+
+def permute_last(tensor: Tensor, *order: int) -> Tensor:
+    """`tensor` with its last dimensions in another order."""
+    before = tensor.dim() - len(order)
+    return tensor.permute(*range(before), *(before + dim for dim in order))
+
+
+def without_needless_writes(steps: list[Step], reads: Counter[Ref]) -> list[Step]:
+    """`steps` with new tensors in the place of those that are written to, where none but the writing step reads them.
+
+    Args:
+        reads: how often each ref is read, by steps and as what is returned.
+    """
+    made = {step.result: step for step in steps}
+    sizes = Counter(step.args[0] for step in steps if step.function is size_of)
+    reads = reads - sizes
+    for step in steps:
+        if step.effect:
+            made[step.result] = _without_write(step, made, reads)
+    return list(made.values())
+
+
+def _without_write(step: Step, made: dict[Ref, Step], reads: Counter[Ref]) -> Step:
+    target = step.args[0] if step.args else None
+    if not isinstance(target, Ref) or not _is_alone(target, made, reads):
+        return step
+    name = getattr(step.function, "__name__", "")
+    kwargs = dict(step.kwargs)
+    if kwargs.pop("inplace", False) is True:
+        return replace(step, kwargs={**kwargs, "inplace": False}, effect=False)
+    other = name.replace("__i", "__", 1) if name.startswith("__i") else name[: -name.endswith("_") or None]
+    function = getattr(Tensor, other, None)
+    return step if function is None or other == name else replace(step, function=function, effect=False)
+
+
+def _is_alone(ref: Ref, made: dict[Ref, Step], reads: Counter[Ref]) -> bool:
+    """Whether it lies in memory that was made for it, which nobody else sees."""
+    step = made.get(ref)
+    while step is not None and not step.effect and reads[step.result] == 1:
+        if step.function in _NEW or getattr(type(step.leaf), "forward", None) is PackedLinear.forward:
+            return True
+        source = step.args[0] if step.function in _VIEWS and step.args else None
+        step = made.get(source) if isinstance(source, Ref) else None
+    return False
