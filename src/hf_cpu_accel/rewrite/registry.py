@@ -14,6 +14,7 @@ from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
+from hf_cpu_accel.rewrite.cached.match import fuse_cached_attention, fuse_cached_layers
 from hf_cpu_accel.rewrite.calibration.stage import calibrate
 from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.convolution.batch_norm import BatchNormRule
@@ -182,6 +183,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("window layers", fuse_window_layers),
     Stage("grid layers", fuse_grid_layers),
     Stage("decoder layers", fuse_decoder_layers),
+    Stage("cached attention", fuse_cached_attention),
+    Stage("cached layers", fuse_cached_layers),
     Stage("recorded layers", record_layers),
     Stage("what is left", _say_what_is_left),
     Stage("generation", accelerate_generation),

@@ -51,11 +51,12 @@ _FALCON = {
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model class without its `ForCausalLM`, its config, and how many of its layers must be fused."""
+    """A model class without its `ForCausalLM`, its config, and how many layers must be fused: in one op, around attention."""
 
     stem: str
     settings: dict[str, object] = field(default_factory=lambda: _GROUPED)
     fused: int = LAYERS
+    cached: int = 0
     config: str = ""
     model: str = ""
 
@@ -237,7 +238,7 @@ SCALED = {
 }
 
 
-# Layers with parts that the op does not have: their linears and norms are accelerated alone.
+# Layers with parts that the op does not have: those run one by one, or only what is beside attention does.
 UNFUSED = {
     "glm4-moe-groups": Decoder(
         "Glm4Moe",
@@ -250,6 +251,7 @@ UNFUSED = {
             "topk_group": 2,
         },
         fused=0,
+        cached=LAYERS,
     ),
     "olmoe-clipped": Decoder(
         "Olmoe", {**_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "clip_qkv": 8.0}, fused=0

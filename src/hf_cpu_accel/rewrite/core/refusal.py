@@ -29,6 +29,8 @@ LAYERS = frozenset(
         RECORDED,
         "latent attention",
         "latent layer",
+        "cached attention",
+        "cached layer",
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,10 @@ from hf_cpu_accel.lazy.stored_heads import readable
 from hf_cpu_accel.rewrite.attention.interface import attention_forward
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.latent.parts import LatentParts
-from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, is_fused, ordinary
+from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, attending_example, is_fused, ordinary
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _KNOWN = frozenset({"attention_mask", "cache", "position_embeddings", "position_ids", "use_cache"})
-_POSITIONS = 70_000  # the first in an example: so far on that Llama 4's factor is not 1
 
 
 @dataclass(frozen=True)
@@ -110,26 +110,8 @@ class LatentAttention(FusedMixer):
         return int(cache.get_seq_length(self.layer_idx)) == 0
 
     def example(self, batch: int, tokens: int, padding: int) -> Example:
-        from transformers import DynamicCache
-
-        seen = torch.ones(batch, tokens, dtype=torch.bool)
-        seen[0, :padding] = False
-        keys = torch.cat((seen, torch.ones(batch, 1, dtype=torch.bool)), dim=1)
-        causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-        cache, dtype = DynamicCache(), self._modules["o_proj"].weight_dtype  # type: ignore[union-attr]
-
-        def given(first: int, count: int, mask: Tensor) -> dict[str, Any]:
-            positions = torch.arange(first, first + count)[None] + _POSITIONS
-            tables = self._parts.example_tables(first, count, dtype)  # type: ignore[arg-type]
-            return {
-                "attention_mask": mask,
-                "position_embeddings": tables,
-                "position_ids": positions,
-                "cache": cache,
-            }
-
-        prompt = given(0, tokens, causal & seen[:, None, None])
-        return Example(seen, prompt, given(tokens, 1, keys[:, None, None]))
+        dtype: Any = self.get_submodule(self.last).weight_dtype
+        return attending_example(batch, tokens, padding, partial(self._parts.example_tables, dtype=dtype))
 
     def _apply(self, fn: Any, recurse: bool = True) -> LatentAttention:
         super()._apply(fn, recurse)

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 # By which hosts tell where one of several sequences in a row ends.
 _PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _REFUSED = (*_PACKED, "cache_params", *(name for name in CACHES if name != "cache"))
 
+
+_POSITIONS = 70_000  # the first in an example: so far on that Llama 4's factor is not 1
 
 Projection = Callable[[Tensor], list[Tensor]]
 
@@ -35,6 +38,34 @@ class Example:
     tokens: Tensor
     prompt: dict[str, Any]
     token: dict[str, Any]
+
+
+def attending_example(batch: int, tokens: int, padding: int, tables: Callable[[int, int], Any]) -> Example:
+    """That of attention with a cache of keys and values.
+
+    Args:
+        tables: gives those of so many positions from the first on, as the host makes them.
+    """
+    from transformers import DynamicCache
+
+    seen = torch.ones(batch, tokens, dtype=torch.bool)
+    seen[0, :padding] = False
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    all_seen = torch.cat((seen, torch.ones(batch, 1, dtype=torch.bool)), dim=1)
+    cache = DynamicCache()
+
+    def given(first: int, count: int, mask: Tensor) -> dict[str, Any]:
+        positions = torch.arange(first, first + count)[None] + _POSITIONS
+        embedded = tables(first, count)
+        return {
+            "attention_mask": mask,
+            "position_embeddings": embedded,
+            "position_ids": positions,
+            "cache": cache,
+        }
+
+    prompt = given(0, tokens, causal & seen[:, None, None])
+    return Example(seen, prompt, given(tokens, 1, all_seen[:, None, None]))
 
 
 class FusedMixer(FusedModuleMixin):
@@ -100,8 +131,10 @@ class FusedMixer(FusedModuleMixin):
 
 def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
     """Whether a call with these arguments is not to take the own forward."""
+    cache = named.get("cache")
     return (
         not any(name in named and named[name] is not None for name in _REFUSED)
+        and (cache is None or hasattr(cache, "layers"))  # not of an encoder and a decoder
         and not module.has_user_hooks
         and not torch.compiler.is_compiling()
     )
@@ -135,6 +168,12 @@ def tokens_of(mask: Any) -> Tensor | None:
         return None if mask is None else mask.bool()
     seen = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return seen.any(3).any(1)
+
+
+def holds_weights(module: nn.Module) -> bool:
+    """Packed or not."""
+    packed = any(isinstance(part, PackedModule) for part in module.modules())
+    return packed or any(True for _ in module.parameters())
 
 
 def ordinary(tensor: Any) -> Any:

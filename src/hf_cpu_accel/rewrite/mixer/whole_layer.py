@@ -1,6 +1,6 @@
 """`FusedMixerLayer`: a layer with a fused mixer, its norms, projections and feed-forward network included, in a few ops.
 
-x + s mixer(norm(x)), then the same with another norm and a feed-forward network
+x + s post(mixer(norm(x))), then the same with other norms and a feed-forward network; post may be nothing
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class LayerParts:
     Attributes:
         ffn: the feed-forward network as one op, or the name of a module that computes it (experts).
         scale: of both branches.
+        post, ffn_post: norms or layer scales of what the branches give, or None.
     """
 
     mixer: str
@@ -60,6 +61,8 @@ class LayerParts:
     ffn_norm: str
     ffn: GatedParts | str
     scale: float
+    post: str | None = None
+    ffn_post: str | None = None
 
 
 class FusedMixerLayer(FusedModuleMixin):
@@ -134,20 +137,21 @@ class _Bound:
     @classmethod
     def of(cls, layer: nn.Module, parts: LayerParts) -> _Bound:
         mixer: Any = layer._modules[parts.mixer]
-        plain = parts.scale == 1.0
-        out = mixer._modules[mixer.last]
+        plain = parts.scale == 1.0 and parts.post is None
+        ffn_plain = parts.scale == 1.0 and parts.ffn_post is None
+        out = mixer.get_submodule(mixer.last)
         leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
         ffn: Any
         if isinstance(parts.ffn, str):
             ffn, joined = layer._modules[parts.ffn], False
         else:
-            ffn, joined = parts.ffn.bind(layer, residual=plain), plain
+            ffn, joined = parts.ffn.bind(layer, residual=ffn_plain), ffn_plain
         return cls(
             mixer,
             layer._modules[parts.norm],
             layer._modules[parts.ffn_norm],
-            leave if plain else _added(leave, parts.scale),
-            ffn if joined else _added(ffn, parts.scale),
+            leave if plain else _added(leave, layer, parts.post, parts.scale),
+            ffn if joined else _added(ffn, layer, parts.ffn_post, parts.scale),
         )
 
 
@@ -155,5 +159,8 @@ def _part(linear: PackedLinear) -> Any:
     return linear.group.part(linear.index, linear.index)
 
 
-def _added(branch: Callable[[Tensor], Tensor], scale: float) -> AddTo:
-    return lambda input, x: torch.add(x, branch(input), alpha=scale)
+def _added(branch: Callable[[Tensor], Tensor], layer: nn.Module, post: str | None, scale: float) -> AddTo:
+    if post is None:
+        return lambda input, x: torch.add(x, branch(input), alpha=scale)
+    norm: Any = layer._modules[post]
+    return lambda input, x: torch.add(x, norm(branch(input)), alpha=scale)

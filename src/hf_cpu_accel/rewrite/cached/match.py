@@ -1,0 +1,60 @@
+"""Finds attention with a cache in layers that are not fused, and fuses it and its layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.cached.attention import CachedAttention
+from hf_cpu_accel.rewrite.cached.parts import CachedParts, candidates
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
+from hf_cpu_accel.rewrite.core.refusal import LAYERS, Refusal
+from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
+from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
+from hf_cpu_accel.rewrite.mixer.verify import verified
+
+STRUCTURE = "cached attention"
+
+
+def fuse_cached_attention(context: Context) -> list[PlanItem]:
+    """Fuse all such attention. To be called when layers that one op knows are fused."""
+    fused = [item.name for item in context.items if item.structure in LAYERS and item.reason is None]
+
+    def look(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
+        if any(path.startswith(f"{name}.") for name in fused):
+            return None
+        return _looked_at(module, path, context)
+
+    def op_and_dtype(fused: CachedAttention, path: str) -> tuple[str, str]:
+        return "attention", context.dtype_names(path, fused)
+
+    # Why it was refused is not told: of its layer, what the op does not know is.
+    return fuse_each(context, STRUCTURE, look, op_and_dtype, expected=lambda root, path: False)
+
+
+def fuse_cached_layers(context: Context) -> list[PlanItem]:
+    """Fuse every layer of the model that has such attention. To be called when that is fused."""
+    return fuse_mixer_layers(context, CachedAttention, "cached layer", lambda _: "attention")
+
+
+def _looked_at(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
+    possible = list(candidates(module))
+    if not possible or isinstance(module, FusedModuleMixin) or cache_argument(module.forward) != "cache":
+        return None
+    reason = refusal_to_fuse(module, path, context) or (PERMUTED if is_permuted(module) else None)
+    if reason is not None:
+        return Refusal(reason)
+    return verified(module, [partial(_fused, parts=parts) for parts in possible])
+
+
+def _fused(module: nn.Module, parts: CachedParts) -> CachedAttention:
+    names = tuple(parameters_of(module.forward))
+    fused: Any = fused_layer(CachedAttention, module, _parts=parts, _names=names, _projections=None)
+    assert isinstance(fused, CachedAttention)
+    return fused

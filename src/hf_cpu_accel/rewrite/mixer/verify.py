@@ -1,0 +1,84 @@
+"""Whether a fused mixer with a cache does what its class's own forward does: for a prompt, a step, and to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer
+
+_BATCH, _TOKENS, _PADDING = 2, 9, 3
+_LARGE = 1000.0
+
+M = TypeVar("M", bound=FusedMixer)
+
+
+def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) -> M | Refusal:
+    """The first of what `possible` makes of `module` that does what it does; why not, if none does."""
+    refusal = None
+    for make in possible:
+        mixer = make(module)
+        expected = _outputs(module, mixer.example(_BATCH, _TOKENS, _PADDING))
+        if isinstance(expected, Refusal):
+            refusal = refusal or expected
+            continue
+        shadow = Shadow(module)
+        try:
+            with torch.no_grad(), shadow.running():
+                outputs = _run(make(shadow.module), mixer.example(_BATCH, _TOKENS, _PADDING))
+        except (RuntimeError, ValueError):  # its parts are of other sizes
+            continue
+        error = max(row_error(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
+        if error <= DECODER_LAYER.of(expected[0].dtype):
+            return mixer
+    return refusal or Refusal("its attention computes something else: its parts run one by one")
+
+
+def _outputs(module: nn.Module, example: Example) -> tuple[Tensor, ...] | Refusal:
+    shadow = Shadow(module)
+    with torch.no_grad(), shadow.running():
+        outputs: tuple[Tensor, ...] | Refusal = call_foreign(_run, shadow.module, example)
+    return outputs
+
+
+def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
+    """What it gives for the prompt, for the token after it and for a prompt alone, and what the cache holds then."""
+    linear = next(part for part in module.modules() if isinstance(part, PackedLinear))
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(_BATCH, _TOKENS + 1, linear.in_features, generator=generator).to(linear.weight_dtype)
+    prompt = _attended(module(states[:, :_TOKENS], **example.prompt))
+    token = _attended(module(states[:, _TOKENS:], **example.token))
+    alone = _attended(
+        module(states[:, :_TOKENS], **{**example.prompt, "cache": None, "attention_mask": None})
+    )
+    cache = example.token["cache"]
+    held = _held(cache, module.layer_idx)
+    cache.layers[module.layer_idx].reset()
+    # Where projections are bounded, only large numbers show it.
+    large = _attended(module(_LARGE * states[:, _TOKENS:], **{**example.token, "attention_mask": None}))
+    return prompt[example.tokens], token, alone, large, *held, *_held(cache, module.layer_idx)
+
+
+def _attended(output: Any) -> Tensor:
+    """
+    Raises:
+        TypeError: something else than (hidden states, None) was returned.
+    """
+    if not isinstance(output, tuple) or len(output) != 2 or output[1] is not None:
+        raise TypeError("it returns more than hidden states")
+    attended: Tensor = output[0]
+    return attended
+
+
+def _held(cache: Any, index: int) -> tuple[Tensor, Tensor]:
+    layer = cache.layers[index]
+    return layer.keys.flatten(0, 2).clone(), layer.values.flatten(0, 2).clone()
