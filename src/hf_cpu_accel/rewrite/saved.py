@@ -123,11 +123,15 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
             and (isinstance(change.packed, PackedLinear) or _is_of_linears(change))
         ):
             freed.append((change, change.parameter))
-    slots = {
-        (id(change.parent), change.name): change.original
-        for change in journal.changes
-        if isinstance(change, SwappedModule)
-    }
+    swaps = [change for change in journal.changes if isinstance(change, SwappedModule)]
+    replacements = {id(change.original): change.parent._modules[change.name] for change in swaps}
+
+    def now(module: nn.Module) -> nn.Module:
+        """What stands in the model where `module` stood, whose children were replaced before itself was."""
+        replacement = replacements.get(id(module))
+        return module if replacement is None else now(replacement)
+
+    slots = {(id(now(change.parent)), change.name): change.original for change in swaps}
     state: dict[str, Tensor] = {}
     try:
         for release, _ in reversed(freed):

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -21,7 +23,8 @@ def recordable(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        recorder = RECORDER.get()
+        # Dynamo cannot read context variables, and records by itself.
+        recorder = None if torch.compiler.is_compiling() else RECORDER.get()
         if recorder is None:
             return function(*args, **kwargs)
         noted: T = recorder(function, args, kwargs)
