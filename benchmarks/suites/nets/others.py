@@ -38,7 +38,12 @@ class UNet(nn.Module):
         pairs = list(pairwise(widths))
         self.downs = nn.ModuleList(nn.Sequential(nn.MaxPool2d(2), _twice(a, b)) for a, b in pairs)
         self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
-        self.ups = nn.ModuleList(_twice(a + b, max(a // 2, widths[0])) for a, b in reversed(pairs))
+        self.ups = nn.ModuleList()
+        below = widths[-1]
+        for skipped, _ in reversed(pairs):
+            made = max(skipped // 2, widths[0])
+            self.ups.append(_twice(skipped + below, made))
+            below = made
         self.last = nn.Conv2d(widths[0], 2, 1)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
