@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -218,6 +218,9 @@ bench: kernels
 bench-peers: kernels
 	-$(BIN)/python -m benchmarks.peers.setup --torch-options "$(TORCH_INDEX)"
 	$(BIN)/python -m benchmarks.peers.run --record benchmarks/results
+
+bench-suites: kernels
+	$(BIN)/python -m benchmarks.suites --record benchmarks/results
 
 bench-linear: kernels
 	$(BIN)/python -m benchmarks.linear --grid

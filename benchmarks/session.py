@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -123,13 +123,16 @@ class Session:
                 self.console.print(f"[red]{title}: {escape(str(error))}[/red]", highlight=False)
                 raise typer.Exit(1) from error
         self.console.print(self._show.table(title, records))
-        with self._out.open("a", encoding="utf-8") as lines:
-            for record in records:
-                row = {**self._facts, "command": self._command, **record.to_dict()}
-                lines.write(json.dumps(row) + "\n")
+        for record in records:
+            self.note(record.to_dict())
         rows = [self._show.cells(record) for record in records]
         self.keep(title, self._show.HEADINGS, rows, self._show.note(records))
         return records
+
+    def note(self, numbers: Mapping[str, object]) -> None:
+        """One line of JSON, with the facts of the machine."""
+        with self._out.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({**self._facts, "command": self._command, **numbers}) + "\n")
 
     def keep(
         self, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]], note: str = ""

@@ -32,6 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "tanh": torch.tanh,
     "relu2": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
 }
 
 

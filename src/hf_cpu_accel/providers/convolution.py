@@ -20,14 +20,16 @@ from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
 from hf_cpu_accel.providers.autotune import MARGIN, NATIVE, autotune
 from hf_cpu_accel.runtime import hardware
 
-# {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, algorithm)}
-ACTIVATIONS = {
-    "none": ("none", ""),
-    "relu": ("relu", ""),
-    "silu": ("swish", ""),
-    "gelu": ("gelu", "none"),
-    "gelu_tanh": ("gelu", "tanh"),
-    "tanh": ("tanh", ""),
+# {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, its numbers, algorithm)}
+ACTIVATIONS: dict[str, tuple[str, list[float], str]] = {
+    "none": ("none", [], ""),
+    "relu": ("relu", [], ""),
+    "silu": ("swish", [], ""),
+    "gelu": ("gelu", [], "none"),
+    "gelu_tanh": ("gelu", [], "tanh"),
+    "tanh": ("tanh", [], ""),
+    "relu6": ("hardtanh", [0.0, 6.0], ""),
+    "hardswish": ("hardswish", [], ""),
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
 # As in providers/layer.py: what a fused chain gains besides.
@@ -91,9 +93,9 @@ def convolve(
     one of ACTIVATIONS_OF_SUMS.
     """
     window = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
-    name, algorithm = ACTIVATIONS[activation]
+    name, numbers, algorithm = ACTIVATIONS[activation]
     if residual is None:
-        return torch.ops.mkldnn._convolution_pointwise(input, weight, bias, *window, name, [], algorithm)
+        return torch.ops.mkldnn._convolution_pointwise(input, weight, bias, *window, name, numbers, algorithm)
     after = None if activation == "none" else name
     return torch.ops.mkldnn._convolution_pointwise.binary(
         input, residual, weight, bias, *window, "add", 1.0, after, [], None

@@ -116,7 +116,7 @@ def test_others_are_left() -> None:
         "mirrored": nn.Conv1d(32, 32, 3, padding=1, padding_mode="reflect"),
         "few features": nn.Conv2d(3, 4, 4, 4),
         "two channels": nn.Conv1d(2, 32, 10, 5),
-        "not grown": nn.Conv1d(32, 32, 3, padding="same"),
+        "one more on the right": nn.Conv1d(32, 32, 4, padding="same"),
     }
     model = accelerate_for_cpu(nn.ModuleDict(others).eval(), dtype="int8")
     assert not {PATCHES, OVER_TIME} & set(explain(model).counts())

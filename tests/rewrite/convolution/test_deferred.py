@@ -68,6 +68,13 @@ JOINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str, bool]]] =
     "silu in place": (lambda output, x: functional.silu(output, inplace=True), ("silu", False)),
     "gelu": (lambda output, x: functional.gelu(output), ("gelu", False)),
     "gelu, tanh": (lambda output, x: functional.gelu(output, approximate="tanh"), ("gelu_tanh", False)),
+    "relu6": (lambda output, x: functional.relu6(output), ("relu6", False)),
+    "relu6 in place": (lambda output, x: functional.relu6(output, inplace=True), ("relu6", False)),
+    "hardswish": (lambda output, x: functional.hardswish(output), ("hardswish", False)),
+    "hardswish in place": (
+        lambda output, x: functional.hardswish(output, inplace=True),
+        ("hardswish", False),
+    ),
     "sum": (lambda output, x: (output + x) * 2, ("none", True)),
     "sum from the other side": (lambda output, x: (x + output) * 2, ("none", True)),
     "sum and relu": (lambda output, x: functional.relu(x + output), ("relu", True)),
@@ -76,6 +83,7 @@ JOINED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str, bool]]] =
 }
 APART: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sigmoid": lambda output, x: torch.sigmoid(output),
+    "clipped elsewhere": lambda output, x: functional.hardtanh(output, 0.0, 5.0),
     "weighted sum": lambda output, x: torch.add(output, x, alpha=2),
     "sum with a row": lambda output, x: output + x[:, :, :1],
     "sum with a number": lambda output, x: output + 1,

@@ -133,7 +133,7 @@ def test_images_groups_and_odd_padding_are_not_quantised() -> None:
         nn.Conv2d(3, 32, 3),
         nn.Conv2d(32, 3, 3),
         nn.Conv2d(32, 32, 3, groups=2),
-        nn.Conv2d(32, 32, 3, padding="same"),
+        nn.Conv2d(32, 32, 4, padding="same"),
     ]
     model = nn.ModuleList(layers).eval()
     accelerate_for_cpu(model, dtype="int8")

@@ -104,7 +104,7 @@ def test_a_model_may_be_cast_afterwards() -> None:
     ("change", "reason"),
     [
         ({"kernel_size": 1}, "one pixel"),
-        ({"padding": "same"}, "padding"),
+        ({"kernel_size": 4, "padding": "same"}, "padding"),
         ({"padding": 1, "padding_mode": "reflect"}, "padding"),
     ],
 )

@@ -9,7 +9,7 @@ from hf_cpu_accel.rewrite.core.activations import identify
 KNOWN = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu",
-    "tanh": "tanh", "relu2": "relu2", "linear": "none",
+    "tanh": "tanh", "relu2": "relu2", "relu6": "relu6", "hardswish": "hardswish", "linear": "none",
     "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }  # fmt: skip
 

@@ -13,9 +13,16 @@ from hf_cpu_accel.compiler.passes.match import args_of, argument, is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
 
 ours = torch.ops.hf_cpu_accel
+_NAMES = {
+    aten.relu.default: "relu",
+    aten.silu.default: "silu",
+    aten.tanh.default: "tanh",
+    aten.hardswish.default: "hardswish",
+}
 # What an activation may end in.
 ACTIVATIONS = (
-    *(aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default),
+    *(aten.gelu.default, aten.relu.default, aten.silu.default, aten.tanh.default, aten.hardswish.default),
+    aten.hardtanh.default,
     aten.mul.Tensor,
 )
 
@@ -40,9 +47,11 @@ def read_activation(rewriter: Rewriter, node: Node) -> tuple[Node, str, int] | N
     if node.target is aten.mul.Tensor:
         return _quick_gelu(rewriter, node) or _gelu_tanh(rewriter, node)
     target: Any = node.target
-    name = {aten.relu.default: "relu", aten.silu.default: "silu", aten.tanh.default: "tanh"}.get(target)
-    if node.target is aten.gelu.default:
+    name = _NAMES.get(target)
+    if target is aten.gelu.default:
         name = "gelu_tanh" if argument(node, "approximate") == "tanh" else "gelu"
+    elif target is aten.hardtanh.default:
+        name = "relu6" if (argument(node, "min_val"), argument(node, "max_val")) == (0, 6) else None
     return None if name is None else (args_of(node)[0], name, 1)
 
 

@@ -25,6 +25,11 @@ inline Simd::Float activate(Simd::Float x) {
   } else if constexpr (act == Activation::relu2) {
     const Simd::Float positive = Simd::max(Simd::zero(), x);
     return Simd::mul(positive, positive);
+  } else if constexpr (act == Activation::relu6) {
+    return Simd::min(Simd::set1(6.0f), Simd::max(Simd::zero(), x));
+  } else if constexpr (act == Activation::hardswish) {  // x min(max(x + 3, 0), 6) / 6
+    const Simd::Float gate = Simd::min(Simd::set1(6.0f), Simd::max(Simd::zero(), Simd::add(x, Simd::set1(3.0f))));
+    return Simd::mul(Simd::mul(x, gate), Simd::set1(1.0f / 6.0f));
   } else {
     return x;
   }

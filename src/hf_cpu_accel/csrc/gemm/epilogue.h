@@ -91,7 +91,9 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
                                : finish_tile<Activation::gelu, quantised, full, false>(g, sums, row, rows, column, columns);
       HFCA_ACTIVATION(none)
       HFCA_ACTIVATION(gelu_tanh)
-      HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2)
+      HFCA_ACTIVATION(relu)
+      HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6)
+          HFCA_ACTIVATION(hardswish)
 #undef HFCA_ACTIVATION
   }
 }

@@ -18,6 +18,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
+from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, margins
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -33,8 +34,6 @@ PATCHES = "patches as linear"
 PIXELS = "pixels as linear"
 OVER_TIME = "convolution over time as linear"
 
-_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-
 
 class LinearConvolution(DeferringConvolution, PackedLinear):
     """A convolution as the linear that it is: [B, C, *sizes] -> [B, out_channels, *sizes'].
@@ -48,7 +47,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
 
     def __init__(
         self,
-        original: _Convolution,
+        original: Convolution,
         dtype: str,
         fold: Fold | None = None,
         *,
@@ -75,7 +74,9 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
         self.dilation, self.groups = original.dilation, original.groups
         self.padding_mode = original.padding_mode
-        self.margins = _margins(original)
+        around = margins(original)
+        assert around is not None
+        self.margins = around
         self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -185,15 +186,15 @@ class ConvolutionLinearRule:
     name = "convolution as linear"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if type(module) is nn.Conv1d:
+        if is_convolution(module, nn.Conv1d):
             gains = _gains_over_time(context.dtype_at(path)) or _follows_sound(path, context)
             gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
-        elif type(module) in (nn.Conv2d, nn.Conv3d):
+        elif is_convolution(module, nn.Conv2d) or is_convolution(module, nn.Conv3d):
             structure, fits = (PIXELS if _is_pointwise(module) else PATCHES), _cuts_patches(module)
         else:
             return None
-        assert isinstance(module, _Convolution)
+        assert isinstance(module, Convolution)
         weight = module.weight
         supported = (
             module.groups == 1
@@ -210,7 +211,7 @@ class ConvolutionLinearRule:
 
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
-        assert isinstance(module, _Convolution)
+        assert isinstance(module, Convolution)
         dtype, after = _weight_dtype(module, match, context), context.norms_after.get(id(module))
         fused = LinearConvolution(
             module,
@@ -244,7 +245,7 @@ class ConvolutionLinearRule:
 def _cuts_patches(module: nn.Module) -> bool:
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
     cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
-    return cuts and module.padding != "same" and not any(_margins(module))
+    return cuts and margins(module) == (0,) * len(module.kernel_size)
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -257,7 +258,7 @@ def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
     # oneDNN takes ten times as long for it.
     enough = module.in_channels >= MIN_OUT_FEATURES or _is_of_sound(module)
-    return enough and not isinstance(module.padding, str) and _is_dense(module)
+    return enough and margins(module) is not None and _is_dense(module)
 
 
 def _is_of_sound(module: nn.Module) -> bool:
@@ -282,15 +283,11 @@ def _follows_sound(path: str, context: Context) -> bool:
     )
 
 
-def _is_dense(module: _Convolution) -> bool:
+def _is_dense(module: Convolution) -> bool:
     return all(step == 1 for step in module.dilation)
 
 
-def _margins(module: _Convolution) -> tuple[int, ...]:
-    return (0,) * len(module.kernel_size) if isinstance(module.padding, str) else module.padding
-
-
-def _weight_dtype(module: _Convolution, match: Match, context: Context) -> str:
+def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
     if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES:
         return context.dtype_at(match.path)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.folded_norm import fold_of
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.norm_fold import NormAfter
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule, apply_rule
@@ -37,8 +38,8 @@ class BatchNormRule:
         free = [
             (name, child) for name, child in module.named_children() if _is_free(child, name, path, context)
         ]
-        convolutions = {name: child for name, child in free if type(child) is nn.Conv2d}
-        others = [child for _, child in free if type(child) is not nn.Conv2d and _has_channels(child)]
+        convolutions = {name: child for name, child in free if is_convolution(child, nn.Conv2d)}
+        others = [child for name, child in free if name not in convolutions and _has_channels(child)]
         widths = {convolution.out_channels for convolution in convolutions.values()}
         # First, whether there is such a norm at all: a parent that has others may be a transformer, which would be run for it.
         folds = {

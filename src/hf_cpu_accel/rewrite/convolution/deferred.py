@@ -197,6 +197,11 @@ def _gelu(args: Any, kwargs: Any) -> Tensor | None:
     return args[0]._activated(names[kwargs.get("approximate", "none")], in_place=False)
 
 
+def _clamped(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
+    """ReLU6 is a hardtanh from 0 to 6."""
+    return args[0]._activated("relu6", in_place=in_place) if args[1:] == (0, 6) and not kwargs else None
+
+
 def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
     first, second = args
     if kwargs.get("alpha", 1) != 1:
@@ -226,6 +231,10 @@ _JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.silu.default: _activation("silu"),
     _ATEN.silu_.default: _activation("silu", in_place=True),
     _ATEN.gelu.default: _gelu,
+    _ATEN.hardtanh.default: _clamped,
+    _ATEN.hardtanh_.default: partial(_clamped, in_place=True),
+    _ATEN.hardswish.default: _activation("hardswish"),
+    _ATEN.hardswish_.default: _activation("hardswish", in_place=True),
     _ATEN.add.Tensor: _sum,
     _ATEN.add_.Tensor: partial(_sum, in_place=True),
     _ATEN.div.Tensor: _quotient,

@@ -22,7 +22,7 @@ from hf_cpu_accel.rewrite.core.tolerance import AFFINE
 from hf_cpu_accel.runtime.tracing import is_compiling
 
 STRUCTURE = "batch norm"
-_JOINING = ("relu", "silu", "gelu", "gelu_tanh")
+_JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish")
 
 
 class FoldedNorm(FusedModuleMixin):

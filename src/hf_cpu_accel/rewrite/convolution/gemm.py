@@ -24,6 +24,7 @@ from hf_cpu_accel.providers.convolution import (
 )
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, margins
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
@@ -115,7 +116,7 @@ class GemmConvolutionRule:
     name = "gemm convolution"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if type(module) is not nn.Conv2d or module.groups != 1:
+        if not is_convolution(module, nn.Conv2d) or module.groups != 1:
             return None
         dtype = _weight_dtype(module, path, context)
         return Match(module, path, dtype) if dtype and refusal(module, path, context) is None else None
@@ -163,4 +164,4 @@ def _cuts_patches(module: nn.Conv2d) -> bool:
     """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nothing is gathered while
     packing."""
     dense = all(step == 1 for step in module.dilation)
-    return module.kernel_size == module.stride and dense and not any(module.padding)
+    return module.kernel_size == module.stride and dense and margins(module) == (0, 0)

@@ -19,6 +19,7 @@ from hf_cpu_accel.providers.convolution import (
     works,
 )
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
@@ -104,7 +105,7 @@ class ConvolutionRule:
     name = "convolution"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if type(module) is not nn.Conv2d:
+        if not is_convolution(module, nn.Conv2d):
             return None
         reason = refusal(module, path, context)
         if reason is None and all(size == 1 for size in module.kernel_size):

@@ -50,8 +50,7 @@ class Link:
             residual=self.residual,
             kernel_size=convolution.kernel_size,
             stride=convolution.stride,
-            # "valid": other strings are not packed
-            padding=(0, 0) if isinstance(convolution.padding, str) else convolution.padding,
+            padding=convolution.margins,
             dilation=convolution.dilation,
             activation=self.activation,
         )

@@ -76,8 +76,8 @@ def _of_convolution(module: Any, dtype: str) -> str:
         return (
             f"{kind} of {module.in_channels} to {module.out_channels} channels: too few to gain from packing"
         )
-    if module.padding_mode != "zeros" or isinstance(module.padding, str):
-        return f"{kind} with padding {module.padding_mode!r}, {module.padding!r}: only numbers of zeros are supported"
+    if module.padding_mode != "zeros":
+        return f"{kind} with padding {module.padding_mode!r}: only zeros are supported"
     if len(module.kernel_size) == 1:
         return f"{kind}: torch's own is as fast in {dtype}"
     return f"{kind} of size {tuple(module.kernel_size)}: there is no kernel for this form of it"

@@ -1,0 +1,60 @@
+"""The models of the suites by name, `SUITE.MODEL:BATCH`, e.g. `timm.mixer_b16:1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.suites import huggingface, timm, torchbench
+from benchmarks.suites.model import Model
+from hf_cpu_accel.cli import random_models
+
+SUITES: dict[str, dict[str, Model]] = {
+    "huggingface": huggingface.MODELS,
+    "timm": timm.MODELS,
+    "torchbench": torchbench.MODELS,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of a suite on a batch; its first output is the answer."""
+
+    suite: str
+    name: str
+    batch: int
+
+    @property
+    def model(self) -> Model:
+        return SUITES[self.suite][self.name]
+
+    def build(self) -> nn.Module:
+        """The float32 eager model; the same weights in every process."""
+        return random_models.seeded(self.model.build)
+
+    def inputs(self, model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
+        """Random ones; the same for the same seed."""
+        return self.model.inputs(self.batch, torch.Generator().manual_seed(seed))
+
+    def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+        """The first output, without gradients."""
+        with torch.inference_mode():
+            output: Any = model(**inputs) if self.model.by_name else model(*inputs.values())
+        return [output if isinstance(output, Tensor) else output[0]]
+
+    def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """All of each input in one row: what few numbers of a map point to says little."""
+        return [output.flatten(1) for output in outputs]
+
+
+def case(name: str) -> Case | None:
+    """`SUITE.MODEL:BATCH`; None if it is something else."""
+    match = re.fullmatch(r"(\w+)\.([\w.-]+):([1-9]\d*)", name)
+    if match is None or match[2] not in SUITES.get(match[1], {}):
+        return None
+    return Case(match[1], match[2], int(match[3]))

@@ -1,0 +1,1 @@
+"""Networks of the suites that transformers has not: their published architectures, written short, with random weights."""

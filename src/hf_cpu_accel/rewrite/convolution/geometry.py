@@ -1,0 +1,29 @@
+"""Which modules are torch's convolutions, and how many zeros they put around their input."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard, TypeVar
+
+from torch import nn
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+C = TypeVar("C", nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def is_convolution(module: nn.Module, kind: type[C]) -> TypeGuard[C]:
+    """Whether it computes what torch's convolution of this kind does: hosts have classes of their own that differ in how they are
+    made (EfficientNet's depthwise ones)."""
+    cls: Any = type(module)
+    return (
+        isinstance(module, kind) and cls.forward is kind.forward and cls._conv_forward is kind._conv_forward
+    )
+
+
+def margins(module: Convolution) -> tuple[int, ...] | None:
+    """Zeros on either side of each dimension; None if there is one more on one side ("same" around an even kernel)."""
+    if not isinstance(module.padding, str):
+        return tuple(module.padding)
+    if module.padding == "valid":
+        return (0,) * len(module.kernel_size)
+    reach = [step * (size - 1) for step, size in zip(module.dilation, module.kernel_size, strict=True)]
+    return None if any(cells % 2 for cells in reach) else tuple(cells // 2 for cells in reach)
