@@ -99,7 +99,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
             self._left >= _MOST_LEFT
-            or self.has_user_hooks
+            or self.is_watched
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()
         ):
