@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from hf_cpu_accel.patching.hooks import (
     has_foreign_hook,
     is_collecting_inside,
 )
+from hf_cpu_accel.patching.inside import Inside
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,21 @@ class FusedModuleMixin(nn.Module):
     _fused_class: type[nn.Module]
     _original_class: type[nn.Module]
     _hooks_inside: tuple[dict[int, Any], ...] = ()
+    _inside: Inside | None = None  # from when the model is accelerated
+    _told_by_attributes: ClassVar[bool] = True
 
     @property
-    def has_user_hooks(self) -> bool:
-        """Whether hooks of the user look at (or change) what passes between the modules inside."""
-        if not any(self._hooks_inside):
-            return False
-        return is_collecting_inside() or any(map(has_foreign_hook, self._hooks_inside))
+    def is_edited(self) -> bool:
+        """Whether hooks of the user look at (or change) what passes between the modules inside, or these are no longer what they
+        were: the class's own forward has to be run."""
+        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+            return True
+        return self._inside is not None and self._inside.has_changed()
+
+    @property
+    def is_watched(self) -> bool:
+        """The same, or whether a caller asked transformers for what passes inside."""
+        return (any(self._hooks_inside) and is_collecting_inside()) or self.is_edited
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
@@ -60,6 +69,13 @@ class FusedModuleMixin(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return empty, (self._fused_class, self._original_class), self.__getstate__()
+
+
+def note_insides(root: nn.Module) -> None:
+    """From now on, what is put in the place of modules inside of fused ones counts. To be called when all are fused."""
+    for module in root.modules():
+        if isinstance(module, FusedModuleMixin):
+            module._inside = Inside(module, by_attributes=module._told_by_attributes)
 
 
 def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hf_cpu_accel.patching.fused_module import note_insides
 from hf_cpu_accel.patching.modes import set_eval_mode
 from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
@@ -148,6 +149,11 @@ def _watch_edits(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
+def _note_insides(context: Context) -> Iterable[PlanItem]:
+    note_insides(context.root)
+    return ()
+
+
 def _check_first_calls(context: Context) -> Iterable[PlanItem]:
     if context.config.verify == "first":
         check_first_calls(context.root, context.journal)
@@ -192,6 +198,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outside", stay_float16_outside),
     Stage("edits", _watch_edits),
+    Stage("insides", _note_insides),
     Stage("first calls", _check_first_calls),
     Stage("autotune", _autotune),
 )

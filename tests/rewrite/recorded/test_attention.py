@@ -189,12 +189,25 @@ def of_everybody(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None)
     return (query @ key.mT * 0.25).masked_fill(hidden, torch.finfo(query.dtype).min).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("attend", [of_nobody, of_everybody])
+def of_two_masks(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """What both hide is hidden no more than what one does."""
+    bias = torch.zeros(1) if bias is None else bias
+    scores = (query @ key.mT * 0.25).masked_fill(bias > 1, -1e9)
+    return scores.masked_fill((bias > 1).roll(1, -1), -1e9).softmax(-1) @ value
+
+
+def of_large_scores(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Beside -1e8, as a float32, something is left of them."""
+    bias = torch.zeros(1) if bias is None else bias
+    return (query @ key.mT * 900).masked_fill(bias > 1, -1e8).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("attend", [of_nobody, of_everybody, of_two_masks, of_large_scores])
 def test_rows_that_may_attend_nothing(attend: Attend) -> None:
     torch.manual_seed(0)
     model = Stack(Written(attend), Written(attend)).eval()
     biases = [torch.zeros(2, 1, 7, 7) for _ in range(3)]
-    biases[1][1, :, 2] = biases[1][0, :, 3:, :4] = biases[2][:, :, 5:] = 2
+    biases[1][1, :, 2] = biases[1][0, :, 3:, :4] = biases[1][0, :, 5:, 1:] = biases[2][:, :, 5:] = 2
     given = [(states(2, 7), bias) for bias in biases]
     expected = [run(model, *args) for args in given]
     accelerate_for_cpu(model, dtype="float32")

@@ -119,6 +119,9 @@ class Noted:
     def expect(self, function: Any, args: Any, value: Any) -> None:
         self.looks += 1
 
+    def hashed(self) -> None:
+        self.looks += 1
+
 
 @pytest.mark.parametrize(
     ("compute", "result"),

@@ -65,7 +65,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
-        if image is None or image.dim() != 4 or self.has_user_hooks or torch.compiler.is_compiling():
+        if image is None or image.dim() != 4 or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
         image = image.tensor if isinstance(image, LazyTensor) else image

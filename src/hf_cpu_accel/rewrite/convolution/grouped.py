@@ -40,7 +40,7 @@ class GroupedConvolution(FusedModuleMixin):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
         margin, kernel = self.padding[0], self.kernel_size[0]
         short = input.shape[-1] + 2 * margin < kernel
-        if not fits or short or self.has_user_hooks or torch.compiler.is_compiling():
+        if not fits or short or self.is_watched or torch.compiler.is_compiling():
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)

@@ -78,7 +78,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(image, Tensor) or not self._takes(image) or self.has_user_hooks:
+        if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
         if self._ranges is not None and (shape := self._output_shape(image)) is not None:

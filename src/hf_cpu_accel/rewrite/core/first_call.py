@@ -144,7 +144,7 @@ class FirstCall:
 
 def is_comparable(module: FusedModuleMixin) -> bool:
     """Whether a call of `module` now is one of the fused part alone."""
-    if _call.is_reference or is_collecting_inside() or module.has_user_hooks:
+    if _call.is_reference or is_collecting_inside() or module.is_watched:
         return False
     return own_forward(module) is None
 

@@ -92,7 +92,7 @@ class Shadow:
         }
         held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
         if "_hooks_inside" in state:  # of a fused module
-            held["_hooks_inside"] = ()
+            held |= {"_hooks_inside": (), "_inside": None}
         made.__dict__.update(held)
 
     def _mapped(self, value: Any, depth: int) -> Any:

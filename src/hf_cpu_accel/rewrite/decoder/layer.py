@@ -114,7 +114,7 @@ class FusedDecoderLayer(BoundLayer):
                 return None
         if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
             return None
-        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+        if self.is_edited:
             return None
         rows = hidden_states.shape[0] * q_len
         if rows >= FEWEST_ROWS and not native_everywhere(role.parts.linears(self), rows):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
-from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 from hf_cpu_accel.rewrite.encoder.parts import MASK
 from hf_cpu_accel.rewrite.encoder.positions import (
@@ -53,7 +52,7 @@ class FusedDisentangledLayer(FusedEncoderLayer):
             return None
         if hidden_states.dim() != 3 or len(args) > len(self._signature.names):
             return None
-        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+        if self.is_edited:
             return None
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # what a mask says is not known yet
             return None

@@ -49,7 +49,6 @@ class FusedEmbeddings(FusedModuleMixin):
     """
 
     _reading: EmbeddingsMatch
-    _children_read: dict[str, nn.Module | None]
     _hooks_inside: tuple[dict[int, Any], ...]
     _dropouts: tuple[nn.Module, ...]
 
@@ -71,7 +70,7 @@ class FusedEmbeddings(FusedModuleMixin):
 
     def _is_ordinary(self) -> bool:
         """Nothing else was put inside, no hooks watch what passes there, and it is not trained."""
-        if any(self._hooks_inside) or self._modules != self._children_read:
+        if any(self._hooks_inside) or self.is_edited:
             return False
         if self.training or any(dropout.training for dropout in self._dropouts):
             return False
@@ -111,7 +110,6 @@ def fuse(module: nn.Module, matched: EmbeddingsMatch) -> nn.Module:
     children = list(module.children())
     fused.__dict__.update(
         _reading=matched,
-        _children_read=dict(module._modules),
         _hooks_inside=tuple(
             hooks for child in children for hooks in (child._forward_hooks, child._forward_pre_hooks)
         ),

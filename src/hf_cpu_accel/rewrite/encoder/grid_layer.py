@@ -83,7 +83,7 @@ class FusedGridLayer(FusedModuleMixin):
     def _serves(self, hidden_states: Any, others: tuple[Any, ...]) -> bool:
         if not isinstance(hidden_states, Tensor) or hidden_states.dim() != 4 or not hidden_states.numel():
             return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self.has_user_hooks:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or self.is_watched:
             return False
         return all(value is None or value is False for value in others)
 

@@ -18,7 +18,6 @@ from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.lazy.window_mask import WindowMask
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import has_foreign_hook
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.masks import padding_of
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -96,7 +95,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
             return None
         # Hooks see (or change) what passes between the submodules.
-        if any(self._hooks_inside) and any(map(has_foreign_hook, self._hooks_inside)):
+        if self.is_edited:
             return None
         given = self._read(arguments, hidden_states.shape[1])
         if given is None:

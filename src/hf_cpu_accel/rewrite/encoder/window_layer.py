@@ -88,7 +88,7 @@ class FusedWindowLayer(FusedModuleMixin):
         ):
             return False
         switches = (*args, *kwargs.values())
-        if any(value is not None and type(value) is not bool for value in switches) or self.has_user_hooks:
+        if any(value is not None and type(value) is not bool for value in switches) or self.is_watched:
             return False
         return native_everywhere(self._parts.linears, hidden_states.shape[0] * hidden_states.shape[1])
 

@@ -43,7 +43,7 @@ class PackedExperts(FusedModuleMixin):
     _values: dict[str, dict[torch.dtype, Tensor]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.has_user_hooks:
+        if self.is_watched:
             try:
                 return self._original_class.forward(self, *args, **kwargs)
             finally:

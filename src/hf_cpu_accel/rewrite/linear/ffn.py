@@ -47,7 +47,7 @@ class FusedFFN(FusedContainer):
         self.provider_route = self.make_route()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        if self.has_user_hooks:
+        if self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         (input,) = self.bind(args, kwargs)
         check_inference(self, input)

@@ -58,7 +58,7 @@ class FusedLinearBlock(FusedContainer):
         self.provider_route = self.make_route()
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        if self.has_user_hooks:
+        if self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         input, *rest = self.bind(args, kwargs)
         for tensor in (input, *rest):

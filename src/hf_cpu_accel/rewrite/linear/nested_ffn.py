@@ -18,7 +18,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
-from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.activations import GRID, identify
@@ -59,23 +58,18 @@ class FusedNestedFFN(FusedModuleMixin):
     """
 
     _ffn: NestedFFN
-    _inside: tuple[nn.Module, ...]
     _route: Route | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         input = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(input, Tensor) or self._is_hooked() or torch.compiler.is_compiling():
+        if not isinstance(input, Tensor) or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, input)
         route = self._route or self._bind()
         return route(input.tensor if isinstance(input, LazyTensor) else input)
 
-    def _is_hooked(self) -> bool:
-        replaced = ("forward" in vars(module) and own_forward(module) is not None for module in self._inside)
-        return self.has_user_hooks or any(replaced)
-
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
-        return None if self._is_hooked() else Reference(args, kwargs)
+        return None if self.is_watched else Reference(args, kwargs)
 
     def _bind(self) -> Route:
         ffn = self._ffn
@@ -133,8 +127,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedNestedFFN 
 
 
 def _fused(layer: nn.Module, ffn: NestedFFN) -> FusedNestedFFN:
-    inside = tuple(module for module in layer.modules() if module is not layer)
-    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _inside=inside, _route=None)
+    fused: FusedNestedFFN = fused_layer(FusedNestedFFN, layer, _ffn=ffn, _route=None)
     return fused
 
 

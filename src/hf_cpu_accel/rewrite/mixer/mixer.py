@@ -135,7 +135,7 @@ def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
     return (
         not any(name in named and named[name] is not None for name in _REFUSED)
         and (cache is None or hasattr(cache, "layers"))  # not of an encoder and a decoder
-        and not module.has_user_hooks
+        and not module.is_watched
         and not torch.compiler.is_compiling()
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,15 +117,28 @@ def _agrees(spec: NormSpec, module: nn.Module, scale: float, weight: Tensor) -> 
 
 
 class FusedNorm(nn.Module):
-    """A norm in one pass: [..., N] -> [..., N]. It has the parameters of the module that it stands for."""
+    """A norm in one pass: [..., N] -> [..., N]. It has the parameters, and the numbers, of the module that it stands for."""
 
     def __init__(self, original: nn.Module, spec: NormSpec) -> None:
         super().__init__()
         self.spec = spec
         for name, parameter in original._parameters.items():
             self.register_parameter(name, parameter)
+        vars(self).update({name: value for name, value in vars(original).items() if type(value) is float})
         self.training = False
         self.refresh()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """
+        Raises:
+            RuntimeError: it is a number of the original's, which layers were fused with.
+        """
+        if type(value) is float and name in vars(self):
+            raise RuntimeError(
+                f"cannot set {name} of a norm in an accelerated model: call hf_cpu_accel.restore(model), set it, and accelerate "
+                "again"
+            )
+        super().__setattr__(name, value)
 
     def refresh(self) -> None:
         """To be called when the weight was changed: adding an offset takes as long as norming a few rows, so the sum is kept."""

@@ -22,7 +22,7 @@ class Bias:
 
     Attributes:
         factor: of it.
-        fill: what is added where it is true, or None: itself.
+        fill: what stands for the scores where it is true, as nothing is left of them beside it; or None: it is added itself.
         is_of_windows: whether the batch of the scores is divided into images and windows meanwhile: [B, windows, heads, L, keys].
     """
 
@@ -92,11 +92,12 @@ class Attention:
     def _bias(self, biases: tuple[Tensor, ...], query: Tensor) -> Tensor | None:
         total: Tensor | None = None
         for bias, how in zip(biases, self.biases, strict=True):
-            if how.fill is not None:
-                part = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.bool(), how.fill)
-            else:
-                part = bias.to(query.dtype) if how.factor == 1 else bias.to(query.dtype) * how.factor
+            part = bias.bool() if how.fill is not None else bias.to(query.dtype)
             part = _of_all_windows(part, query.shape[0]) if how.is_of_windows else part
+            if how.fill is not None:  # in the place of what was added before, too
+                total = torch.where(part, how.fill, query.new_zeros(()) if total is None else total)
+                continue
+            part = part if how.factor == 1 else part * how.factor
             total = part if total is None else total + part
         return total
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from hf_cpu_accel.rewrite.core.trace import SOFTMAX
@@ -14,8 +15,9 @@ from hf_cpu_accel.rewrite.recorded.attend import Attention, Bias
 from hf_cpu_accel.rewrite.recorded.forms import CAST, FILL, MINUS, OVER, PLUS, PRODUCT, TIMES, VIEW, scores_in
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
-# What is filled in where keys are hidden is added here: from here on that is the same, also where all are hidden.
-_HIDDEN = -1e8
+# What is filled in where keys are hidden is added here. From _HIDDEN on that is the same beside keys that are not; where all are
+# hidden, nothing may be left of the scores beside _LOWEST.
+_HIDDEN, _LOWEST = -1e8, -1e30
 
 
 def join_attention(steps: list[Step], output_reads: Counter[Ref]) -> list[Step]:
@@ -74,6 +76,7 @@ class _Written:
         found = cls(above[-1], below[-1], [softmax, *above, *below[:-1]])
         if not all(found._take(step) for step in reversed(above[:-1])):
             return None
+        found._lower_fills()
         return found if all(found._zero(step.args[1]) for step in below if step.function in FILL) else None
 
     @property
@@ -112,6 +115,16 @@ class _Written:
         self.biases.append((bias, Bias(factor, None, self._in_windows)))
         return True
 
+    def _lower_fills(self) -> None:
+        """Where nothing is added to them, so that rows which may attend nothing attend all alike."""
+        last = [
+            bias.fill for _, bias in takewhile(lambda part: part[1].fill is not None, reversed(self.biases))
+        ]
+        if len(set(last)) == 1:
+            for place in range(len(self.biases) - len(last), len(self.biases)):
+                ref, bias = self.biases[place]
+                self.biases[place] = ref, replace(bias, fill=min(last[0], _LOWEST))  # type: ignore[type-var]
+
     def _zero(self, hidden: Any) -> bool:
         """Give rows that may attend nothing zeros, as weights that were hidden are made 0 behind the softmax."""
         found = [ref == hidden and bias.fill is not None for ref, bias in self.biases]
@@ -128,7 +141,8 @@ class _Written:
     def _scaled(self, factor: Any, *, is_over: bool) -> bool:
         if isinstance(factor, Ref):
             self.factors.append(factor)
-            return not self.biases and not is_over and factor not in self._results
+            is_alone = not self.biases and self.heads is None and not self._in_windows
+            return is_alone and not is_over and factor not in self._results
         if not isinstance(factor, int | float) or not factor:
             return False
         factor = 1 / factor if is_over else factor

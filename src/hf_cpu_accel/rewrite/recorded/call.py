@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
@@ -40,11 +42,12 @@ class Call:
             return Refusal(f"it is called with {error}")
         if not any(isinstance(value, Tensor) for value in reading.inputs):
             return Refusal("it is called without tensors")
-        return cls((*reading.form, *kwargs), reading.inputs, tuple(reading.sizes), given)
+        form = (torch.get_default_dtype(), *reading.form, *kwargs)
+        return cls(form, reading.inputs, tuple(reading.sizes), given)
 
     @property
-    def first(self) -> Tensor:
-        return next(value for value in self.inputs if isinstance(value, Tensor))
+    def tensors(self) -> Iterator[Tensor]:
+        return (value for value in self.inputs if isinstance(value, Tensor))
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""

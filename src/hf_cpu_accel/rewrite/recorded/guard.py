@@ -1,18 +1,20 @@
-"""What a forward reads besides its arguments and weights: attributes of modules and configs, and which modules there are."""
+"""What a forward reads besides its arguments and weights: attributes of modules, configs and classes, and globals."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from operator import itemgetter
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.core.first_call import LEFT
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 
 # Values that are compared as such.
@@ -20,53 +22,81 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
     *(type, FunctionType, BuiltinFunctionType),
 )
+_FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
+_SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _DEEPEST = 2  # a config in a config
-_OWN = ("forward", "_programs", "_left", "_changes", LEFT)  # of recorded layers, which other threads may call
-_CONTAINERS = (list, tuple, dict, set)
+_MOST_VALUES = 256  # of a container
+_OWN = frozenset(("_programs", "_left", "_changes", LEFT))  # of recorded layers
+
+
+@dataclass
+class Read:
+    """What the code that ran names.
+
+    Attributes:
+        names: among which are those of all attributes that it reads.
+        globals: the global names of each module of Python, and these.
+    """
+
+    names: set[str] = field(default_factory=set)
+    globals: list[tuple[dict[str, Any], set[str]]] = field(default_factory=list)
 
 
 @contextmanager
-def names_read() -> Iterator[set[str]]:
-    """Gives the names in the code that this thread runs inside, among which are those of all attributes that it reads."""
-    codes: set[CodeType] = set()
-    names: set[str] = set()
-    previous = sys.getprofile()
-    sys.setprofile(lambda frame, event, argument: codes.add(frame.f_code) if event == "call" else None)
+def names_read() -> Iterator[Read]:
+    """Gives what the code names that this thread runs inside. Nobody else may be profiling it."""
+    codes: dict[CodeType, dict[str, Any]] = {}
+    read = Read()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            codes[frame.f_code] = frame.f_globals
+
+    sys.setprofile(note)
     try:
-        yield names
+        yield read
     finally:
-        sys.setprofile(previous)
-        for code in codes:
-            names.update(
+        sys.setprofile(None)
+        by_module: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for code, names in codes.items():
+            read.names.update(
                 code.co_names, (constant for constant in code.co_consts if isinstance(constant, str))
             )
+            if not str(names.get("__name__")).startswith(("torch.", "hf_cpu_accel.")):
+                by_module.setdefault(id(names), (names, set()))[1].update(code.co_names)
+        read.globals += by_module.values()
 
 
 class Guard:
-    """Tells whether the attributes of a layer are what they were when this was made.
+    """Tells whether what the steps of a layer depend on is what it was when this was made.
 
     Steps are taken with the numbers that they were recorded with. A forward, or a user, may change these between two calls
-    (`layer.scale`, `config.layer_norm_eps`, a module that is exchanged, a forward that is put before its class's).
+    (`layer.scale`, `config.layer_norm_eps`, a parameter that was None). What modules there are, and forwards and hooks on them, is
+    looked at by the layer itself (`FusedModuleMixin.is_watched`); the attributes of our own modules are theirs to look after.
 
     Args:
-        layer: a fused one. The attributes of our own modules in it are theirs to look after; of torch's, only what nobody but
-            `eval` and `train` writes is looked at.
-        names: of the attributes that count.
+        layer: a fused one.
+        read: what its code names.
     """
 
-    def __init__(self, layer: nn.Module, names: set[str]) -> None:
-        self._names = names
-        self._states: list[
-            tuple[dict[str, Any], Any, Any]
-        ] = []  # of modules and configs, and what is read of them
-        self._objects: list[tuple[dict[str, Any], str, Any]] = []
+    def __init__(self, layer: nn.Module, read: Read) -> None:
+        self._read = read
+        self._states: list[tuple[Any, Callable[[Any], Any], Any]] = []  # and what is read of them
+        self._objects: list[tuple[Any, str, Any]] = []
+        self._sizes: list[tuple[Any, frozenset[str]]] = []  # of states, and what may not come into them
+        self._seen: set[int] = set()
         modules = list(_not_ours(layer))
-        self._children = [(m._modules, list(m._modules.values())) for m in modules if m._modules]
-        self._all = [vars(child) for _, children in self._children for child in children if child is not None]
-        seen: set[int] = set()
+        self._types = [(module, type(module)) for module in modules]
+        self._inside = [vars(module) for module in layer.modules() if module is not layer]
         for module in modules:
-            if not type(module).__module__.startswith("torch."):
-                self._take(vars(module), _DEEPEST, seen)
+            self._take_module(module)
+        for module in layer.modules():
+            if isinstance(module, PackedModule):
+                self._objects.append((vars(module), "weight_dtype", module.weight_dtype))
+        for names, used in read.globals:
+            self._take({n: names[n] for n in used if n in names}, names, depth=1)
+        self._dicts = [state for state, _ in self._sizes]
+        self._lengths = [*map(len, self._dicts)]
 
     def holds(self) -> bool:
         try:
@@ -76,50 +106,66 @@ class Guard:
             for state, name, value in self._objects:
                 if state[name] is not value:
                     return False
-        except KeyError:
+        except Exception:  # it is there no more, or is of a type that compares otherwise
             return False
-        for children, given in self._children:
-            if [*children.values()] != given:
+        for module, kind in self._types:
+            if type(module) is not kind:
                 return False
-        return not any([state["training"] or "forward" in state for state in self._all])  # noqa: C419 - half the time
+        if [*map(len, self._dicts)] != self._lengths and not self._is_nothing_new():
+            return False
+        return not any([state["training"] for state in self._inside])  # noqa: C419 - half the time
 
-    def _take(self, state: dict[str, Any], depth: int, seen: set[int]) -> None:
-        """Note the values in `state`, and those of the objects in it that are no modules: configs."""
-        if id(state) in seen:
-            return
-        seen.add(id(state))
-        names = [name for name in self._names if name in state and _is_plain(state[name]) and name != LEFT]
-        if names:
-            read = itemgetter(*names)
-            self._states.append((state, read, _copied(read(state))))
-        for name, value in state.items():
+    def _is_nothing_new(self) -> bool:
+        self._lengths = [*map(len, self._dicts)]
+        return all(absent.isdisjoint(state) for state, absent in self._sizes)
+
+    def _take_module(self, module: nn.Module) -> None:
+        state = vars(module)
+        read = {name: value for name, value in state.items() if name not in _OWN}
+        # Torch's modules read what their code names, and get nothing new.
+        is_torchs = type(module).__module__.startswith("torch.")
+        if is_torchs or is_ours(module):
+            read = {name: value for name, value in read.items() if name in self._read.names}
+        self._take(read, state, _DEEPEST)
+        tensors = module._parameters, module._buffers
+        self._objects += ((held, name, None) for held in tensors for name, t in held.items() if t is None)
+        if not is_torchs:
+            for names in (state, *tensors):
+                self._sizes.append((names, frozenset(self._read.names.difference(names))))
+            self._take_class(type(module))
+
+    def _take(self, read: dict[str, Any], state: Any, depth: int) -> None:
+        """Note the values in `read`, which is a part of `state`, and those of the objects in it that are no modules: configs."""
+        plain = {name: value for name, value in read.items() if _is_plain(value)}
+        if plain:
+            getter = itemgetter(*plain)
+            self._states.append((state, getter, _copied(getter(state))))
+        for name, value in read.items():
+            if name in plain or isinstance(value, nn.Module | Tensor | ModuleType | Mapping):
+                continue
+            self._objects.append((state, name, value))
             inner = getattr(value, "__dict__", None)
-            if isinstance(inner, dict) and not isinstance(value, nn.Module | Tensor | type | FunctionType):
-                self._names |= {other for own, other in _renamed(value) if own in self._names}
-                self._objects.append((state, name, value))
-                if depth:
-                    self._take(inner, depth - 1, seen)
+            if depth and isinstance(inner, dict) and not isinstance(value, _FUNCTIONS):
+                self._take_object(value, inner, depth - 1)
 
+    def _take_object(self, value: Any, state: dict[str, Any], depth: int) -> None:
+        if id(state) in self._seen:
+            return
+        self._seen.add(id(state))
+        self._read.names |= {other for own, other in _renamed(value) if own in self._read.names}
+        self._take({name: state[name] for name in self._read.names if name in state}, state, depth)
+        self._sizes.append((state, frozenset(self._read.names.difference(state))))
+        self._take_class(type(value))
 
-class Kept:
-    """What the modules of a shadow hold, to tell whether a call of it changed that: their own attributes and containers.
-
-    Args:
-        modules: those that are not ours.
-    """
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._modules = modules
-        self._held = [_held(module) for module in modules]
-
-    def changed(self) -> str | None:
-        """The name of an attribute that was."""
-        for module, held in zip(self._modules, self._held, strict=True):
-            now = _held(module)
-            for name in {*held, *now}:
-                if name not in held or name not in now or not _same(held[name], now[name]):
-                    return name
-        return None
+    def _take_class(self, kind: type) -> None:
+        """Plain values alone: what a class can do is not looked at."""
+        for cls in kind.__mro__:
+            if id(cls) in self._seen or cls.__module__.startswith(("torch.", "hf_cpu_accel.", "builtins")):
+                continue
+            self._seen.add(id(cls))
+            named = (name for name in self._read.names if name in vars(cls) and not name.startswith("__"))
+            read = {name: value for name in named if not isinstance(value := vars(cls)[name], _FUNCTIONS)}
+            self._take({n: v for n, v in read.items() if _is_plain(v)}, vars(cls), 0)
 
 
 def _not_ours(layer: nn.Module) -> Iterator[nn.Module]:
@@ -137,34 +183,16 @@ def _renamed(config: Any) -> Iterable[tuple[str, str]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it says all by `==`: a value, or a container of such that is small."""
+    """Whether it says all by `==`: a value, or a container of such that is no large one."""
     if isinstance(value, _PLAIN):
         return True
-    return type(value) in (list, tuple) and len(value) <= 16 and all(map(_is_plain, value))
+    if type(value) is dict:
+        return len(value) <= _MOST_VALUES and all(map(_is_plain, (*value, *value.values())))
+    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(_is_plain, value))
 
 
 def _copied(value: Any) -> Any:
-    """A copy of lists, which may be written to."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return value
-
-
-def _held(module: nn.Module) -> dict[str, Any]:
-    """(value, what is in it) of each attribute."""
-    parts: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if name not in _OWN:
-            inside = (*value, *value.values()) if isinstance(value, dict) else value
-            parts[name] = value, tuple(inside) if isinstance(value, _CONTAINERS) else ()
-    return parts
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one[0] is not other[0] and not (_is_plain(one[0]) and one[0] == other[0]):
-        return False
-    return len(one[1]) == len(other[1]) and all(map(_is_same, one[1], other[1]))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (_is_plain(one) and _is_plain(other) and bool(one == other))
+    """A copy of containers, which may be written to."""
+    if type(value) is dict:
+        return {name: _copied(part) for name, part in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,21 +31,23 @@ class _Recorded:
     """A program, and what it is known to be right for.
 
     Attributes:
-        sizes: those of calls: all that it was compared at, and more that differ from those only where others did.
-        varied: which of the numbers in `sizes` were another in a call that it was compared in.
+        compared: the sizes that it was compared at.
+        sizes: these, and more that differ from the first only where others did.
+        varied: which of the numbers in `sizes` were another in a call that it was compared in; see `changed`.
         unfit: those where a branch was taken otherwise, or what it gave was wrong.
     """
 
     program: Program
     guard: Guard
     first: tuple[int, ...]
+    compared: set[tuple[int, ...]] = field(default_factory=set)
     sizes: set[tuple[int, ...]] = field(default_factory=set)
-    varied: frozenset[int] = frozenset()
+    varied: frozenset[tuple[int, int]] = frozenset()
     unfit: set[tuple[int, ...]] = field(default_factory=set)
     is_pinned: bool = False
 
     def knows(self, sizes: tuple[int, ...]) -> bool:
-        if sizes in self.sizes:
+        if sizes in self.sizes or sizes in self.compared:
             return True
         known = not self.is_pinned and sizes not in self.unfit and self.changed(sizes) <= self.varied
         if known and len(self.sizes) < _MOST_SIZES:
@@ -54,18 +57,29 @@ class _Recorded:
     def fails(self, sizes: tuple[int, ...]) -> None:
         """Not to be tried at these sizes again; after many of them, at none that is new."""
         self.sizes.discard(sizes)
+        self.compared.discard(sizes)
         self.unfit.add(sizes)
         self.is_pinned |= len(self.unfit) >= _MOST_SIZES
 
-    def changed(self, sizes: tuple[int, ...]) -> frozenset[int]:
-        return frozenset(
-            n for n, pair in enumerate(zip(sizes, self.first, strict=True)) if pair[0] != pair[1]
-        )
+    def is_right(self, sizes: tuple[int, ...]) -> None:
+        self.compared.add(sizes)
+        self.varied |= self.changed(sizes)
+
+    def is_wrong(self) -> None:
+        """It serves nothing but what it was compared at."""
+        self.sizes, self.is_pinned = set(), True
+
+    def changed(self, sizes: tuple[int, ...]) -> frozenset[tuple[int, int]]:
+        """Which sizes are others than in the first call, and whether they are 0, 1 or more: one row is repeated to fit others."""
+        pairs = enumerate(zip(sizes, self.first, strict=True))
+        return frozenset((n, min(size, 2)) for n, (size, first) in pairs if size != first)
 
 
 class FusedRecordedLayer(FusedModuleMixin):
     """Mixed into the layer's own class, whose forward it runs where hooks look inside, while a graph is traced, and for forms of
     calls that cannot be recorded."""
+
+    _told_by_attributes: ClassVar[bool] = False  # which a program is recorded anew for
 
     _programs: dict[Any, _Recorded | None]
     _changes: int = 0
@@ -78,12 +92,9 @@ class FusedRecordedLayer(FusedModuleMixin):
             return self._original_class.forward(self, *args, **kwargs)
         recorded = self._program(call.form)
         if recorded is None:
-            if call.form not in self._programs and len(self._programs) < _MOST_FORMS:
-                self._record(call)
-            elif not any(self._programs.values()):
-                self._left += 1
-            return self._original_class.forward(self, *args, **kwargs)
-        check_inference(self, call.first)
+            return self._first(call, args, kwargs)
+        for tensor in call.tensors:
+            check_inference(self, tensor)
         if not recorded.knows(call.sizes):
             return self._compare(recorded, call, args, kwargs)
         try:
@@ -99,7 +110,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
             self._left >= _MOST_LEFT
-            or self.has_user_hooks
+            or self.is_watched
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()
         ):
@@ -125,14 +136,23 @@ class FusedRecordedLayer(FusedModuleMixin):
             self._refused(Refusal("its attributes change from call to call"))
         return None
 
-    def _record(self, call: Call) -> None:
+    def _first(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the forward gives; a program of it is kept if it gives the same."""
+        is_new = call.form not in self._programs and len(self._programs) < _MOST_FORMS
+        if not is_new or sys.getprofile() is not None:  # else a profiler would not see the rest
+            self._left += not any(self._programs.values())
+            return self._original_class.forward(self, *args, **kwargs)
         found = attempt("", record, self, call)
+        expected = self._original_class.forward(self, *args, **kwargs)
+        if not isinstance(found, Refusal) and not alike(self, found[2], expected):
+            found = Refusal("its steps, taken again, do not give what it gives")
         if isinstance(found, Refusal):
             self._programs[call.form] = None
             self._refused(found)
-            return
-        self._programs[call.form] = _Recorded(*found, call.sizes, {call.sizes})
-        vars(self).pop(LEFT, None)
+        else:
+            self._programs[call.form] = _Recorded(*found[:2], call.sizes, {call.sizes})
+            vars(self).pop(LEFT, None)
+        return expected
 
     def _refused(self, refusal: Refusal) -> None:
         """What `explain` says until another form is recorded."""
@@ -149,11 +169,10 @@ class FusedRecordedLayer(FusedModuleMixin):
         except Exception:
             recorded.fails(call.sizes)
             return expected
-        if not alike(self, output, expected):
-            recorded.is_pinned = True
+        if alike(self, output, expected):
+            recorded.is_right(call.sizes)
         else:
-            recorded.varied |= recorded.changed(call.sizes)
-            recorded.sizes.add(call.sizes)
+            recorded.is_wrong()
         return expected
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedRecordedLayer:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.foreign_code import OwnError, call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
@@ -21,55 +21,69 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.recorded.call import Call
-from hf_cpu_accel.rewrite.recorded.guard import Guard, Kept, names_read
+from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.kept import Kept
 from hf_cpu_accel.rewrite.recorded.program import Program
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
 from hf_cpu_accel.rewrite.recorded.simplify import Steps, torch_products
-from hf_cpu_accel.rewrite.recorded.size import plain
+from hf_cpu_accel.rewrite.recorded.size import Hashed
 
 
-def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
-    """The program of a call of a fused layer, and what tells whether it still is.
-
-    It is refused if it cannot be told, has torch compute, or does not give what the call gave.
-    """
+def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
+    """The program of a call of a fused layer, what tells whether it still is, and what it gives; which is not compared here."""
     shadow = Shadow(layer)
     # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
     with torch.inference_mode(mode=False):
         inputs = [value.clone() if isinstance(value, Tensor) else value for value in call.inputs]
-    recorder = Recorder(shadow, inputs)
-    try:
-        with names_read() as names:
-            steps, output = _steps(layer, shadow, recorder, call)
-    finally:
-        recorder.forget()
+    with names_read() as read:
+        steps = _steps(layer, shadow, inputs, call)
     if by_torch := torch_products(steps.steps, len(inputs)):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
     program = Program(len(inputs), steps.steps, steps.output)
     try:
         with torch.no_grad(), disable_grouping():
-            again = program(inputs)
+            output = program(inputs)
     except Exception as error:
         return Refusal(f"its steps, taken again, raise {type(error).__name__}")
-    if not alike(layer, again, output):
-        return Refusal("its steps, taken again, do not give what it gives")
-    return program, Guard(layer, names)
+    return program, Guard(layer, read), output
 
 
-def _steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> tuple[Steps, Any]:
+def _steps(layer: Any, shadow: Shadow, inputs: list[Any], call: Call) -> Steps:
+    for follows_sizes in (True, False):
+        recorder = Recorder(shadow, inputs, follows_sizes=follows_sizes)
+        try:
+            return _noted(layer, shadow, recorder, call)
+        except OwnError as error:
+            if not isinstance(error.error, Hashed):
+                raise
+        finally:
+            recorder.forget()
+    raise AssertionError("without sizes there is none to be hashed")
+
+
+def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     """What a call takes, and what it gives."""
     args, kwargs = call.arguments(recorder.inputs)
     kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
-    with _random(), torch.inference_mode(mode=False), torch.no_grad(), shadow.running(), recorder.noting():
-        output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
-    if recorder.is_ambiguous:
-        raise Refused(Refusal("it writes to tensors that may or may not be copies"))
-    if (name := kept.changed()) is not None:
-        raise Refused(Refusal(f"it keeps something from one call to the next ({name})"))
+    try:
+        with (
+            _random(),
+            torch.inference_mode(mode=False),
+            torch.no_grad(),
+            shadow.running(),
+            recorder.noting(),
+        ):
+            output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
+        if recorder.is_ambiguous:
+            raise Refused(Refusal("it writes to tensors that may or may not be copies"))
+    finally:
+        changed = kept.taken_back()
+    if changed is not None:
+        raise Refused(Refusal(f"it keeps something from one call to the next ({changed})"))
     if (recorder.refs(args), recorder.refs(kwargs)) != call.given:
         raise Refused(Refusal("it writes to a list that it is given"))
-    return Steps(recorder.steps, recorder.refs(output)).simplified(), plain(output)
+    return Steps(recorder.steps, recorder.refs(output)).simplified()
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -14,28 +12,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
-from hf_cpu_accel.rewrite.core.foreign_code import ours
+from hf_cpu_accel.rewrite.core.foreign_code import OwnError, ours
 from hf_cpu_accel.rewrite.core.recordable import RECORDER
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.recorded.answers import CONSTANTS, FORM, MAY_COPY, SQUEEZES, is_plain
 from hf_cpu_accel.rewrite.recorded.held import Held, address, is_ours, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
-from hf_cpu_accel.rewrite.recorded.size import Size, Sizes, plain
-
-# What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
-_FORM = frozenset(
-    {"dim", "ndim", "is_floating_point", "is_complex", "element_size", "itemsize", "requires_grad"}
-    | {"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested"}
-)
-# What a step may have for an argument besides tensors and modules, and lists, tuples, dictionaries and slices of these.
-_CONSTANTS = (
-    *(type(None), bool, int, float, complex, str, bytes, Enum, type(Ellipsis)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, type, FunctionType, BuiltinFunctionType),
-)
-# They give the very tensor that they are given where its strides are as they are wanted.
-_MAY_COPY = frozenset(
-    {Tensor.contiguous, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape, Tensor.expand}
-)
+from hf_cpu_accel.rewrite.recorded.size import Hashed, Size, Sizes, plain
 
 
 class Recorder(TorchFunctionMode):
@@ -44,11 +28,12 @@ class Recorder(TorchFunctionMode):
     Args:
         shadow: of the layer that is called.
         inputs: the tensors and ints that it is called with, each once.
+        follows_sizes: whether what is done with sizes is noted; else each that is read has to be the same again.
     """
 
-    def __init__(self, shadow: Shadow, inputs: list[Any]) -> None:
+    def __init__(self, shadow: Shadow, inputs: list[Any], *, follows_sizes: bool = True) -> None:
         super().__init__()
-        self.shadow = shadow
+        self.shadow, self._follows_sizes = shadow, follows_sizes
         self.steps: list[Step] = []
         self._count = 0
         self._refs: dict[int, Ref] = {}
@@ -57,10 +42,12 @@ class Recorder(TorchFunctionMode):
         self._written: set[int] = set()  # addresses
         self._uncopied: set[int] = set()
         self._depth = 0  # of the modules and functions of ours that are at work
-        self._held = {id(t): (m, n) for m in shadow.module.modules() for n, t in tensors_of(m)}
+        self._held: dict[int, tuple[nn.Module, str] | None] = {}  # None: by two names, which may part
+        held = [(module, *part) for module in shadow.module.modules() for part in tensors_of(module)]
+        for module, name, tensor in held:
+            self._held[id(tensor)] = None if id(tensor) in self._held else (module, name)
         tensors = [value for value in inputs if isinstance(value, Tensor)]
-        held = [t for m in shadow.module.modules() for _, t in tensors_of(m)]
-        self._protected = {address(tensor) for tensor in (*tensors, *held)} - {0}
+        self._protected = {address(tensor) for tensor in (*tensors, *(part[2] for part in held))} - {0}
         self.inputs = [self._input(value) for value in inputs]
 
     @contextmanager
@@ -106,7 +93,7 @@ class Recorder(TorchFunctionMode):
             return (list if type(value) is list else tuple)([self.refs(part) for part in value])
         if type(value) is dict:
             return {key: self.refs(part) for key, part in value.items()}
-        if isinstance(value, _CONSTANTS):
+        if isinstance(value, CONSTANTS):
             return value
         raise Refused(Refusal(f"it hands on a {type(value).__name__}, which no step can take or give"))
 
@@ -142,10 +129,21 @@ class Recorder(TorchFunctionMode):
                 self._of_size(function, args) if function is not operator.pos else self.refs(args)[0], value
             )
 
+    def hashed(self) -> None:
+        """
+        Raises:
+            OwnError: of `Hashed`.
+        """
+        if not self._depth:
+            raise OwnError(Hashed())
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._depth:
             return func(*args, **kwargs)
+        if getattr(func, "__name__", "") != "__get__":
+            with ours():
+                self._check(args, kwargs)
         self._depth += 1
         try:
             versions = [(t, t._version) for t in tensors_in((args, kwargs)) if not t.is_inference()]
@@ -157,9 +155,22 @@ class Recorder(TorchFunctionMode):
             if any(address(t) in self._protected for t in written):
                 raise Refused(Refusal("it writes to what it is given, or to its weights"))
             self._written.update(map(address, written))
-            if func in _MAY_COPY and output is args[0]:
-                self._uncopied.add(address(output))
+            if func in MAY_COPY and args:
+                if output is args[0]:
+                    self._uncopied.add(address(output))
+                if address(args[0]) in self._protected:  # in another call it may be no copy
+                    self._protected.add(address(output))
             return self._told(func, args, kwargs, output, bool(written))
+
+    def _check(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """
+        Raises:
+            Refused: a call would write to a tensor from elsewhere, or draw numbers, which the forward does again.
+        """
+        for tensor in tensors_in((args, kwargs)):
+            self._ref(tensor)
+        if kwargs.get("generator") is not None:
+            raise Refused(Refusal("it draws random numbers"))
 
     def _told(self, func: Any, args: Any, kwargs: dict[str, Any], output: Any, writes: bool) -> Any:
         name = getattr(func, "__name__", "")
@@ -167,7 +178,8 @@ class Recorder(TorchFunctionMode):
             name = getattr(func.__self__, "__name__", "")
         if isinstance(output, torch.Size) and name in ("size", "shape"):
             owner = self._ref(args[0])
-            return Sizes(
+            kind = Sizes if self._follows_sizes else torch.Size
+            return kind(
                 self._size(self._of_size(size_of, (owner, n - len(output))), size)
                 for n, size in enumerate(output)
             )
@@ -181,17 +193,19 @@ class Recorder(TorchFunctionMode):
             return self._numbers(self._step(func, self.refs(args), self.refs(kwargs)), output)
         if isinstance(output, torch.dtype | torch.device | torch.layout):
             return output
-        if isinstance(output, bool | int) and name in _FORM:
+        if isinstance(output, bool | int) and name in FORM:
             return output
         if output is None and not writes and name != "__set__":
             return output
-        if next(tensors_in(output), None) is None and _is_plain((args, kwargs)):
+        if next(tensors_in(output), None) is None and is_plain((args, kwargs)):
             return output  # of what is torn down meanwhile, for one
         if name == "__set__" or (output is not None and next(tensors_in(output), None) is None):
             raise Refused(Refusal(f"what it does depends on numbers ({name} of a tensor is read)"))
         if func is Tensor.type_as:  # which would read the other for its dtype alone
             func, args = Tensor.to, (args[0], output.dtype)
         result = self._step(func, self.refs(args), self.refs(kwargs), effect=writes)
+        if name in SQUEEZES:  # in another call, another dimension may be one
+            self._expect(self._step(Tensor.dim, (result,), {}), output.dim())
         if type(output) in (tuple, list):
             self._expect_length(result, output)  # that of a split follows from sizes
         self._keep(output, result)
@@ -243,7 +257,10 @@ class Recorder(TorchFunctionMode):
             known = self._of_sizes[function, args] = self._step(function, args, {})
         return known
 
-    def _size(self, ref: Ref, value: int) -> Size:
+    def _size(self, ref: Ref, value: int) -> Any:
+        if not self._follows_sizes:
+            self._expect(ref, value)
+            return value
         size = Size(value, self)
         self._refs[id(size)] = ref
         self._alive.append(size)
@@ -281,12 +298,3 @@ class Recorder(TorchFunctionMode):
             return self.called(forward, args, kwargs, leaf=(called, original))
 
         return noted
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether there are neither tensors nor sizes in it."""
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    return isinstance(value, type(None) | bool | int | float | str) and not isinstance(value, Size)

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 
+class Hashed(Exception):
+    """A size became a key: a cache may hold on to it, and to what is computed of it."""
+
+
 class Notes(Protocol):
     """Who notes what is done with a size."""
 
@@ -17,13 +21,15 @@ class Notes(Protocol):
 
     def expect(self, function: Callable[..., Any], args: tuple[Any, ...], value: Any) -> None: ...
 
+    def hashed(self) -> None: ...
+
 
 class Size(torch.SymInt):
     """An int that was read off a tensor, or computed of such.
 
-    Arithmetic gives another; whatever decides on it (a comparison), or makes something else of it (a range, a float, a key of a
-    dictionary), is noted as an expectation. It is a `SymInt` because torch takes these for sizes, and because Python reads an
-    `int`, or what derives from it, without asking: `range(size)` and `0.5 * size` would not be seen.
+    Arithmetic gives another; whatever decides on it (a comparison), or makes something else of it (a range, a float), is noted as
+    an expectation. It is a `SymInt` because torch takes these for sizes, and because Python reads an `int`, or what derives from
+    it, without asking: `range(size)` and `0.5 * size` would not be seen. To `isinstance` it is an int all the same.
     """
 
     def __init__(self, value: int, notes: Notes) -> None:
@@ -33,7 +39,16 @@ class Size(torch.SymInt):
         self._notes.expect(operator.pos, (self,), self.plain)
         return self.plain
 
-    __int__ = __hash__ = __trunc__ = __floor__ = __ceil__ = __index__
+    __int__ = __trunc__ = __floor__ = __ceil__ = __index__
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+    def __hash__(self) -> int:
+        """As a key it may outlive the call, in a cache of functions, and what was computed of it in there, too."""
+        self._notes.hashed()
+        return hash(self.plain)
 
     def __bool__(self) -> bool:
         return self.__index__() != 0

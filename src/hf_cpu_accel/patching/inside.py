@@ -1,0 +1,76 @@
+"""What is inside of a fused module, to tell whether somebody has put something else there since it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from operator import contains, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_cpu_accel.patching.hooks import own_forward
+
+_PLAIN = (bool, int, float, str)
+_PACKAGE = "hf_cpu_accel."
+
+
+class Inside:
+    """The modules inside of one, and the plain attributes that they are told by.
+
+    A fused forward reads none of these. With an adapter or another norm in the place of a module, a forward set on one, or another
+    scale of attention, it is no longer what its class's own would be.
+
+    Args:
+        root: the module, in which all is as it was when it was fused.
+        by_attributes: whether attributes count.
+    """
+
+    def __init__(self, root: nn.Module, *, by_attributes: bool = True) -> None:
+        modules = list(root.modules())
+        self._modules = [module for module in modules[1:] if own_forward(module) is None]
+        self._children = [module._modules for module in modules if module._modules]
+        self._fused_children = [dict(children) for children in self._children]
+        told = modules if by_attributes else []
+        named = [(module, names) for module in told if (names := tuple(_names(module)))]
+        self._told = [module for module, _ in named]
+        self._readers = [itemgetter(*names) for _, names in named]
+        self._values = [read(vars(module)) for read, module in zip(self._readers, self._told, strict=True)]
+        self._find_states()
+
+    @torch.compiler.assume_constant_result
+    def has_changed(self) -> bool:
+        """Whether it has; while a graph is traced, as of then."""
+        if self._children != self._fused_children:
+            return True
+        # Hooks of diffusers that were taken off leave the class's own there.
+        is_set = any(map(contains, self._states, repeat("forward")))
+        if is_set and any(own_forward(module) is not None for module in self._modules):
+            return True
+        try:
+            return [read(state) for read, state in self._told_by] != self._values
+        except KeyError:
+            return True
+
+    def _find_states(self) -> None:
+        self._states = [vars(module) for module in self._modules]
+        self._told_by = list(zip(self._readers, map(vars, self._told), strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_states", "_told_by")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: its modules have dictionaries of their own."""
+        vars(self).update(state)
+        self._find_states()
+
+
+def _names(module: nn.Module) -> Iterator[str]:
+    """Those of plain attributes that its class's forward may read; ours look after their own."""
+    if type(module).__module__.startswith(_PACKAGE):
+        return
+    is_fused = hasattr(type(module), "_original_class")
+    for name, value in vars(module).items():
+        if isinstance(value, _PLAIN) and name != "training" and not (is_fused and name.startswith("_")):
+            yield name

@@ -1,0 +1,38 @@
+"""What answers of torch's functions say to a recorder, and what its steps may have for arguments."""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.rewrite.recorded.size import Size
+
+# What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
+FORM = frozenset(
+    {"dim", "ndim", "is_floating_point", "is_complex", "element_size", "itemsize", "requires_grad"}
+    | {"is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested"}
+)
+# What a step may have for an argument besides tensors and modules, and lists, tuples, dictionaries and slices of these.
+CONSTANTS = (
+    *(type(None), bool, int, float, complex, str, bytes, Enum, type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, type, FunctionType, BuiltinFunctionType),
+)
+# They give the very tensor that they are given where its strides are as they are wanted.
+MAY_COPY = frozenset(
+    {Tensor.contiguous, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape, Tensor.expand}
+)
+# They take dimensions away whose size is one.
+SQUEEZES = ("squeeze", "squeeze_")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether there are neither tensors nor sizes in it."""
+    if isinstance(value, tuple | list):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return isinstance(value, type(None) | bool | int | float | str) and not isinstance(value, Size)
