@@ -81,7 +81,7 @@ class MappedFiles:
         self._files: dict[str, SourceFile | None] = {}
 
     def source_of(self, tensor: Tensor) -> SourceFile | None:
-        """The file that `tensor` is mapped from, if nobody has written to its pages; None if there is none."""
+        """The file that `tensor` is mapped from, if none of its pages has been written to; None if there is none."""
         area = self._area_of(tensor)
         if area is None or self._is_written(tensor):
             return None

@@ -54,7 +54,7 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
 
 
 def are_probabilities(value: Tensor) -> bool:
-    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked, for nobody to read."""
+    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked and callers do not read."""
     sums = value.float().sum(dim=-1)
     return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 

@@ -72,7 +72,7 @@ class FastestEngine(Override):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.key = f"{type(module).__name__} {torch.backends.quantized.engine} {_sizes(module)}"
-        self._twins: dict[str, Any] = {}
+        self._repacked: dict[str, Any] = {}
         self._served: dict[tuple[int, int], str] = {}  # (threads, range of rows): by whom
 
     def __call__(self, input: Tensor) -> Tensor:
@@ -101,7 +101,9 @@ class FastestEngine(Override):
         if served != NATIVE and not (served in _available() and self._agrees(served, input)):
             served = NATIVE
         self._served[range_] = served
-        self._twins = {name: twin for name, twin in self._twins.items() if name in self._served.values()}
+        self._repacked = {
+            name: repacked for name, repacked in self._repacked.items() if name in self._served.values()
+        }
         return served
 
     def _contest(self, input: Tensor) -> Contest:
@@ -112,11 +114,11 @@ class FastestEngine(Override):
         return partial(self._by(name), input)
 
     def _by(self, name: str) -> Run:
-        twin = self._twins.get(name)
-        if twin is None:
+        repacked = self._repacked.get(name)
+        if repacked is None:
             with _engine(_available()[name]):
-                twin = self._twins[name] = _packed_anew(self.model)
-        return partial(type(twin).forward, twin)
+                repacked = self._repacked[name] = _packed_anew(self.model)
+        return partial(type(repacked).forward, repacked)
 
     def _agrees(self, name: str, input: Tensor) -> bool:
         """Whether the same integers come out, one step more or less."""
@@ -169,13 +171,13 @@ def _engine(name: str) -> Iterator[None]:
 def _packed_anew(module: Any) -> Any:
     """The same module, packed for the engine of the moment."""
     weight, bias = module._weight_bias()
-    twin = copy.copy(module)
-    twin.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
-    twin._modules = {name: copy.copy(child) for name, child in module._modules.items()}
-    for child in twin._modules.values():
+    repacked = copy.copy(module)
+    repacked.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
+    repacked._modules = {name: copy.copy(child) for name, child in module._modules.items()}
+    for child in repacked._modules.values():
         child.__dict__ = dict(vars(child))
-    twin.set_weight_bias(weight, bias)
-    return twin
+    repacked.set_weight_bias(weight, bias)
+    return repacked
 
 
 def _sizes(module: Any) -> str:

@@ -49,8 +49,8 @@ class Guard:
     (`layer.scale`, `config.layer_norm_eps`, a module that is exchanged, a forward that is put before its class's).
 
     Args:
-        layer: a fused one. The attributes of our own modules in it are theirs to look after; of torch's, only what nobody but
-            `eval` and `train` writes is looked at.
+        layer: a fused one. The attributes of our own modules in it are theirs to look after; of torch's, only what `eval` and
+            `train` alone write is looked at.
         names: of the attributes that count.
     """
 
