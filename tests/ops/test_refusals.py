@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.bind import LAYOUT
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
-from hf_cpu_accel.ops.messages_reference import message_reduce_reference
+from hf_cpu_accel.ops.messages.reference import message_reduce_reference
 from hf_cpu_accel.packing.linear import int4, pack_linear
 from tests.ops.decoder.cases import Case as DecoderCase
 from tests.ops.decoder.cases import call_of

@@ -72,8 +72,8 @@ class SourceFile:
 class MappedFiles:
     """The files that are mapped into this process; none where the system does not tell.
 
-    The list is read when it is first needed. It has thousands of lines where many libraries are loaded, which is milliseconds, so it
-    is not read for tensors in the heap: small ones, all of a small model.
+    The list is read when it is first needed. It has thousands of lines where many libraries are loaded, which is milliseconds, so
+    it is not read for tensors in the heap: small ones, all of a small model.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of the ops of ops/messages.py: of all reductions of a target's messages in one table per target, read once per edge."""
+"""Gradients of the ops of messages.py: of all reductions of a target's messages in one table per target, read once per edge."""
 
 from __future__ import annotations
 
