@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A compiler that builds torch's headers knows the instructions that this CPU has. Inductor would try each set of them, ten seconds
 # in each folder that it compiles into.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# The C++ that Inductor writes around kernels runs once per call, and optimising it takes longer than compiling all else. Kernels are
-# optimised as always.
+# The C++ that Inductor writes around kernels runs once per call, and optimising it takes longer than compiling all else. Kernels
+# are optimised as always.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 import pytest

@@ -1,6 +1,6 @@
-"""Families of transformers, compiled, give eager's answers for all sizes. These are those that differ most from one another, with one
-layer where all layers are alike (what passes from layer to layer is in test_models.py); all of them are in all_families.py, with two
-layers, which takes some minutes: `make test-compile-families`."""
+"""Families of transformers, compiled, give eager's answers for all sizes. These are those that differ most from one another, with
+one layer where all layers are alike (what passes from layer to layer is in test_models.py). All of them, with two layers, are in
+all_families.py, which takes some minutes: `make test-compile-families`."""
 
 from __future__ import annotations
 
