@@ -73,7 +73,7 @@ class FastestEngine(Override):
         super().__init__(module)
         self.key = f"{type(module).__name__} {torch.backends.quantized.engine} {_sizes(module)}"
         self._repacked: dict[str, Any] = {}
-        self._served: dict[tuple[int, int], str] = {}  # (threads, range of rows): by whom
+        self._chosen: dict[tuple[int, int], str] = {}  # (threads, range of rows): by whom
 
     def __call__(self, input: Tensor) -> Tensor:
         own: Run = self.__wrapped__
@@ -82,14 +82,14 @@ class FastestEngine(Override):
         features = 1 if input.dim() == 4 else -1
         rows = input.numel() // max(1, input.shape[features])
         range_ = torch.get_num_threads(), row_range(max(1, rows))[1]
-        served = self._served.get(range_) or self._decide(range_, rows, input)
-        return own(input) if served == NATIVE else self._by(served)(input)
+        chosen = self._chosen.get(range_) or self._decide(range_, rows, input)
+        return own(input) if chosen == NATIVE else self._by(chosen)(input)
 
     @property
     def elsewhere(self) -> dict[tuple[int, int], str]:
         """{(first, last) row count: engine}, where it is not the one that the module was packed for."""
-        served = {row_range(rows): name for (_, rows), name in sorted(self._served.items())}
-        return {rows: name for rows, name in served.items() if name != NATIVE}
+        chosen = {row_range(rows): name for (_, rows), name in sorted(self._chosen.items())}
+        return {rows: name for rows, name in chosen.items() if name != NATIVE}
 
     def _decide(self, range_: tuple[int, int], rows: int, input: Tensor) -> str:
         choice = choices.chooser().decide(
@@ -97,14 +97,14 @@ class FastestEngine(Override):
         )
         if choice is None:
             return NATIVE
-        served = choice.provider
-        if served != NATIVE and not (served in _available() and self._agrees(served, input)):
-            served = NATIVE
-        self._served[range_] = served
+        chosen = choice.provider
+        if chosen != NATIVE and not (chosen in _available() and self._agrees(chosen, input)):
+            chosen = NATIVE
+        self._chosen[range_] = chosen
         self._repacked = {
-            name: repacked for name, repacked in self._repacked.items() if name in self._served.values()
+            name: other for name, other in self._repacked.items() if name in self._chosen.values()
         }
-        return served
+        return chosen
 
     def _contest(self, input: Tensor) -> Contest:
         others = {name: partial(self._run, name, input) for name in _available()}
@@ -133,7 +133,7 @@ class FastestEngine(Override):
 
 
 def with_engines(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the engines that have served so far."""
+    """`plan` with the engines that were chosen so far."""
     modules = dict(root.named_modules())
     items = []
     for item in plan.items:
