@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A compiler that builds torch's headers knows the instructions that this CPU has. Inductor would try each set of them, ten seconds
 # in each folder that it compiles into.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# The C++ that Inductor writes around kernels runs once per call, and optimising it takes longer than compiling all else. Kernels
+# are optimised as always.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Dynamo looks for garbage after each graph.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import pytest
 import torch
@@ -62,6 +68,10 @@ def pytest_collection_finish() -> None:
         return found
 
     gc.get_referrers = referrers
+    # For its log alone Dynamo measures the guards of each graph, after it has emptied the caches of the processor: 25 ms.
+    guards = sys.modules.get("torch._dynamo.guards")
+    if guards is not None:
+        vars(guards)["profile_guard_manager"] = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Files and folders whose tests share what takes long to make: hosts that are imported once to be forked from, compiled code.
 GROUPS = {
     "programs": (
-        *("acceptance/test_docs.py", "acceptance/test_examples.py", "compiler/test_caches.py"),
+        *("acceptance/test_docs.py", "acceptance/test_examples.py", "acceptance/test_memory.py"),
         *("benchmarks/test_generation.py", "benchmarks/test_harness.py", "benchmarks/test_peers.py"),
+        *("compiler/test_caches.py", "frontends/test_loading_memory.py"),
+        *("frontends/packed/test_packed_memory.py", "frontends/packed/test_packed_refusals.py"),
         *("ops/test_fuzz.py", "ops/test_tiers.py", "ops/test_tiles.py"),
         "rewrite/tensor_parallel",
     ),

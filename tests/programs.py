@@ -11,6 +11,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -32,12 +33,17 @@ _context.set_forkserver_preload(HOSTS)
 
 
 def run_program(
-    source: str, *, folder: Path, environment: Mapping[str, str], cpu_seconds: int = 300
+    source: str,
+    *arguments: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    cpu_seconds: int = 300,
 ) -> CompletedProcess[str]:
     """Run a program and wait for its end.
 
     Args:
         source: Python, run as `__main__`.
+        arguments: of the program, in `sys.argv[1:]`.
         folder: where it is run.
         environment: its environment. What the hosts read while they are imported (`HF_HOME`) is that of the first call.
         cpu_seconds: the kernel ends a program that takes more.
@@ -46,8 +52,8 @@ def run_program(
         its exit status and what it wrote.
     """
     output, errors = folder / "stdout", folder / "stderr"
-    arguments = (source, folder, dict(environment), output, errors, cpu_seconds)
-    process = _context.Process(target=_run, args=arguments)
+    given = (source, arguments, folder, dict(environment), output, errors, cpu_seconds)
+    process = _context.Process(target=_run, args=given)
     process.start()
     process.join(LAST_RESORT)
     if process.exitcode is None:
@@ -58,7 +64,7 @@ def run_program(
 
 
 class Forked:
-    """In the place of `subprocess.Popen` for a Python that runs a module and talks by pipes (`python -m module ...`).
+    """In the place of `subprocess.Popen` for a Python that talks by pipes (`python -m module ...` or `python -c source ...`).
 
     Args:
         command, cwd, env, stderr: as there; `stderr` is a file with a name.
@@ -68,11 +74,14 @@ class Forked:
     def __init__(
         self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stderr: IO[str], **options: object
     ) -> None:
-        assert command[:2] == [sys.executable, "-m"], command
+        assert command[0] == sys.executable, command
+        assert command[1] in ("-m", "-c"), command
         (stdin, given), (answers, stdout) = Pipe(duplex=False), Pipe(duplex=False)
-        arguments = (list(command[2:]), cwd, dict(env), stdin, stdout, stderr.name)
-        self._process = _context.Process(target=_run_module, args=arguments)
+        arguments = (list(command[1:]), cwd, dict(env), stdin, stdout, stderr.name)
+        self._process = _context.Process(target=_run_command, args=arguments)
         self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
         self.stdin, self.stdout = (
             os.fdopen(os.dup(end.fileno()), mode) for end, mode in ((given, "w"), (answers, "r"))
         )
@@ -92,7 +101,7 @@ class Forked:
         self._process.kill()
 
 
-def _run_module(
+def _run_command(
     arguments: list[str],
     folder: Path,
     environment: Mapping[str, str],
@@ -107,22 +116,31 @@ def _run_module(
         os.dup2(file.fileno(), 2)
     for end in (stdin, stdout):
         end.close()
-    sys.argv = arguments
-    _as_program(
-        folder, environment, lambda: runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    )
+    kind, program, *rest = arguments
+    sys.argv = [program if kind == "-m" else kind, *rest]
+    run = partial(runpy.run_module, program, run_name="__main__", alter_sys=True)
+    _as_program(folder, environment, run if kind == "-m" else partial(_execute, program))
 
 
 def _run(
-    source: str, folder: Path, environment: Mapping[str, str], output: Path, errors: Path, cpu_seconds: int
+    source: str,
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    output: Path,
+    errors: Path,
+    cpu_seconds: int,
 ) -> None:
     for stream, path in ((sys.stdout, output), (sys.stderr, errors)):
         with path.open("w") as file:
             os.dup2(file.fileno(), stream.fileno())
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    _as_program(
-        folder, environment, lambda: exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})
-    )
+    sys.argv = ["-c", *arguments]
+    _as_program(folder, environment, partial(_execute, source))
+
+
+def _execute(source: str) -> None:
+    exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})
 
 
 def _as_program(folder: Path, environment: Mapping[str, str], run: Callable[[], object]) -> None:

@@ -1,6 +1,4 @@
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 
@@ -221,12 +219,6 @@ def test_the_weights_are_released_while_accelerated(model):
     restore(model)
     assert weight.shape == (64, 32)
     assert packed() is None
-
-
-def test_the_package_imports_no_host_library():
-    hosts = ("transformers", "diffusers", "optimum", "sentence_transformers", "torch_geometric", "rich")
-    code = f"import sys, hf_cpu_accel; print([name for name in {hosts} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 def test_public_names():

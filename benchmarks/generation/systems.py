@@ -25,7 +25,7 @@ def _eager(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
 
 
 def _ours(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    # Nobody restores it; float32 packs what bfloat16 weights hold.
+    # It is not restored; float32 packs what bfloat16 weights hold.
     return accelerate_for_cpu(model.float() if dtype == "float32" else model, dtype=dtype, originals="drop")
 
 
@@ -39,5 +39,5 @@ SYSTEMS: dict[str, tuple[str, Prepare]] = {
     if dtype != "auto"
 }
 
-# float32 weights are twice what anybody writes with.
+# float32 weights are twice what is used for writing.
 DEFAULT = tuple(name for name, (dtype, _) in SYSTEMS.items() if dtype != "float32")

@@ -62,7 +62,7 @@ def _pt2e(model: SavedModel, tensors: list[Tensor]) -> Callable[..., Tensor]:
     torch._inductor.config.freezing = True
     with torch.no_grad():
         exported = torch.export.export(model, tuple(tensors)).module()
-        exported.graph.eliminate_dead_code()  # the quantizer stumbles over a pooler that nobody reads
+        exported.graph.eliminate_dead_code()  # the quantizer stumbles over a pooler that is not read
         exported.recompile()
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(exported, quantizer)

@@ -1,4 +1,4 @@
-"""What two of something showed, carried on to many sockets. A model and no measurement: nobody here has 64 sockets.
+"""What two of something showed, carried on to many sockets. A model and no measurement: no machine here has 64 sockets.
 
 python -m benchmarks.scaling.cost [--sockets 64] [--link-us 20] [--link-gbs 10] [--page]
 

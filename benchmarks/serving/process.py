@@ -56,7 +56,7 @@ def server(command: Sequence[str], port: int | None = None) -> Iterator[tuple[in
 
 
 def free_port() -> int:
-    """One that nobody listens on at the moment."""
+    """One that is free at the moment."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])

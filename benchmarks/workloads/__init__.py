@@ -99,7 +99,7 @@ class Workload:
     def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs [batch, longest, features] as [real tokens, features].
 
-        What stands at padding is nobody's answer: eager leaves values there, others zeros.
+        What stands at padding is undefined: eager leaves values there, others zeros.
         """
         return [output[self.mask()] for output in outputs]
 

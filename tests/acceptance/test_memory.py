@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import os
+from pathlib import Path
 
 import pytest
 
-from tests.children import run_child
+from tests.programs import run_program
 
 # A process of its own: the peak of the resident set is reset once the model is there (clear_refs), and read at the end.
 SCRIPT = """
@@ -29,27 +29,14 @@ with torch.inference_mode():
 print((status("VmHWM") - before) / size, (status("VmRSS") - before) / size)
 """
 
-
 KEPT = {"float32": 0.15, "bfloat16": -0.25, "int8": -0.4}
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, tuple[float, float]]:
-    """{dtype: (peak, resident)}, each by a process that looks at itself alone: two at a time."""
-
-    def measure(dtype: str) -> tuple[float, float]:
-        done = run_child([sys.executable, "-c", SCRIPT, dtype], cpu_seconds=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        peak, resident = map(float, done.stdout.split()[-2:])
-        return peak, resident
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(KEPT, pool.map(measure, KEPT), strict=True))
-
-
 @pytest.mark.parametrize("dtype", KEPT)
-def test_peak_and_resident_memory(dtype: str, measured: dict[str, tuple[float, float]]) -> None:
+def test_peak_and_resident_memory(dtype: str, tmp_path: Path) -> None:
     """The peak of accelerating and of the first forward, and what the process holds afterwards, as parts of the model's size."""
-    peak, resident = measured[dtype]
+    done = run_program(SCRIPT, dtype, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, resident = map(float, done.stdout.split()[-2:])
     assert peak <= 0.15
     assert resident <= KEPT[dtype]

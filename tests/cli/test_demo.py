@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,24 @@ from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.measure import Timing
 
 
-def test_demo_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = demo_measure.sentences()[:40]
-    monkeypatch.setattr(demo_measure, "sentences", lambda: few)
-    result = CliRunner().invoke(app, ["demo", "--rounds", "1"], env={"COLUMNS": "100"})
+@pytest.fixture(scope="module")
+def demo() -> tuple[Any, list[demo_measure.Result]]:
+    """What the command printed on some of its sentences, and what it had measured."""
+    measured: list[demo_measure.Result] = []
+    few, measure = demo_measure.sentences()[:48], demo_measure.measure
+
+    def noted(*args: Any, **options: Any) -> list[demo_measure.Result]:
+        measured.extend(measure(*args, **options))
+        return measured
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_measure, "sentences", lambda: few)
+        patch.setattr(demo_measure, "measure", noted)
+        return CliRunner().invoke(app, ["demo", "--rounds", "1"], env={"COLUMNS": "100"}), measured
+
+
+def test_demo_from_start_to_end(demo: tuple[Any, list[demo_measure.Result]]) -> None:
+    result, _ = demo
     assert result.exit_code == 0, result.output
     assert "A flat bicycle tyre" in result.output  # the first query's best answer
     assert "bit-identical" in result.output
@@ -24,9 +39,8 @@ def test_demo_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert system in result.output
 
 
-def test_the_dtypes_agree_as_promised() -> None:
-    texts = demo_measure.sentences()[:48]
-    eager, *ours = demo_measure.measure(demo_measure.load_minilm(), texts, rounds=1)
+def test_the_dtypes_agree_as_promised(demo: tuple[Any, list[demo_measure.Result]]) -> None:
+    _, (eager, *ours) = demo
     assert eager.agreement.max_relative_error == 0
     assert [result.system for result in ours] == list(demo_measure.DTYPES)
     float32, bfloat16, int8 = ours

@@ -130,20 +130,6 @@ def test_several_threads_share_the_tiles(fused: Run) -> None:
     assert fused(module, (torch.randn(300, 256),), (torch.randn(3, 256),), atol=1e-4)["templates"] == 1
 
 
-def test_two_of_them_without_python_between_the_kernels(fused: Run) -> None:
-    """All functions of a graph in one file of C++, as AOTInductor has them, too."""
-    module = Calls(
-        lambda m, x: torch.sin(m.second(torch.cos(m.first(x)))),
-        first=nn.Linear(32, 64),
-        second=nn.Linear(64, 41),
-    )
-    inductor = {"cpp_wrapper": True}
-    assert fused(module, (torch.randn(5, 32),), (torch.randn(30, 32),), inductor=inductor) == {
-        "templates": 2,
-        "behind": 2,
-    }
-
-
 def test_inductor_alone_calls_the_ops_as_before() -> None:
     """Our lowerings, once registered, leave other backends' graphs of accelerated models to themselves."""
     module = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.Sigmoid()).eval()

@@ -198,14 +198,29 @@ def test_generated_code_agrees(make: Callable[[], nn.Module]) -> None:
     assert not torch_private.counters("graph_break")
 
 
+class Headed(nn.Module):
+    """BERT, and two linears that pointwise operations go behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert, self.first, self.second = bert(), nn.Linear(64, 64), nn.Linear(64, 41)
+
+    def forward(self, **given: Tensor) -> tuple[Tensor]:
+        return (torch.sin(self.second(torch.cos(self.first(self.bert(**given)[0])))),)
+
+
 def test_code_without_python_between_kernels_agrees() -> None:
-    model = bert().eval()
+    """All functions of a graph in one file of C++, as AOTInductor has them, too: our ops, and templates around our tiles."""
+    model = Headed().eval()
+    torch_private.counters("inductor").clear()
     fast = torch.compile(
         model, backend=hf_cpu_accel, dynamic=True, options={"inductor": {"cpp_wrapper": True}}
     )
     for batch, length in ((2, 9), (3, 20)):
         check(fast, model, inputs(bert, batch, length))
     assert only_graph().left is None
+    counted = torch_private.counters("inductor")
+    assert (counted["cpp_templated_kernel_counter"], counted["cpp_epilogue_fusion_counter"]) == (2, 2)
 
 
 def test_generated_code_around_convolutions_agrees() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import os
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from tests.children import run_child
+from tests.programs import run_program
 
 # A process of its own: the kernel's high-water mark, above what the imports and a first accelerated model have taken.
 CHILD = """
@@ -53,23 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 PACKED = {"int8": 0.5, "int4": 0.27}
 
 
-@pytest.fixture(scope="module")
-def peaks(folder: Path) -> dict[str, int]:
-    """{dtype: bytes}, each by a process that looks at itself alone: two at a time."""
-
-    def peak(dtype: str) -> int:
-        done = run_child([sys.executable, "-c", CHILD, str(folder), dtype], cpu_seconds=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return int(done.stdout)
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(PACKED, pool.map(peak, PACKED), strict=True))
-
-
 @pytest.mark.parametrize("dtype", PACKED)
-def test_the_peak_is_the_packed_weights_and_little_more(
-    folder: Path, dtype: str, peaks: dict[str, int]
-) -> None:
+def test_the_peak_is_the_packed_weights_and_little_more(folder: Path, dtype: str, tmp_path: Path) -> None:
+    done = run_program(CHILD, str(folder), dtype, folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     # Of float16 weights one layer is in float32, and compared with what is packed of it.
-    assert peaks[dtype] <= PACKED[dtype] * size + (130e6 if folder.name.startswith("float16") else 60e6)
+    assert int(done.stdout) <= PACKED[dtype] * size + (130e6 if folder.name.startswith("float16") else 60e6)

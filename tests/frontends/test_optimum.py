@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -272,17 +270,3 @@ def test_copies_and_pickles(folder, batch):
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert type(other) is CPUModelForSequenceClassification
             torch.testing.assert_close(other(**batch).logits, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_without_optimum_the_import_says_what_to_install():
-    program = """
-import sys
-sys.modules["optimum"] = None
-from hf_cpu_accel import accelerate_for_cpu
-try:
-    from hf_cpu_accel import CPUModelForSequenceClassification
-except ImportError as error:
-    print(error)
-"""
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install hf_cpu_accel[optimum]" in result.stdout

@@ -11,12 +11,12 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.bind import LAYOUT
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
-from hf_cpu_accel.ops.messages_reference import message_reduce_reference
+from hf_cpu_accel.ops.messages.reference import message_reduce_reference
 from hf_cpu_accel.packing.linear import int4, pack_linear
+from tests.ops.decoder.call import call_of
 from tests.ops.decoder.cases import Case as DecoderCase
-from tests.ops.decoder.cases import call_of
-from tests.ops.encoder_cases import Case as EncoderCase
-from tests.ops.encoder_cases import masks_of, weights_of
+from tests.ops.encoder.call import masks_of, weights_of
+from tests.ops.encoder.cases import Case as EncoderCase
 from tests.ops.test_experts import choice_of, experts_of, flat
 
 OPS = torch.ops.hf_cpu_accel

@@ -20,7 +20,7 @@ CHECKS = {
     "tests.ops.test_attention": "check_attention",
     "tests.ops.test_norm": "check_norm",
     "tests.ops.test_group_norm": "check_group_norm",
-    "tests.ops.test_encoder_layer": "check_encoder_layer",
+    "tests.ops.encoder.test_layer": "check_encoder_layer",
     "tests.ops.decoder.test_layers": "check_decoder_layers",
     "tests.ops.test_embedding": "check_embedding",
     "tests.ops.test_experts": "check_experts",

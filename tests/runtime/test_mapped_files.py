@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hf_cpu_accel.runtime import mapped_files
 from hf_cpu_accel.runtime.mapped_files import MappedFiles, SourceFile
 
 VALUES = {"a": torch.randn(64, 1000), "b": torch.randn(3), "c": torch.randn(100, 512).bfloat16()}
@@ -98,3 +99,17 @@ def _write_and_keep_the_time(path):
     with path.open("r+b") as file:
         file.write(b"x")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_the_list_is_not_read_for_tensors_in_the_heap(path, monkeypatch):
+    """A block of 100 bytes lies there; one of 64 MB, which glibc maps, does not, and neither does a mapped file."""
+    small, large, tensors = torch.ones(25), torch.ones(16 << 20), load_file(path)
+    reads = []
+    real = mapped_files._areas
+    monkeypatch.setattr(mapped_files, "_areas", lambda text: reads.append(1) or real(text))
+    mapped = MappedFiles()
+    assert mapped.source_of(small) is None
+    assert not reads
+    assert mapped.source_of(large) is None
+    assert mapped.source_of(tensors["b"]) is not None
+    assert len(reads) == 1

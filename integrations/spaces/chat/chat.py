@@ -38,7 +38,7 @@ class Answer:
 
 
 class _Closed(Exception):
-    """Nobody reads the answer any more."""
+    """The answer is not read any more."""
 
 
 class _Tokens(BaseStreamer):

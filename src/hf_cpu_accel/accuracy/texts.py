@@ -1,4 +1,4 @@
-"""Texts to measure on where nobody brings any: prose, speech, documentation, code and numbers, short and long."""
+"""Texts to measure on where no examples are given: prose, speech, documentation, code and numbers, short and long."""
 
 from __future__ import annotations
 

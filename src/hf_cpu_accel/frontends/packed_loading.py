@@ -35,8 +35,8 @@ class _Place:
 class PackedLoading:
     """The loading of one model.
 
-    Between `begin` and `finish` the parameters that are packed are no parameters of the model, so that nobody makes room for them
-    or gives them first values.
+    Between `begin` and `finish` the parameters that are packed are no parameters of the model, so that they are neither allocated
+    nor initialised.
     """
 
     def __init__(self, file: PackedModelFile) -> None:

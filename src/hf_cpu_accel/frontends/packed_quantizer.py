@@ -31,8 +31,8 @@ class PackedQuantizer(ChecksFields, HfQuantizer):
     _loading: PackedLoading | None = None
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """The one call ahead of the search for files: a packed folder has no model.safetensors, so that nobody without
-        hf_cpu_accel takes it for a checkpoint of which most weights are missing.
+        """The one call ahead of the search for files: a packed folder has no model.safetensors, so that without
+        hf_cpu_accel it is not taken for a checkpoint of which most weights are missing.
 
         Raises:
             ValueError: the model is to be divided among processes.

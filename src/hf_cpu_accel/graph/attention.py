@@ -22,7 +22,7 @@ from hf_cpu_accel.graph.propagate import (
     transposed_if,
 )
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
-from hf_cpu_accel.ops.messages import edge_messages
+from hf_cpu_accel.ops.messages.messages import edge_messages
 from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 

@@ -1,6 +1,6 @@
 """Forwards of layers whose messages go through a network: GINEConv and EdgeConv.
 
-What is linear in a message is computed per node, and its parts are added up as the rows are read (ops/messages.py).
+What is linear in a message is computed per node, and its parts are added up as the rows are read (ops/messages/messages.py).
 Hu et al. 2020, arXiv:1905.12265; Wang et al. 2019, arXiv:1801.07829.
 """
 
@@ -15,7 +15,7 @@ from torch_geometric.nn.dense import Linear
 
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import FastPropagate, is_small, transposed_if
-from hf_cpu_accel.ops.messages import edge_messages, message_reduce
+from hf_cpu_accel.ops.messages.messages import edge_messages, message_reduce
 from hf_cpu_accel.patching.hooks import is_plain
 
 

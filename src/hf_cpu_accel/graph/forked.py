@@ -87,7 +87,7 @@ class _Counts:
             tell()
 
     def stop(self) -> None:
-        """Have nobody begin another piece."""
+        """No process begins another piece after this."""
         # Without the lock, which a process may have held when it was killed.
         self.next.get_obj().value = self.pieces
 

@@ -18,7 +18,7 @@ from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.forward import graph_of
 from hf_cpu_accel.graph.propagate import FastPropagate, transposed_if
 from hf_cpu_accel.graph.reduction import degree_scales
-from hf_cpu_accel.ops.messages import edge_messages, message_reduce
+from hf_cpu_accel.ops.messages.messages import edge_messages, message_reduce
 
 
 def pna(

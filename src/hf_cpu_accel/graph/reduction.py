@@ -1,4 +1,4 @@
-"""What an aggregation module of PyTorch Geometric computes: names of `ops.messages.message_reduce`, and what becomes of them."""
+"""What an aggregation module of PyTorch Geometric computes: names of the op `message_reduce`, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
 
-from hf_cpu_accel.ops.messages import message_reduce
+from hf_cpu_accel.ops.messages.messages import message_reduce
 from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
 
 _NAMES: dict[type[nn.Module], str] = {

@@ -1,7 +1,7 @@
 """Which tensors are pages of a file, as it is: they take no memory of the process, and the system can drop and read them again.
 
 Loaders map checkpoints (safetensors, `torch.load(mmap=True)`), each process for itself: a page that is written to becomes memory of
-the process. Sources: proc(5) on /proc/pid/maps, and the kernel's Documentation/admin-guide/mm/pagemap.rst.
+the process. Sources: proc(5) on /proc/pid/maps and /proc/pid/stat, and the kernel's Documentation/admin-guide/mm/pagemap.rst.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from hf_cpu_accel.runtime.memory import drop_pages
+from hf_cpu_accel.runtime.files import read_text
+from hf_cpu_accel.runtime.memory import drop_pages, heap_end
 
 # Begin, end and path of those that are readable and private: what is shared, others may write to unseen.
 _AREA = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r..p \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
@@ -68,20 +70,31 @@ class SourceFile:
 
 
 class MappedFiles:
-    """The files that were mapped into this process when this was made; none where the system does not tell."""
+    """The files that are mapped into this process; none where the system does not tell.
+
+    The list is read when it is first needed. It has thousands of lines where many libraries are loaded, which is milliseconds, so
+    it is not read for tensors in the heap: small ones, all of a small model.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._pagemap = root / "proc/self/pagemap"
-        try:
-            text = (root / "proc/self/maps").read_text(errors="surrogateescape")
-        except OSError:
-            text = ""
-        self._areas = list(_areas(text))
-        self._begins = [area.begin for area in self._areas]
+        self._maps = root / "proc/self/maps"
+        self._heap = _heap_begin(root)
         self._files: dict[str, SourceFile | None] = {}
 
+    @cached_property
+    def _areas(self) -> list[_Area]:
+        try:
+            return list(_areas(self._maps.read_text(errors="surrogateescape")))
+        except OSError:
+            return []
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        return [area.begin for area in self._areas]
+
     def source_of(self, tensor: Tensor) -> SourceFile | None:
-        """The file that `tensor` is mapped from, if nobody has written to its pages; None if there is none."""
+        """The file that `tensor` is mapped from, if none of its pages has been written to; None if there is none."""
         area = self._area_of(tensor)
         if area is None or self._is_written(tensor):
             return None
@@ -97,12 +110,13 @@ class MappedFiles:
         return file
 
     def _area_of(self, tensor: Tensor) -> _Area | None:
-        if not self._areas or tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+        if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
             return None
-        number = bisect_right(self._begins, tensor.data_ptr()) - 1
-        if number < 0 or tensor.data_ptr() + tensor.nbytes > self._areas[number].end:
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        if 0 < self._heap <= begin and end <= heap_end():
             return None
-        return self._areas[number]
+        number = bisect_right(self._begins, begin) - 1
+        return None if number < 0 or end > self._areas[number].end else self._areas[number]
 
     def _is_written(self, tensor: Tensor) -> bool:
         """Whether some page of `tensor` is memory of the process."""
@@ -115,6 +129,12 @@ class MappedFiles:
             return True
         pages = np.frombuffer(entries, dtype=np.uint64)
         return len(pages) != last - first + 1 or bool(((pages & _HELD != 0) & (pages & _OF_FILE == 0)).any())
+
+
+def _heap_begin(root: Path) -> int:
+    """Where the heap begins (proc(5): `start_brk` in /proc/pid/stat); 0 if the system does not tell."""
+    fields = (read_text(root / "proc/self/stat") or "").rpartition(")")[2].split()
+    return int(fields[44]) if len(fields) > 44 else 0
 
 
 def _areas(text: str) -> Iterator[_Area]:

@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hf_cpu_accel.runtime.files import read_text
@@ -123,11 +124,12 @@ def buffer_allocations() -> int:
     return int(torch.ops.hf_cpu_accel.buffer_allocations()) if extension.status().loaded else 0
 
 
+@cache
 def allocator(root: Path = Path("/")) -> str:
     """Who serves ``malloc``: "jemalloc", "tcmalloc", "mimalloc", "glibc", "musl" or "unknown".
 
-    Read off the libraries mapped into this process (``/proc/self/maps``): a preloaded allocator is among
-    them.
+    Read once off the libraries mapped into this process (``/proc/self/maps``): a preloaded allocator is among
+    them from the start.
     """
     libraries = set(re.findall(r"/([^/\n]+)$", read_text(root / "proc/self/maps") or "", re.MULTILINE))
     for name in _OTHER_ALLOCATORS:
@@ -159,10 +161,20 @@ def _advise(address: int, nbytes: int, page: int, advice: int) -> bool:
     return bool(libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice) == 0)
 
 
+def heap_end() -> int:
+    """The address where the heap of the main arena ends now; 0 without glibc."""
+    libc = _glibc()
+    return 0 if libc is None else int(libc.sbrk(0))
+
+
+@cache
 def _glibc() -> ctypes.CDLL | None:
     """The C library of this process, if it is glibc."""
     try:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):  # Windows has no such handle
         return None
-    return libc if hasattr(libc, "gnu_get_libc_version") else None
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return None
+    libc.sbrk.restype = ctypes.c_size_t
+    return libc

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from tests.compiler.activations import ACTIVATIONS
 from tests.compiler.conftest import Calls, only_graph
 
+pytestmark = pytest.mark.usefixtures("no_codegen")
+
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gate_first", [True, False])

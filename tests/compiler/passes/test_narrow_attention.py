@@ -41,9 +41,18 @@ def _native(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: True)
 
 
+@pytest.mark.usefixtures("no_codegen")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_long_attention_is_narrow(dtype: str, masked: bool, compiled: Any) -> None:
+    check_narrow(dtype, masked, compiled)
+
+
+def test_long_attention_is_narrow_between_generated_kernels(compiled: Any) -> None:
+    check_narrow("bfloat16", True, compiled)
+
+
+def check_narrow(dtype: str, masked: bool, compiled: Any) -> None:
     torch.manual_seed(0)
     mask = torch.randn(1, 1, LONG, LONG) if masked else None
     module, x = Attention(mask).eval(), torch.randn(2, LONG, 64)

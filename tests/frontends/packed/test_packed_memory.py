@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from hf_cpu_accel import accelerate_for_cpu
-from tests.children import run_child
+from tests.programs import Forked, run_program
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -52,9 +52,8 @@ os.waitpid(child, 0)
 class Process:
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-c", CHILD, str(folder)]
-        self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        with open(os.devnull, "w") as nowhere:
+            self.child = Forked(command, cwd=folder, env=os.environ, stderr=nowhere)
         self.before = 0
 
     def begin(self) -> None:
@@ -63,11 +62,9 @@ class Process:
         self.go_on()
 
     def wait_for(self, word: str) -> None:
-        assert self.child.stdout is not None
         assert self.child.stdout.readline().strip() == word
 
     def go_on(self) -> None:
-        assert self.child.stdin is not None
         self.child.stdin.write("\n")
         self.child.stdin.flush()
 
@@ -101,8 +98,8 @@ def packed_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_forked_process_has_little_to_itself(packed_file: Path) -> None:
-    done = run_child([sys.executable, "-c", FORKING_CHILD, str(packed_file.parent)], cpu_seconds=120)
+def test_a_forked_process_has_little_to_itself(packed_file: Path, tmp_path: Path) -> None:
+    done = run_program(FORKING_CHILD, str(packed_file.parent), folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) << 10 < 64e6
 
@@ -122,4 +119,4 @@ def test_processes_share_the_file_and_have_little_besides(packed_file: Path) -> 
     finally:
         for process in processes:
             process.child.kill()
-            process.child.communicate()
+            process.child.wait()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -18,6 +17,7 @@ from hf_cpu_accel.packing.tensor_file import DamagedFile
 from tests.frontends.packed.packed_cases import bert, mixtral
 from tests.mutations import truncate
 from tests.packing.mutated_files import flip_header, flip_payload
+from tests.programs import run_program
 
 FILE = "cpu_accel.safetensors"
 pytestmark = pytest.mark.usefixtures("installed")
@@ -83,10 +83,10 @@ def test_other_settings_need_the_original_checkpoint(packed):
         AutoModel.from_pretrained(packed, cpu_optimize="int4")
 
 
-def test_without_this_package_the_folder_is_no_checkpoint(packed):
+def test_without_this_package_the_folder_is_no_checkpoint(packed, tmp_path):
     """It would be loaded with most of its weights drawn at random."""
     code = f"from transformers import AutoModel; AutoModel.from_pretrained({str(packed)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program(code, folder=tmp_path, environment=os.environ)
     assert done.returncode
     assert "no file named" in done.stderr.splitlines()[-1]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_cpu_accel import extension
 from tests.ops.decoder.cases import Case
 
-# Largest difference over the largest value of the reference; see test_encoder_layer.py.
+# Largest difference over the largest value of the reference; see encoder/test_layer.py.
 BOUNDS = {
     "float32": 1e-5,
     "bfloat16": 1e-2,

@@ -9,7 +9,8 @@ import torch
 
 from hf_cpu_accel.ops.decoder.layers import bind, decoder_layers
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.cases import Case, call_of, layers_of
+from tests.ops.decoder.call import call_of
+from tests.ops.decoder.cases import Case, layers_of
 
 
 def test_not_contiguous() -> None:

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.ops.kv_cache import from_storage
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case, call_of
+from tests.ops.decoder.call import call_of
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case
 
 VARIANTS = [
     Case(),

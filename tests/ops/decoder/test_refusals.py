@@ -17,7 +17,8 @@ from hf_cpu_accel.ops.decoder.layers import (
     bind,
 )
 from hf_cpu_accel.packing.linear import pack_linear
-from tests.ops.decoder.cases import Case, call_of, layers_of
+from tests.ops.decoder.call import call_of
+from tests.ops.decoder.cases import Case, layers_of
 
 
 def test_bad_arguments() -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case, call_of
+from tests.ops.decoder.call import call_of
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 

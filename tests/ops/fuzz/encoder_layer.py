@@ -10,10 +10,11 @@ from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.encoder_layer_reference import encoder_layer_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from tests.ops.encoder_cases import MASKS, PADDINGS, Case, masks_of, positions_of, weights_of
+from tests.ops.encoder.call import masks_of, positions_of, weights_of
+from tests.ops.encoder.cases import MASKS, PADDINGS, Case
+from tests.ops.encoder.test_layer import BFLOAT16_ROUNDING, BOUNDS
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
-from tests.ops.test_encoder_layer import BFLOAT16_ROUNDING, BOUNDS
 
 
 def encoder_layer(rng: random.Random) -> Call:
@@ -44,7 +45,7 @@ def _case(rng: random.Random) -> Case:
     return Case(
         batch=rng.randint(1, 4),
         length=scattered * rng.randint(1, 4) if scattered else rng.choice((1, rng.randint(1, 70))),
-        features=max(8, draw.size(rng, 100)),  # as test_encoder_layer.py, whose bounds these are
+        features=max(8, draw.size(rng, 100)),  # as encoder/test_layer.py, whose bounds these are
         heads=heads * 2,
         head_size=rng.choice((16, 32, 48)),
         intermediate=32 * rng.randint(1, 4),

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops import graph_attention as attention
-from hf_cpu_accel.ops import messages_reference as messages
 from hf_cpu_accel.ops import sparse_reference as reference
-from hf_cpu_accel.ops.messages import AGGREGATES
+from hf_cpu_accel.ops.messages import reference as messages
+from hf_cpu_accel.ops.messages.messages import AGGREGATES
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops import messages, sparse
-from hf_cpu_accel.ops import messages_reference as reference
+from hf_cpu_accel.ops import sparse
+from hf_cpu_accel.ops.messages import messages, reference
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
 from tests.ops.sparse.cases import csr
 

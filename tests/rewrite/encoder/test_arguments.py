@@ -152,7 +152,7 @@ def test_tokens_do_not_see_later_ones_where_the_original_says_so_without_a_mask(
     torch.testing.assert_close(run(model, ids), before, rtol=1e-4, atol=1e-5)
     assert len(served) == 2
     layer, hidden = fused_layers(model)[0], torch.randn(2, 7, 64)
-    assert layer.serves(hidden, is_causal=True)
+    assert layer.accepts(hidden, is_causal=True)
     told = layer._original_class.forward(layer, hidden, attention_mask=None, is_causal=False)
     torch.testing.assert_close(
         layer(hidden, attention_mask=None, is_causal=False), told, rtol=1e-4, atol=1e-5

@@ -116,8 +116,8 @@ def test_calls_that_the_op_does_not_do_take_the_own_forward(towers: tuple[nn.Mod
     for ends in ([0, 12], [0, 5, 12], [0, 1, 11, 12]):
         given = {"cu_seqlens": torch.tensor(ends, dtype=torch.int32), "position_embeddings": tables}
         assert row_error(model.blocks[0](states, **given), eager.blocks[0](states, **given)) <= 1e-4
-    assert model.blocks[0].serves(states, **given)
-    assert not model.blocks[0].serves(states, **given, attention_mask=torch.ones(1, 1, 12, 12))
+    assert model.blocks[0].accepts(states, **given)
+    assert not model.blocks[0].accepts(states, **given, attention_mask=torch.ones(1, 1, 12, 12))
     wrong = {"cu_seqlens": torch.tensor([0, 5, 11], dtype=torch.int32), "position_embeddings": tables}
     for block in (eager.blocks[0], model.blocks[0]):
         with pytest.raises((RuntimeError, ValueError)):
@@ -140,7 +140,7 @@ def test_rows_that_are_a_batch_of_one() -> None:
     assert isinstance(model[0], FusedPackedLayer)
     states, ends = torch.randn(1, 12, 64), torch.tensor([0, 5, 12], dtype=torch.int32)
     given = {"cu_seqlens": ends, "attention_mask": None}
-    assert model[0].serves(states, **given)
+    assert model[0].accepts(states, **given)
     assert row_error(model[0](states, **given), eager[0](states, **given)) <= 1e-4
 
 

@@ -1,4 +1,4 @@
-"""The file that `hf-cpu-accel bench --submit` writes: what somebody else needs to read these numbers, for attaching to an issue."""
+"""The file that `hf-cpu-accel bench --submit` writes: what others need to read these numbers, for attaching to an issue."""
 
 from __future__ import annotations
 

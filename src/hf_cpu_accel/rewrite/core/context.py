@@ -65,7 +65,7 @@ class Context:
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
-        made: ids of weights that a stage has made, which nobody had before.
+        made: ids of weights that a stage has made, and the model had not.
         rule: the name of the rule that is at work.
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.

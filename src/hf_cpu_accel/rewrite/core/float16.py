@@ -100,7 +100,7 @@ class Widening:
         self._widen(self._waiting.pop(id(module), ()))
 
     def finish(self) -> None:
-        """Cast those of layers that nobody has come to."""
+        """Cast those of layers that were not reached."""
         while self._waiting:
             self._widen(self._waiting.popitem()[1])
 

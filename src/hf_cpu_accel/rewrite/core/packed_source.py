@@ -83,7 +83,7 @@ class PackedSource:
 
     @property
     def left(self) -> list[SavedWeight]:
-        """Those that nobody has taken."""
+        """Those that have not been taken."""
         return list(self._left.values())
 
 
@@ -124,8 +124,8 @@ def was_packed(parameter: Tensor, rule: str, otherwise: bool) -> bool:
 def placeholders(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Parameters of these shapes and dtypes, each at an address of its own, that share the memory of the largest.
 
-    Their values are those of weights that nobody has trained, and no two rows of one are alike. Matrices are contiguous, as
-    grouped products want them, but for those so large (tables and heads) that nobody multiplies by them to see what they do.
+    Their values are those of untrained weights, and no two rows of one are alike. Matrices are contiguous, as
+    grouped products want them, but for those so large (tables and heads) that no stage multiplies by them to see what they do.
     """
     layouts = [_layout(tuple(parameter.shape)) for parameter in parameters]
     length = max((reach for _, reach in layouts), default=0) + _APART * len(parameters) + 1

@@ -74,3 +74,9 @@ ACTIVATION = Closeness(1e-5, 2e-6)
 AFFINE = Closeness(1e-9, 1e-9)
 # Whether windows have the same bias, which is found by a subtraction of scores.
 WINDOW_BIAS = Closeness(0.0, 1e-4)
+# Whether sums of a row are 1, as those of attention weights are: their softmax may be in bfloat16.
+ROW_SUMS = Closeness(1e-5, 1e-2)
+# Factors that were read off a trace, each a quotient of sums: relative to the largest.
+SAME_FACTOR = 1e-4
+# The same factor for all values of a tensor: relative to each of them.
+SAME_RATIO = Tolerance(1e-5, 1e-2)

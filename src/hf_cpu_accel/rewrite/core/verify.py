@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.tolerance import PACKED
+from hf_cpu_accel.rewrite.core.tolerance import PACKED, ROW_SUMS
 
 # Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.
 _SMALL_ROW = 1e-2
@@ -54,9 +54,9 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
 
 
 def are_probabilities(value: Tensor) -> bool:
-    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked, for nobody to read."""
+    """Whether it is attention weights [B, heads, L, keys], which some layers return unasked and callers do not read."""
     sums = value.float().sum(dim=-1)
-    return value.dim() == 4 and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+    return value.dim() == 4 and ROW_SUMS.holds(sums, torch.ones_like(sums))
 
 
 def surely_within(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.ops.decoder.layers import Gate, Heads
+from hf_cpu_accel.rewrite.core.tolerance import SAME_FACTOR
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart, normalised
 from hf_cpu_accel.rewrite.decoder.residuals import differ
 
@@ -64,7 +65,7 @@ def find_finish(
 
 def _find_gate(factors: Tensor, raw: Tensor, kv_heads: int, layer: nn.Module) -> Gate | None:
     """The gate whose `factors` [B, L, H, D] are an activation of some of `raw`."""
-    alone = (factors - factors[..., :1]).abs().max() <= 1e-4 * factors.abs().max()
+    alone = (factors - factors[..., :1]).abs().max() <= SAME_FACTOR * factors.abs().max()
     wanted = (factors[..., :1] if alone else factors).transpose(1, 2)
     activated = {"sigmoid": raw.sigmoid(), "softplus": functional.softplus(raw)}
     for activation, features in activated.items():
@@ -158,7 +159,7 @@ def _places_by_head(heads: Tensor, windows: Tensor) -> tuple[list[int], float] |
             return None
         places += found[0]
         factors.append(found[1])
-    alike = max(factors) - min(factors) <= 1e-4 * max(factors)
+    alike = max(factors) - min(factors) <= SAME_FACTOR * max(factors)
     return (places, factors[0]) if alike else None
 
 

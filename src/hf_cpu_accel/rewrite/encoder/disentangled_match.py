@@ -120,7 +120,7 @@ class _Matcher:
         expected: list[Tensor],
     ) -> float:
         fused = self.fuse(self.layer, parts, signature)
-        if not all(fused.serves(self.hidden_states, **self._arguments(mask)) for mask in masks):
+        if not all(fused.accepts(self.hidden_states, **self._arguments(mask)) for mask in masks):
             return float("inf")
         given = [hidden_states_of(self._call(fused, mask)) for mask in masks]
         return max(row_error(ours, theirs) for ours, theirs in zip(given, expected, strict=True))

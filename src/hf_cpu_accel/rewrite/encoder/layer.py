@@ -61,7 +61,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if found is None:
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
-        if not serves_rows(self, hidden_states.shape[0] * hidden_states.shape[1]):
+        if not accepts_rows(self, hidden_states.shape[0] * hidden_states.shape[1]):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         inputs, bias = found
         output = ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
@@ -73,11 +73,11 @@ class FusedEncoderLayer(FusedModuleMixin):
         if not isinstance(hidden_states, Tensor):
             return None
         found = self._inputs(hidden_states, tuple(rest), others)
-        if found is None or not serves_rows(self, hidden_states.shape[:-1].numel()):
+        if found is None or not accepts_rows(self, hidden_states.shape[:-1].numel()):
             return None
         return Reference((hidden_states, *rest), others, tokens=found[0].padding)
 
-    def serves(self, hidden_states: Tensor, **arguments: Any) -> bool:
+    def accepts(self, hidden_states: Tensor, **arguments: Any) -> bool:
         """Whether the op can do what is asked for."""
         return self._inputs(hidden_states, (), arguments) is not None
 
@@ -199,7 +199,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         return self
 
 
-def serves_rows(layer: FusedEncoderLayer, rows: int) -> bool:
+def accepts_rows(layer: FusedEncoderLayer, rows: int) -> bool:
     """Whether no other provider makes the linears of so many rows faster than fusing them does."""
     return native_everywhere(layer._parts.linears, rows)
 

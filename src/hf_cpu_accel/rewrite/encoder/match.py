@@ -154,11 +154,11 @@ class _Matcher:
         best, best_error = None, ENCODER_LAYER.of(self.hidden_states.dtype)
         for parts in possible:
             fused = self.fuse(parts, signature)
-            # Where the op does not serve, the own forward would be compared with itself. It need not where a bias is missing.
+            # Calls that the op does not accept would be compared with themselves. It need not accept all where a bias is missing.
             taken = [self.form.arguments(self.hidden_states, call) for call in calls]
-            served = [fused.serves(states, **arguments) for states, arguments in taken]
+            accepted = [fused.accepts(states, **arguments) for states, arguments in taken]
             lacks_bias = "bias" in (signature.rest or ()) and parts.relative is None
-            if not (served[-1] if lacks_bias else all(served)):
+            if not (accepted[-1] if lacks_bias else all(accepted)):
                 continue
             given = [
                 hidden_states_of(required(self.form.call(fused, self.hidden_states, call))) for call in calls

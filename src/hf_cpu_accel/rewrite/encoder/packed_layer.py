@@ -18,7 +18,7 @@ from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.patching.fused_module import Reference
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
-from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, serves_rows
+from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, accepts_rows
 from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK
 
 _MOST_PADDED = 4  # times as much memory as without padding
@@ -73,7 +73,7 @@ class FusedPackedLayer(FusedEncoderLayer):
         output = ENCODER_LAYER(batch, *inputs, *(self._bound or self._bind()))
         return self._signature.returned(sequences.rows(output).view(hidden_states.shape), None)
 
-    def serves(self, hidden_states: Tensor, **arguments: Any) -> bool:
+    def accepts(self, hidden_states: Tensor, **arguments: Any) -> bool:
         return self._divided(hidden_states, (), arguments) is not None
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -93,7 +93,7 @@ class FusedPackedLayer(FusedEncoderLayer):
             hidden_states = hidden_states[0]
         if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or torch.compiler.is_compiling():
             return None
-        if ends.dim() != 1 or len(ends) < 2 or not serves_rows(self, len(hidden_states)):
+        if ends.dim() != 1 or len(ends) < 2 or not accepts_rows(self, len(hidden_states)):
             return None
         if any(arguments.get(name) is not None for name in (MASK, BIAS)):  # of all tokens, not of a batch
             return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
+from hf_cpu_accel.rewrite.core.tolerance import SAME_RATIO, Closeness
 from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, Listener, traced
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
@@ -255,10 +256,10 @@ def _ratio(values: Tensor, reference: Tensor) -> float | None:
     """The factor between two tensors, None if there is none."""
     if torch.equal(values, reference):
         return 1.0
-    rounding = 1e-5 if values.dtype is torch.float32 else 1e-2
+    close = Closeness(SAME_RATIO.of(values.dtype), 1e-6)
     values, reference = values.double(), reference.double()
     factor = float((values * reference).sum() / (reference * reference).sum())
-    return factor if torch.allclose(values, factor * reference, rtol=rounding, atol=1e-6) else None
+    return factor if close.holds(values, factor * reference) else None
 
 
 def _scale_of(norm: nn.Module) -> Tensor:

@@ -21,7 +21,7 @@ PERMUTED = (
 
 class PackedLinear(PackedModule):
     """`y = x W^T + b` with `W` packed: [..., in_features] -> [..., out_features], float32 or bfloat16 as `x` is (float16 too: where
-    somebody calls one layer of a model with float16 weights).
+    one layer of a model with float16 weights is called by itself).
 
     Its weight is the member `index` of `group`.
 

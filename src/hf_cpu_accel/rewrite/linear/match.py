@@ -176,7 +176,7 @@ class LinearRule:
 
 def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
     """The members without attention's output projection, where a gate of attention follows it, which is to lie beside query, key
-    and value (AFMoE). As the last one it is in nobody's way."""
+    and value (AFMoE). As the last one it may stay."""
     names = [path.rpartition(".")[2] for path, _ in members]
     between = [number for number, name in enumerate(names[:-1]) if name in _OUTPUTS]
     return [member for number, member in enumerate(members) if number not in between]

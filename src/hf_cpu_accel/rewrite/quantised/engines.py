@@ -72,8 +72,8 @@ class FastestEngine(Override):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.key = f"{type(module).__name__} {torch.backends.quantized.engine} {_sizes(module)}"
-        self._twins: dict[str, Any] = {}
-        self._served: dict[tuple[int, int], str] = {}  # (threads, range of rows): by whom
+        self._repacked: dict[str, Any] = {}
+        self._chosen: dict[tuple[int, int], str] = {}  # (threads, range of rows): by whom
 
     def __call__(self, input: Tensor) -> Tensor:
         own: Run = self.__wrapped__
@@ -82,14 +82,14 @@ class FastestEngine(Override):
         features = 1 if input.dim() == 4 else -1
         rows = input.numel() // max(1, input.shape[features])
         range_ = torch.get_num_threads(), row_range(max(1, rows))[1]
-        served = self._served.get(range_) or self._decide(range_, rows, input)
-        return own(input) if served == NATIVE else self._by(served)(input)
+        chosen = self._chosen.get(range_) or self._decide(range_, rows, input)
+        return own(input) if chosen == NATIVE else self._by(chosen)(input)
 
     @property
     def elsewhere(self) -> dict[tuple[int, int], str]:
         """{(first, last) row count: engine}, where it is not the one that the module was packed for."""
-        served = {row_range(rows): name for (_, rows), name in sorted(self._served.items())}
-        return {rows: name for rows, name in served.items() if name != NATIVE}
+        chosen = {row_range(rows): name for (_, rows), name in sorted(self._chosen.items())}
+        return {rows: name for rows, name in chosen.items() if name != NATIVE}
 
     def _decide(self, range_: tuple[int, int], rows: int, input: Tensor) -> str:
         choice = choices.chooser().decide(
@@ -97,12 +97,14 @@ class FastestEngine(Override):
         )
         if choice is None:
             return NATIVE
-        served = choice.provider
-        if served != NATIVE and not (served in _available() and self._agrees(served, input)):
-            served = NATIVE
-        self._served[range_] = served
-        self._twins = {name: twin for name, twin in self._twins.items() if name in self._served.values()}
-        return served
+        chosen = choice.provider
+        if chosen != NATIVE and not (chosen in _available() and self._agrees(chosen, input)):
+            chosen = NATIVE
+        self._chosen[range_] = chosen
+        self._repacked = {
+            name: other for name, other in self._repacked.items() if name in self._chosen.values()
+        }
+        return chosen
 
     def _contest(self, input: Tensor) -> Contest:
         others = {name: partial(self._run, name, input) for name in _available()}
@@ -112,11 +114,11 @@ class FastestEngine(Override):
         return partial(self._by(name), input)
 
     def _by(self, name: str) -> Run:
-        twin = self._twins.get(name)
-        if twin is None:
+        repacked = self._repacked.get(name)
+        if repacked is None:
             with _engine(_available()[name]):
-                twin = self._twins[name] = _packed_anew(self.model)
-        return partial(type(twin).forward, twin)
+                repacked = self._repacked[name] = _packed_anew(self.model)
+        return partial(type(repacked).forward, repacked)
 
     def _agrees(self, name: str, input: Tensor) -> bool:
         """Whether the same integers come out, one step more or less."""
@@ -131,7 +133,7 @@ class FastestEngine(Override):
 
 
 def with_engines(plan: Plan, root: nn.Module) -> Plan:
-    """`plan` with the engines that have served so far."""
+    """`plan` with the engines that were chosen so far."""
     modules = dict(root.named_modules())
     items = []
     for item in plan.items:
@@ -169,13 +171,13 @@ def _engine(name: str) -> Iterator[None]:
 def _packed_anew(module: Any) -> Any:
     """The same module, packed for the engine of the moment."""
     weight, bias = module._weight_bias()
-    twin = copy.copy(module)
-    twin.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
-    twin._modules = {name: copy.copy(child) for name, child in module._modules.items()}
-    for child in twin._modules.values():
+    repacked = copy.copy(module)
+    repacked.__dict__ = {key: value for key, value in vars(module).items() if key != "forward"}
+    repacked._modules = {name: copy.copy(child) for name, child in module._modules.items()}
+    for child in repacked._modules.values():
         child.__dict__ = dict(vars(child))
-    twin.set_weight_bias(weight, bias)
-    return twin
+    repacked.set_weight_bias(weight, bias)
+    return repacked
 
 
 def _sizes(module: Any) -> str:

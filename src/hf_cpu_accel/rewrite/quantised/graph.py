@@ -194,7 +194,7 @@ def _drop_rounding(graph: Graph) -> None:
 
 
 def _is_idle(node: Node) -> bool:
-    """Whether nothing is lost with a node that nobody reads."""
+    """Whether a node has no effect besides its value, so that without readers it can be removed."""
     return node.op == "get_attr" or node.target is getitem or is_rounding(node.target)
 
 

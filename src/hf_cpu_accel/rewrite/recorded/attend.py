@@ -67,7 +67,7 @@ class Attention:
         return output if output.shape[:-1] == shape else output.reshape(*shape, -1)
 
     def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
-        """What the values are multiplied by [..., L, keys], which layers return unasked: computed if somebody reads it."""
+        """What the values are multiplied by [..., L, keys], which layers return unasked: computed when it is read."""
         query, bias = self._prepared(query, more)
         lazy: Weights = Weights.like((*query.shape[:-1], key.shape[-1]), value.dtype)
         lazy.made_of = (

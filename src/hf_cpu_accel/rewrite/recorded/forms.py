@@ -1,4 +1,4 @@
-"""Steps in the few forms that are looked for: no sizes of scores, no `einsum`, and no writes to what nobody else reads."""
+"""Steps in the few forms that are looked for: no sizes of scores, no `einsum`, and no writes to temporaries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VIEWS = VIEW | {
 
 
 def with_sizes_of_operands(steps: list[Step]) -> list[Step]:
-    """`steps` in which nobody reads the sizes of scores, but those of what they are made of."""
+    """`steps` that read the sizes of what scores are made of, and not those of the scores."""
     made = {step.result: step for step in steps}
     same: dict[Ref, Ref] = {}
     found: list[Step] = []
@@ -199,7 +199,7 @@ def _without_write(step: Step, made: dict[Ref, Step], reads: Counter[Ref]) -> St
 
 
 def _is_alone(ref: Ref, made: dict[Ref, Step], reads: Counter[Ref]) -> bool:
-    """Whether it lies in memory that was made for it, which nobody else sees."""
+    """Whether it is a temporary: in memory that was made for it, with no other reader."""
     step = made.get(ref)
     while step is not None and not step.effect and reads[step.result] == 1:
         if step.function in _NEW or getattr(type(step.leaf), "forward", None) is PackedLinear.forward:

@@ -22,7 +22,7 @@ class Step:
         function: what is called. It keeps nothing and reads nothing but its arguments and weights.
         args, kwargs: with a `Ref` for what steps before it gave.
         result: what is kept of it, None if nothing.
-        effect: whether it has to be called even if nobody reads its result.
+        effect: whether it has to be called even if its result is not read.
         leaf: the module of ours whose call this is, or None.
     """
 
@@ -114,7 +114,7 @@ class Program:
             place = self._places[step.result] = self._new(None)
             calls.append((step.function, args, kwargs, place))
         self._result = self._place(self.output, calls, is_new=True)
-        last: dict[int, int] = {}  # of each register that a call gives: the call after which nobody reads it
+        last: dict[int, int] = {}  # of each register that a call gives: the last call that reads it
         for number, (_, args, kwargs, place) in enumerate(calls):
             last[place] = number
             for read in (*args, *(place for _, place in kwargs)):

@@ -87,9 +87,9 @@ class Steps:
     def _join_sums(self) -> None:
         """residual + linear(x), or that of a feed-forward network: one op."""
         for total in list(self.steps):
-            made, reads = self._made(), self._reads()
             if total.function not in _SUMS or total.kwargs or len(total.args) != 2:
                 continue
+            made, reads = self._made(), self._reads()
             for branch, other in (total.args[::-1], total.args):
                 step = made.get(branch) if isinstance(branch, Ref) else None
                 if (

@@ -45,7 +45,7 @@ class Placement:
 
 
 def threads_of_an_instance(usable: int) -> int:
-    """Of so many cores, where nobody says how many: one of up to four, and four of more."""
+    """How many threads an instance has by default, of so many cores: one of up to four, and four of more."""
     return 1 if usable <= _CORES_OF_AN_INSTANCE else _CORES_OF_AN_INSTANCE
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.messages_reference import (
+from hf_cpu_accel.ops.messages.reference import (
     EDGE_MESSAGES,
     GRAD_EDGES,
     REDUCE,

@@ -1,4 +1,4 @@
-"""Gradients of the ops of ops/messages.py: of all reductions of a target's messages in one table per target, read once per edge."""
+"""Gradients of the ops of messages.py: of all reductions of a target's messages in one table per target, read once per edge."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.messages.messages import EDGE_MESSAGES, REDUCE
 from hf_cpu_accel.ops.registry import NAMESPACE, library
 from hf_cpu_accel.ops.sparse import Transposed, csr_transpose, spmm_reduce
 
@@ -121,8 +122,9 @@ def _messages_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, None, grad_x, grad_target, grad_edge, None, None, None, None
 
 
-for _name, _backward, _setup in (
-    ("message_reduce", _reduce_backward, _save_reduce),
-    ("edge_messages", _messages_backward, _save_messages),
+for _schema, _backward, _setup in (
+    (REDUCE, _reduce_backward, _save_reduce),
+    (EDGE_MESSAGES, _messages_backward, _save_messages),
 ):
-    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_setup, lib=library)
+    _op = f"{NAMESPACE}::{_schema.partition('(')[0]}"
+    torch.library.register_autograd(_op, _backward, setup_context=_setup, lib=library)

@@ -1,4 +1,4 @@
-"""What the ops of ops/messages.py compute, in plain torch."""
+"""What the ops of messages.py compute, in plain torch."""
 
 from __future__ import annotations
 

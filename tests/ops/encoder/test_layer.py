@@ -20,16 +20,8 @@ from hf_cpu_accel.ops.encoder_layer import (
     encoder_layer,
 )
 from hf_cpu_accel.packing.linear import pack_linear
-from tests.ops.encoder_cases import (
-    CASES,
-    MASKS,
-    PADDINGS,
-    Case,
-    masks_of,
-    positions_of,
-    reference,
-    weights_of,
-)
+from tests.ops.encoder.call import masks_of, positions_of, reference, weights_of
+from tests.ops.encoder.cases import CASES, MASKS, PADDINGS, Case
 
 # Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to
 # either side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
