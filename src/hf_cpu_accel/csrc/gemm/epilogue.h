@@ -92,8 +92,8 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
       HFCA_ACTIVATION(none)
       HFCA_ACTIVATION(gelu_tanh)
       HFCA_ACTIVATION(relu)
-      HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6)
-          HFCA_ACTIVATION(hardswish)
+      HFCA_ACTIVATION(silu)
+      HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
 #undef HFCA_ACTIVATION
   }
 }

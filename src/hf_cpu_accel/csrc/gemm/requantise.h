@@ -138,8 +138,8 @@ inline void finish_bytes(const Gemm& g, const float* sums, const PanelTile& tile
     HFCA_ACTIVATION(gelu)
     HFCA_ACTIVATION(gelu_tanh)
     HFCA_ACTIVATION(relu)
-    HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6)
-        HFCA_ACTIVATION(hardswish)
+    HFCA_ACTIVATION(silu)
+    HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
 #undef HFCA_ACTIVATION
   }
 }
