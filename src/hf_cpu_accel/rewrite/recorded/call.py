@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.caches import Saved, copied, form_of, held, is_cache, saved
 from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
 
 _CONSTANTS = (type(None), bool, float, str)
@@ -20,31 +22,58 @@ class Call:
 
     Attributes:
         form: all that a program is for: which arguments there are, the dtypes and dimensions of tensors, which of them are one.
-        inputs: the tensors and ints, each once.
-        sizes: all their sizes.
+        inputs: the tensors, ints and caches, each once.
+        sizes: all their sizes, and how many tokens are in a cache.
+        index: of the layer's part of a cache, or None.
         given: the arguments, with refs in the place of these.
     """
 
     form: tuple[Any, ...]
     inputs: list[Any]
     sizes: tuple[int, ...]
+    index: int | None
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Refusal:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None) -> Call | Refusal:
         """A refusal if there is something else among the arguments, or no tensor."""
-        reading = _Reading()
+        reading = _Reading(index)
         try:
             given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
         except TypeError as error:
             return Refusal(f"it is called with {error}")
         if not any(isinstance(value, Tensor) for value in reading.inputs):
             return Refusal("it is called without tensors")
-        return cls((*reading.form, *kwargs), reading.inputs, tuple(reading.sizes), given)
+        return cls((*reading.form, *kwargs), reading.inputs, tuple(reading.sizes), index, given)
 
     @property
     def first(self) -> Tensor:
         return next(value for value in self.inputs if isinstance(value, Tensor))
+
+    @property
+    def saved(self) -> list[Saved]:
+        """What the layer's part of each cache is before the call."""
+        return [saved(value, self._index) for value in self.inputs if is_cache(value)]
+
+    def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
+        """The inputs, with copies of the caches in them for a call that leaves these as they are.
+
+        Args:
+            tensors: whether to copy these, too.
+        """
+        return [
+            copied(value, self._index) if is_cache(value) else value.clone() if tensors and isinstance(value, Tensor) else value
+            for value in self.inputs
+        ]
+
+    def held(self, inputs: list[Any]) -> list[Any]:
+        """What is in the layer's part of each cache among inputs."""
+        return [held(value, self._index) for value in inputs if is_cache(value)]
+
+    @property
+    def _index(self) -> int:
+        assert self.index is not None
+        return self.index
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""
@@ -53,7 +82,8 @@ class Call:
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, index: int | None) -> None:
+        self._index = index
         self.form: list[Any] = []
         self.inputs: list[Any] = []
         self.sizes: list[int] = []
@@ -75,9 +105,17 @@ class _Reading:
             self.form.append(int)
             self.sizes.append(value)
             return self._input(value)
-        if type(value) in (tuple, list):
+        if type(value) in (tuple, list, torch.Size):
             self.form.append((type(value), len(value)))
-            return type(value)([self.read(part) for part in value])
+            return (list if type(value) is list else tuple)([self.read(part) for part in value])
+        if type(value) is dict and all(type(key) is str for key in value):
+            self.form.append((dict, *value))
+            return {key: self.read(part) for key, part in value.items()}
+        if is_cache(value):
+            form, lengths = form_of(value, self._index)
+            self.form.append(form)
+            self.sizes.extend(lengths)
+            return self._input(value)
         raise TypeError(f"a {type(value).__name__}, which no program can take")
 
     def _tensor(self, tensor: Tensor) -> Ref:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.caches import put_back
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard
 from hf_cpu_accel.rewrite.recorded.program import Program
@@ -23,6 +25,8 @@ _MOST_FORMS = 8
 _MOST_SIZES = 256
 _MOST_CHANGES = 4
 _MOST_LEFT = 16
+
+_before = threading.local()  # `saved`: what caches were before the call that is compared with its reference
 
 
 @dataclass
@@ -68,6 +72,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     calls that cannot be recorded."""
 
     _programs: dict[Any, _Recorded | None]
+    _index: int | None = None  # of its part of a cache
     _changes: int = 0
     _left: int = 0  # calls of forms that cannot be recorded, while none is
 
@@ -86,15 +91,23 @@ class FusedRecordedLayer(FusedModuleMixin):
         check_inference(self, call.first)
         if not recorded.knows(call.sizes):
             return self._compare(recorded, call, args, kwargs)
+        before = call.saved
         try:
             return recorded.program(call.inputs)
-        except Exception:  # the forward takes it, or says why not: nothing was written to
+        except Exception:  # the forward takes it, or says why not: nothing was written to but caches
             recorded.fails(call.sizes)
+            put_back(before)
         return self._original_class.forward(self, *args, **kwargs)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         call = self._call(args, kwargs)
-        return None if call is None or self._programs.get(call.form) is None else Reference(args, kwargs)
+        if call is None or self._programs.get(call.form) is None:
+            return None
+        _before.saved = call.saved
+        return Reference(*call.arguments(call.inputs_beside()))
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        put_back(_before.saved)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
@@ -106,7 +119,7 @@ class FusedRecordedLayer(FusedModuleMixin):
             return None
         if torch.is_autocast_enabled("cpu"):
             return None
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs, self._index)
         if isinstance(call, Refusal):
             self._refused(call)
             self._left += not any(self._programs.values())
@@ -141,15 +154,16 @@ class FusedRecordedLayer(FusedModuleMixin):
 
     def _compare(self, recorded: _Recorded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call at a size that is other than all that are known."""
+        inputs = call.inputs_beside()
         expected = self._original_class.forward(self, *args, **kwargs)
         if recorded.is_pinned or call.sizes in recorded.unfit:
             return expected
         try:
-            output = recorded.program(call.inputs)
+            output = recorded.program(inputs)
         except Exception:
             recorded.fails(call.sizes)
             return expected
-        if not alike(self, output, expected):
+        if not alike(self, [output, call.held(inputs)], [expected, call.held(call.inputs)]):
             recorded.is_pinned = True
         else:
             recorded.varied |= recorded.changed(call.sizes)

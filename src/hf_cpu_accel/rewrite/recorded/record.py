@@ -20,12 +20,13 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
+from hf_cpu_accel.rewrite.recorded.by_torch import torch_products
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard, Kept, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 from hf_cpu_accel.rewrite.recorded.program import Program
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
-from hf_cpu_accel.rewrite.recorded.simplify import Steps, torch_products
+from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import plain
 
 
@@ -37,8 +38,8 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
     shadow = Shadow(layer)
     # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
     with torch.inference_mode(mode=False):
-        inputs = [value.clone() if isinstance(value, Tensor) else value for value in call.inputs]
-    recorder = Recorder(shadow, inputs)
+        inputs = call.inputs_beside(tensors=True)
+    recorder = Recorder(shadow, inputs, call.index)
     try:
         with names_read() as names:
             steps, output = _steps(layer, shadow, recorder, call)
@@ -47,12 +48,13 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
     if by_torch := torch_products(steps.steps, len(inputs)):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
     program = Program(len(inputs), steps.steps, steps.output)
+    others = call.inputs_beside()
     try:
         with torch.no_grad(), disable_grouping():
-            again = program(inputs)
+            again = program(others)
     except Exception as error:
         return Refusal(f"its steps, taken again, raise {type(error).__name__}")
-    if not alike(layer, again, output):
+    if not alike(layer, [again, call.held(others)], [output, call.held(inputs)]):
         return Refusal("its steps, taken again, do not give what it gives")
     return program, Guard(layer, names)
 
@@ -60,6 +62,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
 def _steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> tuple[Steps, Any]:
     """What a call takes, and what it gives."""
     args, kwargs = call.arguments(recorder.inputs)
+    given = list(_leaves((args, kwargs)))
     kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
     with _random(), torch.inference_mode(mode=False), torch.no_grad(), shadow.running(), recorder.noting():
         output = required(call_foreign(layer._original_class.forward, shadow.module, *args, **kwargs))
@@ -67,9 +70,21 @@ def _steps(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> tuple[
         raise Refused(Refusal("it writes to tensors that may or may not be copies"))
     if (name := kept.changed()) is not None:
         raise Refused(Refusal(f"it keeps something from one call to the next ({name})"))
-    if (recorder.refs(args), recorder.refs(kwargs)) != call.given:
-        raise Refused(Refusal("it writes to a list that it is given"))
+    now = list(_leaves((args, kwargs)))
+    if len(now) != len(given) or any(one is not other for one, other in zip(now, given, strict=True)):
+        raise Refused(Refusal("it writes to a list or a dictionary that it is given"))
     return Steps(recorder.steps, recorder.refs(output)).simplified(), plain(output)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dictionaries, in order."""
+    if type(value) in (tuple, list):
+        for part in value:
+            yield from _leaves(part)
+    elif type(value) is dict:
+        yield from _leaves(list(value.items()))
+    else:
+        yield value
 
 
 @contextmanager

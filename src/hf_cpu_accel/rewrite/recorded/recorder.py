@@ -20,7 +20,8 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.held import Held, address, is_ours, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
-from hf_cpu_accel.rewrite.recorded.size import Size, Sizes, plain
+from hf_cpu_accel.rewrite.recorded.size import Size, Sizes, StandIn, plain
+from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn
 
 # What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
 _FORM = frozenset(
@@ -43,13 +44,15 @@ class Recorder(TorchFunctionMode):
 
     Args:
         shadow: of the layer that is called.
-        inputs: the tensors and ints that it is called with, each once.
+        inputs: the tensors, ints and caches that it is called with, each once.
+        index: of the layer's part of a cache.
     """
 
-    def __init__(self, shadow: Shadow, inputs: list[Any]) -> None:
+    def __init__(self, shadow: Shadow, inputs: list[Any], index: int | None = None) -> None:
         super().__init__()
         self.shadow = shadow
         self.steps: list[Step] = []
+        self._index = index
         self._count = 0
         self._refs: dict[int, Ref] = {}
         self._of_sizes: dict[Any, Ref] = {}  # what was computed of sizes, which do not change
@@ -94,6 +97,8 @@ class Recorder(TorchFunctionMode):
         Raises:
             Refused: it holds a tensor from elsewhere, or what may hold some unseen.
         """
+        if issubclass(type(value), StandIn):
+            return self._refs[id(value)]
         if isinstance(value, Tensor):
             return self._ref(value)
         if isinstance(value, Size):
@@ -110,11 +115,20 @@ class Recorder(TorchFunctionMode):
             return value
         raise Refused(Refusal(f"it hands on a {type(value).__name__}, which no step can take or give"))
 
-    def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Any = None) -> Any:
+    def called(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaf: Any = None,
+        *,
+        effect: bool = False,
+    ) -> Any:
         """A call of ours: one step.
 
         Args:
             leaf: (what is called of it, itself) of a module, which `function` is the forward of a shadow of.
+            effect: whether it changes a cache; a module that is given one does.
         """
         if self._depth:
             return function(*args, **kwargs)
@@ -125,8 +139,24 @@ class Recorder(TorchFunctionMode):
             self._depth -= 1
         with ours():
             called, module = leaf or (function, None)
-            self._keep(output, self._step(called, self.refs(args), self.refs(kwargs), leaf=module))
+            effect = effect or (leaf is not None and _holds_stand_in((args, kwargs)))
+            step = self._step(called, self.refs(args), self.refs(kwargs), effect=effect, leaf=module)
+            self._keep(output, step)
             return output
+
+    # The notes of caches
+
+    def number(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What a cache is asked for that is no tensor."""
+        with ours():
+            return self._numbers(self._step(function, self.refs(args), {}), function(*plain(args)))
+
+    def stand_in(self, made: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """`made`, which stands for what `function` gives."""
+        with ours():
+            self._refs[id(made)] = self._step(function, self.refs(args), {})
+            self._alive.append(made)
+            return made
 
     # The notes of sizes
 
@@ -251,8 +281,14 @@ class Recorder(TorchFunctionMode):
 
     def _input(self, value: Any) -> Any:
         ref = self._new()
-        if not isinstance(value, Tensor):
+        if type(value) is int:
             return self._size(ref, value)
+        if not isinstance(value, Tensor):
+            assert self._index is not None
+            made = CacheStandIn(value, self._index, self)
+            self._refs[id(made)] = ref
+            self._alive.append(made)
+            return made
         self._keep(value, ref)
         return value
 
@@ -281,6 +317,14 @@ class Recorder(TorchFunctionMode):
             return self.called(forward, args, kwargs, leaf=(called, original))
 
         return noted
+
+
+def _holds_stand_in(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_holds_stand_in, value))
+    if isinstance(value, dict):
+        return any(map(_holds_stand_in, value.values()))
+    return issubclass(type(value), StandIn)
 
 
 def _is_plain(value: Any) -> bool:

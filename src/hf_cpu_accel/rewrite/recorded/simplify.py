@@ -24,6 +24,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
+from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -201,24 +202,7 @@ def _with(step: Step, same: dict[Ref, Ref]) -> Step:
 
 
 def _writes(step: Step) -> bool:
+    """Whether a step with an effect writes to a tensor that others may read, which caches and what is given one do not."""
+    if step.leaf is not None or step.function in WRITE_TO_CACHE:
+        return False
     return getattr(step.function, "__name__", "") != "expect"
-
-
-def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
-    """The names of the products with weights, and of attention, that the steps have torch compute.
-
-    Args:
-        inputs: how many there are. What follows from weights alone (tables of positions) is as small as these.
-    """
-    of_inputs = {Ref(number) for number in range(inputs)}
-    for step in steps:
-        if not of_inputs.isdisjoint(step.reads):
-            of_inputs.add(step.result)
-    found = (step.function for step in steps if step.result in of_inputs and step.function in _PRODUCTS)
-    return sorted({function.__name__ for function in found})
-
-
-_PRODUCTS = (
-    *(functional.linear, torch.addmm, torch.softmax, functional.softmax, Tensor.softmax),
-    *(functional.scaled_dot_product_attention, functional.grid_sample),
-)
