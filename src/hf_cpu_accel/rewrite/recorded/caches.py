@@ -1,7 +1,8 @@
-"""Caches of keys and values that recorded layers are called with: which are known, their copies, and how they are put back.
+"""Caches of keys, values and states that recorded layers are called with: which are known, copies, and how they are put back.
 
-A layer reads and writes its own part of a cache only, the layer of the cache that has its index. The kinds of these that are known
-write behind what they hold, or to new tensors: what a copy of one is given changes nothing that the original holds.
+A layer reads and writes its own part of a cache only, the layer of the cache that has its index. Keys and values are written behind
+those that are held, or to new tensors: what a copy is given changes nothing that the original holds. So it is with recurrent states
+as `stand_in` updates them. The last inputs of convolutions are written over, and copied.
 """
 
 from __future__ import annotations
@@ -10,6 +11,15 @@ import copy
 from functools import cache as once
 from typing import Any
 
+from torch import Tensor
+
+_TENSORS = ("keys", "values", "indexer_keys")
+_OVERWRITTEN = "conv_states"
+# Dictionaries of layers that have more than keys and values.
+_STATES = (
+    *(_OVERWRITTEN, "recurrent_states", "has_previous_state", "conv_kernel_size"),
+    *("is_conv_states_initialized", "is_recurrent_states_initialized"),
+)
 _PARTS = ("self_attention_cache", "cross_attention_cache")
 
 # Of the layers of a cache, how many there are, and of which cross attention is done: (what holds it, what it held).
@@ -34,7 +44,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     for part in _parts(cache):
         kind, length = _kind_and_length(part, index)
         lengths.append(length)
-        form += (type(part), kind, length > 0)
+        form += (type(part), *kind, length > 0)
     if type(cache) is _kinds()[1]:
         form.append(bool(cache.is_updated.get(index)))
     return tuple(form), lengths
@@ -49,8 +59,20 @@ def copied(cache: Any, index: int) -> Any:
         made.is_updated = dict(cache.is_updated)
     else:
         made.layers = list(cache.layers)
-        made.layers[index:] = map(copy.copy, made.layers[index:])
+        made.layers[index:] = map(_copied_layer, made.layers[index:])
     return made
+
+
+def _copied_layer(layer: Any) -> Any:
+    made = copy.copy(layer)
+    for name in _STATES:
+        if name in vars(layer):
+            setattr(made, name, {key: _cloned(value) for key, value in getattr(layer, name).items()})
+    return made
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def saved(cache: Any, index: int) -> Saved:
@@ -60,11 +82,17 @@ def saved(cache: Any, index: int) -> Saved:
         if index < len(part.layers):
             state = vars(part.layers[index])
             states.append((state, state.copy()))
+            states += [(state[name], _kept(name, state[name])) for name in _STATES if name in state]
         else:
             states.append((part.layers, len(part.layers)))
     if type(cache) is _kinds()[1]:
         states.append((cache.is_updated, cache.is_updated.copy()))
     return states
+
+
+def _kept(name: str, states: dict[Any, Any]) -> dict[Any, Any]:
+    """A dictionary of a layer as it is, whatever is written over."""
+    return {key: _cloned(value) for key, value in states.items()} if name == _OVERWRITTEN else states.copy()
 
 
 def put_back(saved: Saved) -> None:
@@ -79,10 +107,7 @@ def put_back(saved: Saved) -> None:
 def held(cache: Any, index: int) -> list[Any]:
     """The keys and values in layer `index`."""
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
-    return [getattr(layer, name) for layer in layers for name in _TENSORS if hasattr(layer, name)]
-
-
-_TENSORS = ("keys", "values", "indexer_keys")
+    return [getattr(layer, name) for layer in layers for name in (*_TENSORS, *_STATES) if hasattr(layer, name)]
 
 
 def _parts(cache: Any) -> list[Any]:
@@ -93,24 +118,30 @@ def _parts(cache: Any) -> list[Any]:
     return parts
 
 
-def _kind_and_length(cache: Any, index: int) -> tuple[Any, int]:
+def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
     if index >= len(cache.layers):  # some are made when they are written to
-        return None, 0
+        return (None,), 0
     layer = cache.layers[index]
-    if type(layer) not in _kinds()[2]:
+    if type(layer) not in _kinds()[2] or getattr(layer, "record_past", False):
         raise TypeError(f"a cache with a {type(layer).__name__}, which no program can take")
-    return type(layer), int(layer.get_seq_length())
+    begun = tuple(getattr(layer, "has_previous_state", {}).values())
+    return (type(layer), *begun), int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
 
 
 @once
 def _kinds() -> tuple[frozenset[type], type, frozenset[type]]:
     """Of caches, of those of an encoder and a decoder, and of layers."""
     from transformers import DynamicCache, EncoderDecoderCache
-    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+    from transformers import cache_utils as stock
 
     from hf_cpu_accel.generate import cache as ours
 
     caches = frozenset({DynamicCache, ours.CPUCache, ours.CPUCrossCache})
     own = {ours.CPUCacheLayer, ours.CPUSlidingCacheLayer, ours.CPUCrossCacheLayer}
-    stock = {DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer}
-    return caches, EncoderDecoderCache, frozenset({*stock, *own})
+    keys = {stock.DynamicLayer, stock.DynamicSlidingWindowLayer, stock.DynamicIndexedLayer}
+    states = {
+        stock.LinearAttentionLayer,
+        stock.LinearAttentionAndFullAttentionLayer,
+        stock.LinearAttentionAndSlidingWindowAttentionLayer,
+    }
+    return caches, EncoderDecoderCache, frozenset({*keys, *states, *own})

@@ -12,6 +12,7 @@ from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED, Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 
+_INDICES = ("layer_idx", "layer_id")  # attributes
 _COMPILED = ("now", "background")  # which does more with such blocks
 
 
@@ -46,6 +47,6 @@ def _is_fused_in_part(path: str, context: Context) -> bool:
 
 def _index_of(layer: nn.Module) -> int | None:
     """That of its part of a cache of keys and values, if it says so."""
-    found = {vars(part).get("layer_idx") for part in layer.modules()} - {None}
+    found = {vars(part).get(name) for part in layer.modules() for name in _INDICES} - {None}
     index = found.pop() if len(found) == 1 else None
     return index if isinstance(index, int) else None

@@ -20,8 +20,9 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.recorded.held import Held, address, is_ours, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
+from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.rewrite.recorded.size import Size, Sizes, StandIn, plain
-from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn
+from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
 
 # What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
 _FORM = frozenset(
@@ -139,7 +140,12 @@ class Recorder(TorchFunctionMode):
             self._depth -= 1
         with ours():
             called, module = leaf or (function, None)
-            effect = effect or (leaf is not None and _holds_stand_in((args, kwargs)))
+            if leaf is not None and _holds_stand_in((args, kwargs)):
+                if isinstance(module, RecurrentMixer):
+                    raise Refused(Refusal("a recurrence in it is an op that writes over what its cache holds"))
+                effect = True
+            if function is recurrent_state and output is not None:
+                self._protected.add(address(output))
             step = self._step(called, self.refs(args), self.refs(kwargs), effect=effect, leaf=module)
             self._keep(output, step)
             return output
@@ -320,10 +326,8 @@ class Recorder(TorchFunctionMode):
 
 
 def _holds_stand_in(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_holds_stand_in, value))
-    if isinstance(value, dict):
-        return any(map(_holds_stand_in, value.values()))
+    if isinstance(value, tuple | list | dict):
+        return any(map(_holds_stand_in, value.values() if isinstance(value, dict) else value))
     return issubclass(type(value), StandIn)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
+import torch
 from torch import Tensor
 
 from hf_cpu_accel.rewrite.core.foreign_code import ours
@@ -61,6 +62,27 @@ class CacheStandIn(_OfCache):
     def update_indexer(self, indexer_key_states: Any, layer_idx: Any) -> Any:
         self._is_own(layer_idx)
         return self._notes.called(update_indexer, (self, indexer_key_states, layer_idx), {}, effect=True)
+
+    def get_conv_state(self, layer_idx: Any, state_idx: Any = 0) -> Any:
+        self._is_own(layer_idx)
+        return self._notes.called(conv_state, (self, layer_idx, state_idx), {}, effect=False)
+
+    def get_recurrent_state(self, layer_idx: Any, state_idx: Any = 0) -> Any:
+        self._is_own(layer_idx)
+        return self._notes.called(recurrent_state, (self, layer_idx, state_idx), {}, effect=False)
+
+    def update_conv_state(self, conv_states: Any, layer_idx: Any, state_idx: Any = 0, **kwargs: Any) -> Any:
+        self._is_own(layer_idx)
+        given = (self, conv_states, layer_idx, state_idx)
+        return self._notes.called(update_conv_state, given, kwargs, effect=True)
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: Any, state_idx: Any = 0) -> Any:
+        self._is_own(layer_idx)
+        given = (self, recurrent_states, layer_idx, state_idx)
+        return self._notes.called(update_recurrent_state, given, {}, effect=True)
+
+    def is_recording_past(self, layer_idx: Any) -> bool:
+        return False  # such caches are not taken
 
     def __bool__(self) -> bool:
         is_any: bool = self._notes.number(bool, (self,))
@@ -135,6 +157,26 @@ def update_indexer(cache: Any, states: Tensor, index: int) -> Any:
     return cache.update_indexer(states, index)
 
 
+def conv_state(cache: Any, index: int, number: int) -> Any:
+    return cache.get_conv_state(index, number)
+
+
+def recurrent_state(cache: Any, index: int, number: int) -> Any:
+    return cache.get_recurrent_state(index, number)
+
+
+def update_conv_state(cache: Any, states: Tensor, index: int, number: int, **kwargs: Any) -> Any:
+    return cache.update_conv_state(states, index, number, **kwargs)
+
+
+def update_recurrent_state(cache: Any, states: Tensor, index: int, number: int) -> Any:
+    """As the method of the cache, but for that the tensor which was held stays as it is."""
+    layer = cache.layers[index]
+    if layer.is_recurrent_states_initialized[number]:
+        layer.recurrent_states[number] = torch.empty_like(layer.recurrent_states[number])
+    return cache.update_recurrent_state(states, index, number)
+
+
 def length_of(cache: Any, index: int) -> int:
     return int(cache.get_seq_length(index))
 
@@ -158,4 +200,4 @@ def values_of(cache: Any, index: int) -> Tensor | None:
 
 
 # They write to what nobody else sees.
-WRITE_TO_CACHE = frozenset({update, update_indexer, mark_done})
+WRITE_TO_CACHE = frozenset({update, update_indexer, update_conv_state, update_recurrent_state, mark_done})
