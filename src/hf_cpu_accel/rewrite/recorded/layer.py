@@ -96,7 +96,8 @@ class FusedRecordedLayer(FusedModuleMixin):
             return recorded.program(call.inputs)
         except Exception:  # the forward takes it, or says why not: nothing was written to but caches
             recorded.fails(call.sizes)
-            put_back(before)
+            for caches in before:
+                put_back(caches)
         return self._original_class.forward(self, *args, **kwargs)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -104,10 +105,11 @@ class FusedRecordedLayer(FusedModuleMixin):
         if call is None or self._programs.get(call.form) is None:
             return None
         _before.saved = call.saved
-        return Reference(*call.arguments(call.inputs_beside()))
+        return Reference(*call.arguments(call.inputs_beside()), is_repeatable=not call.saved)
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        put_back(_before.saved)
+        for before in _before.saved:
+            put_back(before)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (

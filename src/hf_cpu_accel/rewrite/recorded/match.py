@@ -22,7 +22,7 @@ def record_layers(context: Context) -> list[PlanItem]:
         return []
 
     def look(layer: nn.Module, path: str, context: Context) -> FusedRecordedLayer | Refusal | None:
-        if isinstance(layer, FusedModuleMixin) or not is_layer(context.root, path):
+        if isinstance(layer, FusedModuleMixin) or not _is_called_layer(context.root, path):
             return None
         if _is_fused_in_part(path, context):
             return None
@@ -36,6 +36,14 @@ def record_layers(context: Context) -> list[PlanItem]:
         return "steps", context.dtype_names(path, fused)
 
     return fuse_each(context, RECORDED, look, named, whole=True)
+
+
+def _is_called_layer(root: nn.Module, path: str) -> bool:
+    """Whether that is a transformer layer, or a member of one that is a mere list, which nobody calls."""
+    if is_layer(root, path):
+        return not isinstance(root.get_submodule(path), nn.ModuleList)
+    above = path.rpartition(".")[0]
+    return isinstance(root.get_submodule(above), nn.ModuleList) and is_layer(root, above)
 
 
 def _is_fused_in_part(path: str, context: Context) -> bool:

@@ -136,6 +136,8 @@ class Recorder(TorchFunctionMode):
         self._depth += 1
         try:
             output = function(*plain(args), **plain(kwargs))
+            if function is recurrent_state and output is not None:
+                self._protected.add(address(output))
         finally:
             self._depth -= 1
         with ours():
@@ -144,8 +146,6 @@ class Recorder(TorchFunctionMode):
                 if isinstance(module, RecurrentMixer):
                     raise Refused(Refusal("a recurrence in it is an op that writes over what its cache holds"))
                 effect = True
-            if function is recurrent_state and output is not None:
-                self._protected.add(address(output))
             step = self._step(called, self.refs(args), self.refs(kwargs), effect=effect, leaf=module)
             self._keep(output, step)
             return output
