@@ -45,7 +45,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
         kind, length = _kind_and_length(part, index)
         lengths.append(length)
         form += (type(part), *kind, length > 0)
-    if type(cache) is _kinds()[1]:
+    if _is_of_two(cache):
         form.append(bool(cache.is_updated.get(index)))
     return tuple(form), lengths
 
@@ -53,7 +53,7 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
 def copied(cache: Any, index: int) -> Any:
     """A cache that layer `index` can be called with in the place of `cache`."""
     made = copy.copy(cache)
-    if type(cache) is _kinds()[1]:
+    if _is_of_two(cache):
         for name in _PARTS:
             setattr(made, name, copied(getattr(cache, name), index))
         made.is_updated = dict(cache.is_updated)
@@ -85,7 +85,7 @@ def saved(cache: Any, index: int) -> Saved:
             states += [(state[name], _kept(name, state[name])) for name in _STATES if name in state]
         else:
             states.append((part.layers, len(part.layers)))
-    if type(cache) is _kinds()[1]:
+    if _is_of_two(cache):
         states.append((cache.is_updated, cache.is_updated.copy()))
     return states
 
@@ -107,12 +107,14 @@ def put_back(saved: Saved) -> None:
 def held(cache: Any, index: int) -> list[Any]:
     """The keys and values in layer `index`."""
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
-    return [getattr(layer, name) for layer in layers for name in (*_TENSORS, *_STATES) if hasattr(layer, name)]
+    return [
+        getattr(layer, name) for layer in layers for name in (*_TENSORS, *_STATES) if hasattr(layer, name)
+    ]
 
 
 def _parts(cache: Any) -> list[Any]:
-    caches, both, _ = _kinds()
-    parts = [getattr(cache, name) for name in _PARTS] if type(cache) is both else [cache]
+    caches, _, _ = _kinds()
+    parts = [getattr(cache, name) for name in _PARTS] if _is_of_two(cache) else [cache]
     if any(type(part) not in caches or part.offloading for part in parts):
         raise TypeError(f"a {type(cache).__name__}, which no program can take")
     return parts
@@ -126,6 +128,11 @@ def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
         raise TypeError(f"a cache with a {type(layer).__name__}, which no program can take")
     begun = tuple(getattr(layer, "has_previous_state", {}).values())
     return (type(layer), *begun), int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
+
+
+def _is_of_two(cache: Any) -> bool:
+    """Whether it is that of an encoder and a decoder."""
+    return type(cache) is _kinds()[1]
 
 
 @once

@@ -61,10 +61,13 @@ class Call:
         Args:
             tensors: whether to copy these, too.
         """
-        return [
-            copied(value, self._index) if is_cache(value) else value.clone() if tensors and isinstance(value, Tensor) else value
-            for value in self.inputs
-        ]
+
+        def beside(value: Any) -> Any:
+            if is_cache(value):
+                return copied(value, self._index)
+            return value.clone() if tensors and isinstance(value, Tensor) else value
+
+        return [beside(value) for value in self.inputs]
 
     def held(self, inputs: list[Any]) -> list[Any]:
         """What is in the layer's part of each cache among inputs."""

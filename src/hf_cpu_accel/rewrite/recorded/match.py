@@ -29,7 +29,9 @@ def record_layers(context: Context) -> list[PlanItem]:
         reason = refusal_to_fuse(layer, path, context)
         if reason is not None:
             return Refusal(reason)
-        fused: FusedRecordedLayer = fused_layer(FusedRecordedLayer, layer, _programs={}, _index=_index_of(layer))
+        fused: FusedRecordedLayer = fused_layer(
+            FusedRecordedLayer, layer, _programs={}, _index=_index_of(layer)
+        )
         return fused
 
     def named(fused: FusedRecordedLayer, path: str) -> tuple[str, str]:
