@@ -67,7 +67,7 @@ def _copied_layer(layer: Any) -> Any:
     made = copy.copy(layer)
     for name in _STATES:
         if name in vars(layer):
-            setattr(made, name, {key: _cloned(value) for key, value in getattr(layer, name).items()})
+            setattr(made, name, _all_cloned(getattr(layer, name)))
     return made
 
 
@@ -92,7 +92,7 @@ def saved(cache: Any, index: int) -> Saved:
 
 def _kept(name: str, states: dict[Any, Any]) -> dict[Any, Any]:
     """A dictionary of a layer as it is, whatever is written over."""
-    return {key: _cloned(value) for key, value in states.items()} if name == _OVERWRITTEN else states.copy()
+    return _all_cloned(states) if name == _OVERWRITTEN else states.copy()
 
 
 def put_back(saved: Saved) -> None:
@@ -105,11 +105,14 @@ def put_back(saved: Saved) -> None:
 
 
 def held(cache: Any, index: int) -> list[Any]:
-    """The keys and values in layer `index`."""
+    """Copies of the keys, values and states in layer `index`."""
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
-    return [
-        getattr(layer, name) for layer in layers for name in (*_TENSORS, *_STATES) if hasattr(layer, name)
-    ]
+    found = [getattr(layer, name, None) for layer in layers for name in (*_TENSORS, *_STATES)]
+    return [_all_cloned(value) if isinstance(value, dict) else _cloned(value) for value in found]
+
+
+def _all_cloned(values: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: _cloned(value) for key, value in values.items()}
 
 
 def _parts(cache: Any) -> list[Any]:

@@ -70,7 +70,7 @@ class Call:
         return [beside(value) for value in self.inputs]
 
     def held(self, inputs: list[Any]) -> list[Any]:
-        """What is in the layer's part of each cache among inputs."""
+        """Copies of what is in the layer's part of each cache among inputs."""
         return [held(value, self._index) for value in inputs if is_cache(value)]
 
     @property

@@ -156,16 +156,17 @@ class FusedRecordedLayer(FusedModuleMixin):
 
     def _compare(self, recorded: _Recorded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call at a size that is other than all that are known."""
-        inputs = call.inputs_beside()
-        expected = self._original_class.forward(self, *args, **kwargs)
         if recorded.is_pinned or call.sizes in recorded.unfit:
-            return expected
+            return self._original_class.forward(self, *args, **kwargs)
+        inputs = call.inputs_beside()
         try:
-            output = recorded.program(inputs)
+            # First, as copies of caches may share the storage that is written to.
+            output = recorded.program(inputs), call.held(inputs)
         except Exception:
             recorded.fails(call.sizes)
-            return expected
-        if not alike(self, [output, call.held(inputs)], [expected, call.held(call.inputs)]):
+            return self._original_class.forward(self, *args, **kwargs)
+        expected = self._original_class.forward(self, *args, **kwargs)
+        if not alike(self, output, (expected, call.held(call.inputs))):
             recorded.is_pinned = True
         else:
             recorded.varied |= recorded.changed(call.sizes)

@@ -48,13 +48,14 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
     if by_torch := torch_products(steps.steps, len(inputs)):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
     program = Program(len(inputs), steps.steps, steps.output)
+    output = output, call.held(inputs)
     others = call.inputs_beside()
     try:
         with torch.no_grad(), disable_grouping():
-            again = program(others)
+            again = program(others), call.held(others)
     except Exception as error:
         return Refusal(f"its steps, taken again, raise {type(error).__name__}")
-    if not alike(layer, [again, call.held(others)], [output, call.held(inputs)]):
+    if not alike(layer, again, output):
         return Refusal("its steps, taken again, do not give what it gives")
     return program, Guard(layer, names)
 
