@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, StaticCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 from hf_cpu_accel.rewrite.recorded.program import Program
@@ -200,3 +201,36 @@ def test_a_wrong_call_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning, match="off by"):
         assert error(model, eager, steps=1) <= 1e-4
     assert not recorded(model)
+
+
+def test_what_is_compared_leaves_our_own_storage_as_the_forward_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Caches of `generate` are written in place, and a copy has the same storage."""
+    model, eager = stacked(Cached)
+    for length in (7, 9):
+        monkeypatch.setattr(Program, "__call__", _writing_badly)
+        caches = [CPUCache(LlamaConfig(num_hidden_layers=2)) for _ in range(2)]
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for tokens in (length, 1):
+                states = torch.randn(2, tokens, 64, generator=generator)
+                ours, theirs = (
+                    tried(states, cache) for tried, cache in zip((model, eager), caches, strict=True)
+                )
+                assert row_error(ours, theirs) <= 1e-4
+        for ours, theirs in zip(caches[0].layers, caches[1].layers, strict=True):
+            assert row_error(ours.keys, theirs.keys) <= 1e-4
+        monkeypatch.undo()
+    assert not any(programs(model))
+
+
+def _writing_badly(self: Program, inputs: Any, steps: Any = Program.__call__) -> Any:
+    caches = [value for value in inputs if isinstance(value, CPUCache)]
+    before = [[layer.length for layer in cache.layers] for cache in caches]
+    output = steps(self, inputs)
+    for cache, lengths in zip(caches, before, strict=True):
+        for layer, length in zip(cache.layers, lengths, strict=True):
+            if layer.length > length:
+                layer.key_storage[:, :, length : layer.length] += 1
+    return output
