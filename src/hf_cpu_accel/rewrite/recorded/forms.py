@@ -22,8 +22,10 @@ OVER = frozenset((torch.div, torch.true_divide, Tensor.div, Tensor.__truediv__))
 PLUS = frozenset((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__))
 MINUS = frozenset((torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__))
 FILL = frozenset((Tensor.masked_fill, torch.masked_fill))
+FILLS = FILL | {Tensor.masked_fill_}
 CAST = frozenset((Tensor.to, Tensor.float, Tensor.type, Tensor.type_as, Tensor.contiguous))
 VIEW = frozenset((Tensor.view, Tensor.reshape))
+JOIN = frozenset((torch.cat, torch.concat))
 SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS  # what is done to them
 # What they give is memory of its own.
 _NEW = frozenset(
@@ -84,6 +86,8 @@ def _of_same_size(step: Step, dim: int, made: dict[Ref, Step]) -> Ref | None:
 
 def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
     """Which argument of a step is the scores, if they may be there."""
+    if (joined := with_sink(step)) is not None:
+        return joined[0]
     if step.function not in SCORES or not step.args:
         return None
     operands = step.args[:1]
@@ -93,6 +97,47 @@ def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
     if len(refs) < 2:
         return refs[0] if refs else None
     return next((ref for ref in refs if _is_of_scores(ref, made)), None)
+
+
+def without_expansions(steps: list[Step]) -> list[Step]:
+    """`steps` in which masks that are filled in are not made as large as what they are filled into."""
+    readers: dict[Ref, list[Step]] = {}
+    for step in steps:
+        for ref in step.reads:
+            readers.setdefault(ref, []).append(step)
+    same: dict[Ref, Ref] = {}
+    for step in steps:
+        if step.function is Tensor.expand_as and all(
+            reader.function in FILLS and reader.args[:2] == (step.args[1], step.result)
+            for reader in readers.get(step.result, [])
+        ):
+            same[step.result] = step.args[0]
+    kept = [step for step in steps if step.result not in same]
+    return [
+        replace(step, args=replaced(step.args, lambda ref: same.get(ref, ref))) if same else step
+        for step in kept
+    ]
+
+
+def with_sink(step: Step) -> tuple[Ref, Ref] | None:
+    """(scores, one more for each query), if that is what a step joins."""
+    if (
+        step.function not in JOIN
+        or len(step.args) not in (1, 2)
+        or not isinstance(step.args[0], tuple | list)
+    ):
+        return None
+    dim = step.kwargs.get("dim", step.args[1] if len(step.args) == 2 else 0)
+    parts = step.args[0]
+    if dim != -1 or len(parts) != 2 or not all(isinstance(part, Ref) for part in parts):
+        return None
+    return parts[0], parts[1]
+
+
+def is_without_sink(step: Step) -> bool:
+    """Whether it drops the last key of weights."""
+    last = (Ellipsis, slice(None, -1, None))
+    return step.function is Tensor.__getitem__ and step.args[1:] == (last,)
 
 
 def _is_of_scores(ref: Ref, made: dict[Ref, Step]) -> bool:

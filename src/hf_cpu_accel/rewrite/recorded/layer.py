@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.recorded.record import alike, record
 
 _MOST_FORMS = 8
 _MOST_SIZES = 256
+_FEW_SIZES = 16
 _MOST_CHANGES = 4
 _MOST_LEFT = 16
 
@@ -56,10 +57,10 @@ class _Recorded:
         return known
 
     def fails(self, sizes: tuple[int, ...]) -> None:
-        """Not to be tried at these sizes again; after many of them, at none that is new."""
+        """Not to be tried at these sizes again; after more of them than it is right for, at none that is new: each token is one."""
         self.sizes.discard(sizes)
         self.unfit.add(sizes)
-        self.is_pinned |= len(self.unfit) >= _MOST_SIZES
+        self.is_pinned |= len(self.unfit) >= max(_FEW_SIZES, len(self.sizes))
 
     def changed(self, sizes: tuple[int, ...]) -> frozenset[int]:
         return frozenset(

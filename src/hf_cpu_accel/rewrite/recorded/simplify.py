@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.recorded.attention import join_attention
 from hf_cpu_accel.rewrite.recorded.forms import (
     with_sizes_of_operands,
     without_einsum,
+    without_expansions,
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
@@ -50,7 +51,7 @@ class Steps:
 
     def simplified(self) -> Steps:
         self._drop_dropouts()
-        self.steps = with_sizes_of_operands(self.steps)
+        self.steps = without_expansions(with_sizes_of_operands(self.steps))
         self._drop_unread()
         self.steps = without_einsum(without_needless_writes(self.steps, self._reads()))
         if not any(step.effect and _writes(step) for step in self.steps):
