@@ -58,6 +58,20 @@ def zaya() -> Any:
     )
 
 
+def falcon() -> Any:
+    """Attention beside a recurrence, which is an op that writes over its state in the cache."""
+    sizes = {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 24,
+        "mamba_n_groups": 2,
+        "mamba_d_ssm": 128,
+    }
+    return transformers.FalconH1ForCausalLM(
+        transformers.FalconH1Config(**_SIZES, **sizes, mamba_chunk_size=16)
+    )
+
+
 def blip() -> Any:
     """Written out attention over what an encoder gives, the keys of which stay in a cache of their own."""
     config = transformers.BlipTextConfig(**_SIZES, encoder_hidden_size=48, is_decoder=True, sep_token_id=2)
@@ -65,7 +79,7 @@ def blip() -> Any:
 
 
 DECODERS: dict[str, Callable[[], Any]] = {
-    "doge": doge, "deepseek-v3.2": deepseek, "zaya": zaya, "blip": blip,
+    "doge": doge, "deepseek-v3.2": deepseek, "zaya": zaya, "falcon-h1": falcon, "blip": blip,
 }  # fmt: skip
 
 

@@ -75,24 +75,26 @@ def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def saved(cache: Any, index: int) -> Saved:
-    """What `put_back` takes after a call of layer `index`, or after a part of one."""
+def saved(cache: Any, index: int, *, all_copied: bool = False) -> Saved:
+    """What `put_back` takes after a call of layer `index`, or after a part of one.
+
+    Args:
+        all_copied: whether the states of recurrences are written over, too, which are large.
+    """
     states: Saved = []
     for part in _parts(cache):
         if index < len(part.layers):
             state = vars(part.layers[index])
             states.append((state, state.copy()))
-            states += [(state[name], _kept(name, state[name])) for name in _STATES if name in state]
+            for name in _STATES:
+                if name in state:
+                    over = all_copied or name == _OVERWRITTEN
+                    states.append((state[name], _all_cloned(state[name]) if over else state[name].copy()))
         else:
             states.append((part.layers, len(part.layers)))
     if _is_of_two(cache):
         states.append((cache.is_updated, cache.is_updated.copy()))
     return states
-
-
-def _kept(name: str, states: dict[Any, Any]) -> dict[Any, Any]:
-    """A dictionary of a layer as it is, whatever is written over."""
-    return _all_cloned(states) if name == _OVERWRITTEN else states.copy()
 
 
 def put_back(saved: Saved) -> None:

@@ -55,6 +55,10 @@ class Call:
         """What the layer's part of each cache is before the call."""
         return [saved(value, self._index) for value in self.inputs if is_cache(value)]
 
+    def saved_beside(self) -> list[Saved]:
+        """The same, in copies of all that steps write over."""
+        return [saved(value, self._index, all_copied=True) for value in self.inputs if is_cache(value)]
+
     def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
         """The inputs, with copies of the caches in them for a call that leaves these as they are.
 

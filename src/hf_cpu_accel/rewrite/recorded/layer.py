@@ -18,7 +18,7 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.recorded.caches import put_back
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard
-from hf_cpu_accel.rewrite.recorded.program import Program
+from hf_cpu_accel.rewrite.recorded.program import Mismatch, Program
 from hf_cpu_accel.rewrite.recorded.record import alike, record
 
 _MOST_FORMS = 8
@@ -95,7 +95,9 @@ class FusedRecordedLayer(FusedModuleMixin):
         before = call.saved
         try:
             return recorded.program(call.inputs)
-        except Exception:  # the forward takes it, or says why not: nothing was written to but caches
+        except Exception as error:  # the forward takes it, or says why not: nothing was written to but caches
+            if recorded.program.writes_over and not isinstance(error, Mismatch):
+                raise
             recorded.fails(call.sizes)
             for caches in before:
                 put_back(caches)
@@ -105,8 +107,8 @@ class FusedRecordedLayer(FusedModuleMixin):
         call = self._call(args, kwargs)
         if call is None or self._programs.get(call.form) is None:
             return None
-        _before.saved = call.saved
-        return Reference(*call.arguments(call.inputs_beside()), is_repeatable=not call.saved)
+        _before.saved = call.saved_beside()
+        return Reference(*call.arguments(call.inputs_beside()), is_repeatable=not _before.saved)
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for before in _before.saved:

@@ -96,11 +96,13 @@ class Program:
         inputs: how many there are; they are the first refs.
         steps: in their order.
         output: what is returned, with refs in it.
+        writes_over: whether a step writes over what nobody can put back; all that may raise a `Mismatch` come before it.
     """
 
     inputs: int
     steps: Sequence[Step]
     output: Any
+    writes_over: bool = False
     _registers: list[Any] = field(init=False, default_factory=list)
     _calls: list[_Call] = field(init=False, default_factory=list)
 

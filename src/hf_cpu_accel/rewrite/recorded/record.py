@@ -24,6 +24,7 @@ from hf_cpu_accel.rewrite.recorded.by_torch import torch_products
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard, Kept, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
@@ -47,7 +48,8 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard] | Refusal:
         recorder.forget()
     if by_torch := torch_products(steps.steps, len(inputs)):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
-    program = Program(len(inputs), steps.steps, steps.output)
+    program = Program(len(inputs), required(checked_first(steps.steps)), steps.output)
+    program.writes_over = any(map(writes_over, steps.steps))
     output = output, call.held(inputs)
     others = call.inputs_beside()
     try:

@@ -20,7 +20,6 @@ from hf_cpu_accel.rewrite.recorded.noted import Noted
 from hf_cpu_accel.rewrite.recorded.program import size_of
 from hf_cpu_accel.rewrite.recorded.size import Size, Sizes, StandIn, plain
 from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
-from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
 # What these say follows from the form of the call, which a program is for, or is the same for all tensors that a layer sees.
 _FORM = frozenset(
@@ -100,12 +99,7 @@ class Recorder(Noted, TorchFunctionMode):
             self._depth -= 1
         with ours():
             called, module = leaf or (function, None)
-            if leaf is not None and _holds_stand_in((args, kwargs)):
-                if isinstance(module, RecurrentMixer):
-                    raise Refused(
-                        Refusal("a recurrence in it is an op that writes over what its cache holds")
-                    )
-                effect = True
+            effect = effect or (leaf is not None and _holds_stand_in((args, kwargs)))
             step = self._step(called, self.refs(args), self.refs(kwargs), effect=effect, leaf=module)
             self._keep(output, step)
             return output
