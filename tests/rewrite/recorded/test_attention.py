@@ -118,6 +118,14 @@ def with_sinks(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -
     return functional.softmax(scores.float(), dim=-1)[..., :-1].to(query.dtype) @ value
 
 
+def below_maxima(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """GPT-OSS's: with sinks, and less by the maximum."""
+    scores = query @ key.mT * 0.25
+    scores = torch.cat([scores if bias is None else scores + bias, query[..., :1]], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return functional.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1] @ value
+
+
 def filled_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     """XLM's: the mask is made as large as the scores."""
     scores = query @ key.mT * 0.25
@@ -129,7 +137,7 @@ def filled_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
 
 WAYS = [
     *(scaled_before, scaled_after, filled, batched, of_rows, summed, summed_in_blocks, written_to),
-    *(of_windows, of_heads, told_by_sizes, with_sinks, filled_in_place),
+    *(of_windows, of_heads, told_by_sizes, with_sinks, below_maxima, filled_in_place),
 ]
 
 

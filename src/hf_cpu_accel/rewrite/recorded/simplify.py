@@ -22,6 +22,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     with_sizes_of_operands,
     without_einsum,
     without_expansions,
+    without_maxima,
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
@@ -51,15 +52,26 @@ class Steps:
 
     def simplified(self) -> Steps:
         self._drop_dropouts()
-        self.steps = without_expansions(with_sizes_of_operands(self.steps))
+        self.steps = without_maxima(without_expansions(with_sizes_of_operands(self.steps)))
         self._drop_unread()
         self.steps = without_einsum(without_needless_writes(self.steps, self._reads()))
-        if not any(step.effect and _writes(step) for step in self.steps):
-            self.steps = join_attention(self.steps, Counter(refs_in(self.output)))
-            self._join_ffns()
-            self._join_sums()
+        self._join()
         self._drop_unread()
         return self
+
+    def _join(self) -> None:
+        """Steps are joined where nothing between them writes to what they may read."""
+        parts = _between_writes(self.steps)
+        reads = self._reads()
+        joined: list[Step] = []
+        for part in parts:
+            elsewhere = reads - Counter(ref for step in part for ref in step.reads)
+            inner = Steps(part, [step.result for step in part if elsewhere[step.result]])
+            inner.steps = join_attention(inner.steps, Counter(inner.output))
+            inner._join_ffns()
+            inner._join_sums()
+            joined += inner.steps
+        self.steps = joined
 
     def _drop_dropouts(self) -> None:
         kept: list[Step] = []
@@ -200,6 +212,17 @@ def _with(step: Step, same: dict[Ref, Ref]) -> Step:
         return same.get(ref, ref)
 
     return replace(step, args=replaced(step.args, find), kwargs=replaced(step.kwargs, find)) if same else step
+
+
+def _between_writes(steps: list[Step]) -> list[list[Step]]:
+    """`steps` in parts: each that writes to a tensor is one by itself."""
+    parts: list[list[Step]] = [[]]
+    for step in steps:
+        if step.effect and _writes(step):
+            parts += [[step], []]
+        else:
+            parts[-1].append(step)
+    return parts
 
 
 def _writes(step: Step) -> bool:
