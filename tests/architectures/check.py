@@ -18,6 +18,7 @@ from tests.architectures.find import calls_of, find_model, run
 from tests.architectures.find import told as said
 from tests.architectures.layers import attends, linears_of_layers, told_of_layers
 from tests.architectures.small import exceptions
+from tests.architectures.towers import towers_of
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 _VAGUE = "no rule knows this structure"
@@ -46,6 +47,7 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
     result["parameters"] = sum(p.numel() for p in model.parameters())
     calls = calls_of(model, batch)
     linears = linears_of_layers(model)
+    towers = towers_of(model, list(linears), lambda: run(model, batch))
     if linears and attends(model, list(linears), lambda: run(model, batch)):
         result["layers"] = {path: type(model.get_submodule(path)).__name__ for path in linears}
     result["padding"] = [side for side in calls if side != "plain"]
@@ -53,7 +55,7 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
     for dtype in dtypes:
         if dtype == "int4" and not _generates(model):
             continue
-        result["dtypes"][dtype] = _check_dtype(model, dtype, calls, linears, result["problems"])
+        result["dtypes"][dtype] = _check_dtype(model, dtype, calls, towers, linears, result["problems"])
     unexplained = sorted({path for told in result["dtypes"].values() for path in told.get("unexplained", ())})
     result["status"] = "wrong" if result["problems"] else "not explained" if unexplained else "right"
     if unexplained:
@@ -74,6 +76,7 @@ def _check_dtype(
     model: nn.Module,
     dtype: str,
     calls: dict[str, Any],
+    towers: dict[str, Any],
     linears: dict[str, list[str]],
     problems: list[str],
 ) -> dict[str, Any]:
@@ -86,6 +89,9 @@ def _check_dtype(
             warnings.simplefilter("always")
             accelerate_for_cpu(model, dtype=dtype)
             ours = {name: run(model, batch) for name, (batch, _, _) in calls.items()}
+            by_towers = {
+                path: run(model.get_submodule(path), batch) for path, (batch, _, _) in towers.items()
+            }
             plan = explain(model)
         told = {"replaced": len(plan.replaced), "left": len(plan.left)}
         told["layers"] = told_of_layers(linears, plan) | _not_called(model, linears)
@@ -100,6 +106,9 @@ def _check_dtype(
         return told
     restore(model)
     compare_all(model, dtype, calls, ours, problems, told)
+    for path, call in towers.items():
+        inside = model.get_submodule(path)
+        compare_all(inside, dtype, {path: call}, {path: by_towers[path]}, problems, told)
     _check_restored(model, dtype, state, modules, calls, problems)
     return told
 

@@ -24,7 +24,8 @@ ARCHITECTURES=--page` from those of all dtypes.
 recorded: as the list of steps that its first call took, without the Python between them ([how it
 works](how-it-works.md#layers-of-no-known-form)). A
 recorded layer counts if the calls here reach it and its linears and attention (softmax) are ours;
-its norms, sums, views and products with positions are torch's, and its convolutions where torch's are as fast. How many of the
+its norms, sums, views and products with positions are torch's, its convolutions where torch's are as fast, and, as in layers of a
+few ops, the product that chooses experts and linears of fewer than 16 features. How many of the
 whole ones are recorded is said below. A transformer layer is a member of a list of modules that holds four linears or more, and
 no such member itself; a model has some if attention is computed in one of them (`tests/architectures/layers.py`). So
 convolutional networks, codecs and purely recurrent networks have none, and layers with recurrence in a hybrid count. What is

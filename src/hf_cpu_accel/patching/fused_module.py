@@ -25,6 +25,7 @@ class Reference:
         tokens: bool [B, L], the rows that count, or None for all.
         moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
         dtype: what the fused call keeps its numbers in where that is less than the weights have (a cache), else None.
+        is_repeatable: whether it may be made several times.
     """
 
     args: tuple[Any, ...]
@@ -32,6 +33,7 @@ class Reference:
     tokens: Tensor | None = None
     moves_rows: bool = False
     dtype: str | None = None
+    is_repeatable: bool = True
 
 
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}

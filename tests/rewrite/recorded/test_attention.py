@@ -111,9 +111,33 @@ def told_by_sizes(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     return output.view(-1, heads, output.size(-2), output.size(-1))
 
 
+def with_sinks(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """A score of each query for no key, which takes a part of its weights."""
+    scores = query @ key.mT * 0.25
+    scores = torch.cat([scores if bias is None else scores + bias, query[..., :1]], dim=-1)
+    return functional.softmax(scores.float(), dim=-1)[..., :-1].to(query.dtype) @ value
+
+
+def below_maxima(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """GPT-OSS's: with sinks, and less by the maximum."""
+    scores = query @ key.mT * 0.25
+    scores = torch.cat([scores if bias is None else scores + bias, query[..., :1]], dim=-1)
+    scores = scores - scores.max(dim=-1, keepdim=True).values
+    return functional.softmax(scores, dim=-1, dtype=scores.dtype)[..., :-1] @ value
+
+
+def filled_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """XLM's: the mask is made as large as the scores."""
+    scores = query @ key.mT * 0.25
+    if bias is not None:
+        mask = (bias > 1).expand_as(scores)
+        scores.masked_fill_(mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1) @ value
+
+
 WAYS = [
     *(scaled_before, scaled_after, filled, batched, of_rows, summed, summed_in_blocks, written_to),
-    *(of_windows, of_heads, told_by_sizes),
+    *(of_windows, of_heads, told_by_sizes, with_sinks, below_maxima, filled_in_place),
 ]
 
 
@@ -134,7 +158,10 @@ def test_one_op_of_ours(attend: Attend, dtype: torch.dtype, monkeypatch: pytest.
     model = Stack(Written(attend), Written(attend)).eval().to(dtype)
     biases = [None, torch.randn(1, 1, 9, 9), torch.randn(3, 4, 9, 9)]
     given = [
-        (states(3, 9).to(dtype), bias if bias is None or attend is filled else bias.to(dtype))
+        (
+            states(3, 9).to(dtype),
+            bias if bias is None or attend in (filled, filled_in_place) else bias.to(dtype),
+        )
         for bias in biases
     ]
     given = [args for args in given if args[1] is None] if attend is of_rows else given

@@ -41,6 +41,8 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                            "shared_intermediate_size": 128, "residual_multiplier": 0.4},
         "state_space", 2, 2, 1,
     ),
+    # whose layers return more than hidden states
+    "Bamba": (_SIZES | _MAMBA | {"attn_layer_indices": [1]}, "state_space", 2, 2, 1),
     "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128, "ssm_in_multiplier": 0.7}, "state_space", 3, 0, 0),
     "Mamba2": (_MAMBA_2, "state_space", 2, 0, 0),
 }  # fmt: skip

@@ -114,7 +114,7 @@ class _Measurement:
             return
         reference = module.reference_call(args, kwargs) if is_comparable(module) else None
         size = None if reference is None else size_of((*reference.args, *reference.kwargs.values()))
-        if reference is None or size is None:
+        if reference is None or size is None or not reference.is_repeatable:
             return
         dtype, _, *sizes = size
         rows = 1 << sum(sizes[:-1])

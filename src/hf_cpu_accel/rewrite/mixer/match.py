@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -59,13 +60,15 @@ def _looked_at(layer: nn.Module, path: str, mixers: list[str], context: Context)
     reason = refusal_to_swap(layer, path, context) or _obstacle(layer, mixers)
     if reason is not None:
         return Refusal(reason)
-    expected = _outputs(layer)
-    if isinstance(expected, Refusal):
-        return expected
+    ran = _outputs(layer)
+    if isinstance(ran, Refusal):
+        return ran
+    expected, nones = ran
     mixer: Any = layer._modules[mixers[0]]
     features = mixer.get_submodule(mixer.last).out_features
     allowed = RECURRENT_MIXER.of(expected[0].dtype)
-    for parts in _candidates(layer, mixers[0], features):
+    for candidate in _candidates(layer, mixers[0], features):
+        parts = replace(candidate, nones=nones)
         error = _error(layer, parts, expected)
         if error <= allowed:
             return _fused(layer, parts)
@@ -166,24 +169,22 @@ def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
 def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) -> float:
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
-        outputs = _run(_fused(shadow.module, parts))
+        outputs, _ = _run(_fused(shadow.module, parts))
     pairs = zip(outputs, expected, strict=True)
     if isinstance(parts.ffn, str):  # rounding may send a token to another expert
         return max(float(row_errors(ours, theirs).flatten().quantile(_MOST)) for ours, theirs in pairs)
     return max(row_error(ours, theirs) for ours, theirs in pairs)
 
 
-def _outputs(layer: nn.Module) -> tuple[Tensor, ...] | Refusal:
+def _outputs(layer: nn.Module) -> tuple[tuple[Tensor, ...], int] | Refusal:
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
-        outputs: tuple[Tensor, ...] | Refusal = call_foreign(_run, shadow.module)
-    if isinstance(outputs, tuple) and not all(isinstance(output, Tensor) for output in outputs):
-        return Refusal("it returns more than hidden states")
-    return outputs
+        ran: tuple[tuple[Tensor, ...], int] | Refusal = call_foreign(_run, shadow.module)
+    return ran
 
 
-def _run(layer: Any) -> tuple[Any, ...]:
-    """What a layer adds to a padded prompt, and to the token after it."""
+def _run(layer: Any) -> tuple[tuple[Tensor, ...], int]:
+    """What a layer adds to a padded prompt, and to the token after it; and how many `None`s it returns behind."""
     mixer: Any = next(child for child in layer.children() if isinstance(child, FusedMixer))
     last = mixer.get_submodule(mixer.last)
     generator = torch.Generator().manual_seed(0)
@@ -193,9 +194,20 @@ def _run(layer: Any) -> tuple[Any, ...]:
     given: dict[str, Any] = {}
     if "position_embeddings" in _names(layer):  # which another kind of its layers reads
         given["position_embeddings"] = None
-    prompt = layer(states[:, :_TOKENS], **{**given, **example.prompt})
-    token = layer(states[:, _TOKENS:], **{**given, **example.token})
-    return (prompt - states[:, :_TOKENS])[example.tokens], token - states[:, _TOKENS:]
+    prompt, nones = _hidden_states(layer(states[:, :_TOKENS], **{**given, **example.prompt}))
+    token, _ = _hidden_states(layer(states[:, _TOKENS:], **{**given, **example.token}))
+    return ((prompt - states[:, :_TOKENS])[example.tokens], token - states[:, _TOKENS:]), nones
+
+
+def _hidden_states(output: Any) -> tuple[Tensor, int]:
+    """
+    Raises:
+        TypeError: it is something else than hidden states, perhaps with `None`s behind them.
+    """
+    states, *more = output if isinstance(output, tuple) else (output,)
+    if not isinstance(states, Tensor) or any(part is not None for part in more):
+        raise TypeError("it returns more than hidden states")
+    return states, len(more)
 
 
 def _names(layer: Any) -> tuple[str, ...]:

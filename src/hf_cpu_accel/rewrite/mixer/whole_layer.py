@@ -54,6 +54,7 @@ class LayerParts:
         ffn: the feed-forward network as one op, or the name of a module that computes it (experts).
         scale: of both branches.
         post, ffn_post: norms or layer scales of what the branches give, or None.
+        nones: how many of these the layer returns behind its hidden states.
     """
 
     mixer: str
@@ -63,10 +64,11 @@ class LayerParts:
     scale: float
     post: str | None = None
     ffn_post: str | None = None
+    nones: int = 0
 
 
 class FusedMixerLayer(FusedModuleMixin):
-    """Mixed into the layer's own class: [B, L, C] -> [B, L, C].
+    """Mixed into the layer's own class: [B, L, C] -> [B, L, C], or a tuple of that and `None`s.
 
     Calls that its mixer cannot do, and those that pass more than hidden states by position, take the own forward.
     """
@@ -79,7 +81,8 @@ class FusedMixerLayer(FusedModuleMixin):
         if not args and is_fused(self, kwargs):
             output = self._fused(ordinary(hidden_states), kwargs)
             if output is not None:
-                return output
+                nones = self._parts.nones
+                return (output, *[None] * nones) if nones else output
         return self._original_class.forward(self, hidden_states, *args, **kwargs)
 
     def _fused(self, x: Tensor, named: dict[str, Any]) -> Tensor | None:
@@ -143,7 +146,7 @@ class _Bound:
         leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
         ffn: Any
         if isinstance(parts.ffn, str):
-            ffn, joined = layer._modules[parts.ffn], False
+            ffn, joined = _first_output(layer._modules[parts.ffn]), False
         else:
             ffn, joined = parts.ffn.bind(layer, residual=ffn_plain), ffn_plain
         return cls(
@@ -153,6 +156,17 @@ class _Bound:
             leave if plain else _added(leave, layer, parts.post, parts.scale),
             ffn if joined else _added(ffn, layer, parts.ffn_post, parts.scale),
         )
+
+
+def _first_output(module: Any) -> Callable[[Tensor], Tensor]:
+    """What `module` gives [B, L, C], perhaps as [B * L, C], without what it tells of its choice of experts."""
+
+    def call(input: Tensor) -> Tensor:
+        output = module(input)
+        first: Tensor = output[0] if isinstance(output, tuple) else output
+        return first.view(input.shape)
+
+    return call
 
 
 def _part(linear: PackedLinear) -> Any:

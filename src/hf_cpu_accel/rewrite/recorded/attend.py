@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +40,22 @@ class Attention:
         factors: how many of the tensors behind the values are factors; biases follow.
         biases: how each is added.
         heads: into how many the batch of the scores is divided while biases are added, or None.
+        has_sink: whether the last tensor is a score [..., L, 1] of no key.
     """
 
     __name__ = "attention"
 
-    def __init__(self, scale: float, factors: int, biases: tuple[Bias, ...], heads: int | None) -> None:
+    def __init__(
+        self,
+        scale: float,
+        factors: int,
+        biases: tuple[Bias, ...],
+        heads: int | None,
+        *,
+        has_sink: bool = False,
+    ) -> None:
         self.scale, self.factors, self.biases, self.heads = scale, factors, biases, heads
+        self.has_sink = has_sink
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
         """query [..., L, D], key [..., D, keys], value [..., keys, E] -> [..., L, E].
@@ -52,8 +63,12 @@ class Attention:
         Raises:
             Mismatch: a factor is of each key, or scores were shaped otherwise than attention is.
         """
+        if self.has_sink:
+            *more, sink = more  # type: ignore[assignment]
         query, bias = self._prepared(query, more)
         shape = query.shape[:-1]
+        if self.has_sink:
+            key, value, bias = _with_key_of_nothing(key, value, bias, sink)
         heads = [self._divided(part) for part in (query, key.mT, value)]
         if any(part.dim() != 4 for part in heads) or len({part.shape[:2] for part in heads}) > 1:
             return self._written(query, key, value, bias)
@@ -68,6 +83,8 @@ class Attention:
 
     def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
         """What the values are multiplied by [..., L, keys], which layers return unasked: computed when it is read."""
+        if self.has_sink:
+            raise Mismatch
         query, bias = self._prepared(query, more)
         lazy: Weights = Weights.like((*query.shape[:-1], key.shape[-1]), value.dtype)
         lazy.made_of = (
@@ -76,7 +93,7 @@ class Attention:
         )
         return lazy
 
-    def _prepared(self, query: Tensor, more: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    def _prepared(self, query: Tensor, more: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         for factor in more[: self.factors]:
             if factor.dim() and factor.shape[-1] != 1:
                 raise Mismatch
@@ -89,7 +106,7 @@ class Attention:
             return part.unsqueeze(1) if self.heads is None else part.unflatten(0, (-1, self.heads))
         return part.flatten(0, part.dim() - 4) if part.dim() > 4 else part
 
-    def _bias(self, biases: tuple[Tensor, ...], query: Tensor) -> Tensor | None:
+    def _bias(self, biases: Sequence[Tensor], query: Tensor) -> Tensor | None:
         total: Tensor | None = None
         for bias, how in zip(biases, self.biases, strict=True):
             part = bias.bool() if how.fill is not None else bias.to(query.dtype)
@@ -131,6 +148,15 @@ class Weights(LazyTensor):
 
     def _forget(self) -> None:
         del self.made_of
+
+
+def _with_key_of_nothing(
+    key: Tensor, value: Tensor, bias: Tensor | None, sink: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys [..., D, keys + 1], values [..., keys + 1, E] and biases [..., L, keys + 1]: with one of zeros, which gets `sink`."""
+    bias = sink.new_zeros(()) if bias is None else bias
+    bias = torch.cat((bias.expand(*sink.shape[:-1], key.shape[-1]), sink.to(bias.dtype)), dim=-1)
+    return functional.pad(key, (0, 1)), functional.pad(value, (0, 0, 0, 1)), bias
 
 
 def _of_all_windows(bias: Tensor, batch: int) -> Tensor:

@@ -12,7 +12,19 @@ from typing import Any
 
 from hf_cpu_accel.rewrite.core.trace import SOFTMAX
 from hf_cpu_accel.rewrite.recorded.attend import Attention, Bias
-from hf_cpu_accel.rewrite.recorded.forms import CAST, FILL, MINUS, OVER, PLUS, PRODUCT, TIMES, VIEW, scores_in
+from hf_cpu_accel.rewrite.recorded.forms import (
+    CAST,
+    FILL,
+    MINUS,
+    OVER,
+    PLUS,
+    PRODUCT,
+    TIMES,
+    VIEW,
+    is_without_sink,
+    scores_in,
+    with_sink,
+)
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 # What is filled in where keys are hidden is added here. From _HIDDEN on that is the same beside keys that are not; where all are
@@ -49,6 +61,7 @@ class _Written:
         factors: tensors that the scores are multiplied by, of one number for all keys.
         biases: what is added to scores, and how, in their order.
         heads: into how many the batch of the scores is divided while they are added, or None.
+        sink: a score of each query for no key, or None.
     """
 
     scores: Step
@@ -58,6 +71,7 @@ class _Written:
     factors: list[Ref] = field(default_factory=list)
     biases: list[tuple[Ref, Bias]] = field(default_factory=list)
     heads: Any = None
+    sink: Ref | None = None
     _in_windows: bool = False
 
     @classmethod
@@ -76,17 +90,21 @@ class _Written:
         found = cls(above[-1], below[-1], [softmax, *above, *below[:-1]])
         if not all(found._take(step) for step in reversed(above[:-1])):
             return None
+        if sum(map(is_without_sink, below)) != (found.sink is not None):
+            return None
         found._lower_fills()
         return found if all(found._zero(step.args[1]) for step in below if step.function in FILL) else None
 
     @property
     def args(self) -> tuple[Any, ...]:
         query, key = self.scores.args
-        return (query, key, self.values.args[1], *self.factors, *(ref for ref, _ in self.biases))
+        sink = () if self.sink is None else (self.sink,)
+        return (query, key, self.values.args[1], *self.factors, *(ref for ref, _ in self.biases), *sink)
 
     @cached_property
     def call(self) -> Attention:
-        return Attention(self.scale, len(self.factors), tuple(bias for _, bias in self.biases), self.heads)
+        biases = tuple(bias for _, bias in self.biases)
+        return Attention(self.scale, len(self.factors), biases, self.heads, has_sink=self.sink is not None)
 
     def _take(self, step: Step) -> bool:
         """Note what a step does to scores; False if that is none of what attention can do."""
@@ -94,6 +112,11 @@ class _Written:
         other = rest[0] if len(rest) == 1 and not step.kwargs else None
         if step.function in CAST:
             return True
+        if self.sink is not None:  # which is no score of a key
+            return False
+        if (joined := with_sink(step)) is not None:
+            self.sink = joined[1]
+            return self.heads is None and not self._in_windows
         if step.function in TIMES or step.function in OVER:
             return self._scaled(other, is_over=step.function in OVER)
         if step.function in PLUS or step.function in MINUS:
@@ -198,7 +221,10 @@ def _below(softmax: Step, readers: dict[Ref, list[Step]], output_reads: Counter[
         found.append(steps[0])
         if steps[0].function in PRODUCT:
             return found if len(steps[0].args) == 2 and not steps[0].kwargs else None
-        if steps[0].effect or not (steps[0].function in CAST | VIEW or _is_filled_with_zeros(steps[0])):
+        step = steps[0]
+        if step.effect or not (
+            step.function in CAST | VIEW or _is_filled_with_zeros(step) or is_without_sink(step)
+        ):
             return None
         ref = steps[0].result
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.caches import Saved, copied, form_of, held, is_cache, saved
 from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
 
 _CONSTANTS = (type(None), bool, float, str)
@@ -22,20 +23,22 @@ class Call:
 
     Attributes:
         form: all that a program is for: which arguments there are, the dtypes and dimensions of tensors, which of them are one.
-        inputs: the tensors and ints, each once.
-        sizes: all their sizes.
+        inputs: the tensors, ints and caches, each once.
+        sizes: all their sizes, and how many tokens are in a cache.
+        index: of the layer's part of a cache, or None.
         given: the arguments, with refs in the place of these.
     """
 
     form: tuple[Any, ...]
     inputs: list[Any]
     sizes: tuple[int, ...]
+    index: int | None
     given: tuple[tuple[Any, ...], dict[str, Any]]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Refusal:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None) -> Call | Refusal:
         """A refusal if there is something else among the arguments, or no tensor."""
-        reading = _Reading()
+        reading = _Reading(index)
         try:
             given = reading.read(args), {name: reading.read(value) for name, value in kwargs.items()}
         except TypeError as error:
@@ -43,11 +46,43 @@ class Call:
         if not any(isinstance(value, Tensor) for value in reading.inputs):
             return Refusal("it is called without tensors")
         form = (torch.get_default_dtype(), *reading.form, *kwargs)
-        return cls(form, reading.inputs, tuple(reading.sizes), given)
+        return cls(form, reading.inputs, tuple(reading.sizes), index, given)
 
     @property
     def tensors(self) -> Iterator[Tensor]:
         return (value for value in self.inputs if isinstance(value, Tensor))
+
+    @property
+    def saved(self) -> list[Saved]:
+        """What the layer's part of each cache is before the call."""
+        return [saved(value, self._index) for value in self.inputs if is_cache(value)]
+
+    def saved_beside(self) -> list[Saved]:
+        """The same, in copies of all that steps write over."""
+        return [saved(value, self._index, all_copied=True) for value in self.inputs if is_cache(value)]
+
+    def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
+        """The inputs, with copies of the caches in them for a call that leaves these as they are.
+
+        Args:
+            tensors: whether to copy these, too.
+        """
+
+        def beside(value: Any) -> Any:
+            if is_cache(value):
+                return copied(value, self._index)
+            return value.clone() if tensors and isinstance(value, Tensor) else value
+
+        return [beside(value) for value in self.inputs]
+
+    def held(self, inputs: list[Any]) -> list[Any]:
+        """Copies of what is in the layer's part of each cache among inputs."""
+        return [held(value, self._index) for value in inputs if is_cache(value)]
+
+    @property
+    def _index(self) -> int:
+        assert self.index is not None
+        return self.index
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""
@@ -56,7 +91,8 @@ class Call:
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, index: int | None) -> None:
+        self._index = index
         self.form: list[Any] = []
         self.inputs: list[Any] = []
         self.sizes: list[int] = []
@@ -78,9 +114,17 @@ class _Reading:
             self.form.append(int)
             self.sizes.append(value)
             return self._input(value)
-        if type(value) in (tuple, list):
+        if type(value) in (tuple, list, torch.Size):
             self.form.append((type(value), len(value)))
-            return type(value)([self.read(part) for part in value])
+            return (list if type(value) is list else tuple)([self.read(part) for part in value])
+        if type(value) is dict and all(type(key) is str for key in value):
+            self.form.append((dict, *value))
+            return {key: self.read(part) for key, part in value.items()}
+        if is_cache(value):
+            form, lengths = form_of(value, self._index)
+            self.form.append(form)
+            self.sizes.extend(lengths)
+            return self._input(value)
         raise TypeError(f"a {type(value).__name__}, which no program can take")
 
     def _tensor(self, tensor: Tensor) -> Ref:

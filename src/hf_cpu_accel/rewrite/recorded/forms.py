@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +23,10 @@ OVER = frozenset((torch.div, torch.true_divide, Tensor.div, Tensor.__truediv__))
 PLUS = frozenset((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__))
 MINUS = frozenset((torch.sub, torch.subtract, Tensor.sub, Tensor.__sub__))
 FILL = frozenset((Tensor.masked_fill, torch.masked_fill))
+FILLS = FILL | {Tensor.masked_fill_}
 CAST = frozenset((Tensor.to, Tensor.float, Tensor.type, Tensor.type_as, Tensor.contiguous))
 VIEW = frozenset((Tensor.view, Tensor.reshape))
+JOIN = frozenset((torch.cat, torch.concat))
 SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS  # what is done to them
 # What they give is memory of its own.
 _NEW = frozenset(
@@ -84,6 +87,8 @@ def _of_same_size(step: Step, dim: int, made: dict[Ref, Step]) -> Ref | None:
 
 def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
     """Which argument of a step is the scores, if they may be there."""
+    if (joined := with_sink(step)) is not None:
+        return joined[0]
     if step.function not in SCORES or not step.args:
         return None
     operands = step.args[:1]
@@ -93,6 +98,91 @@ def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
     if len(refs) < 2:
         return refs[0] if refs else None
     return next((ref for ref in refs if _is_of_scores(ref, made)), None)
+
+
+def without_expansions(steps: list[Step]) -> list[Step]:
+    """`steps` in which masks that are filled in are not made as large as what they are filled into."""
+    readers = _readers(steps)
+    same = {
+        step.result: step.args[0]
+        for step in steps
+        if step.function is Tensor.expand_as
+        and all(
+            reader.function in FILLS and reader.args[:2] == (step.args[1], step.result)
+            for reader in readers.get(step.result, [])
+        )
+    }
+    return _renamed(steps, same)
+
+
+def without_maxima(steps: list[Step]) -> list[Step]:
+    """`steps` in which softmax is not given what is less by the maximum of each row, which changes nothing."""
+    made = {step.result: step for step in steps}
+    readers = _readers(steps)
+    same = {
+        step.result: step.args[0]
+        for step in steps
+        if step.function in MINUS
+        and len(step.args) == 2
+        and _is_maximum(made.get(step.args[1]), step.args[0], made)
+        and all(_is_of_rows(reader) for reader in readers.get(step.result, []))
+    }
+    return _renamed(steps, same)
+
+
+def _is_of_rows(step: Step) -> bool:
+    """Whether it is a softmax over the last dimension."""
+    return step.function in SOFTMAX and step.kwargs.get("dim", (*step.args, None)[1]) == -1
+
+
+def _is_maximum(step: Step | None, of: Ref, made: dict[Ref, Step]) -> bool:
+    """Whether it gives the maxima of rows."""
+    if step is None or step.function is not operator.getitem or step.args[1:] != (0,):
+        return False
+    maximum = made.get(step.args[0])
+    if maximum is None or maximum.function not in (torch.max, Tensor.max):
+        return False
+    given = dict(zip(("dim", "keepdim"), maximum.args[1:], strict=False)) | maximum.kwargs
+    return maximum.args[0] == of and given == {"dim": -1, "keepdim": True}
+
+
+def _readers(steps: list[Step]) -> dict[Ref, list[Step]]:
+    readers: dict[Ref, list[Step]] = {}
+    for step in steps:
+        for ref in step.reads:
+            readers.setdefault(ref, []).append(step)
+    return readers
+
+
+def _renamed(steps: list[Step], same: dict[Ref, Ref]) -> list[Step]:
+    """`steps` without those of which `same` has the results, which are read where it says."""
+
+    def find(ref: Ref) -> Ref:
+        return same.get(ref, ref)
+
+    kept = [step for step in steps if step.result not in same]
+    return [replace(step, args=replaced(step.args, find)) for step in kept] if same else kept
+
+
+def with_sink(step: Step) -> tuple[Ref, Ref] | None:
+    """(scores, one more for each query), if that is what a step joins."""
+    if (
+        step.function not in JOIN
+        or len(step.args) not in (1, 2)
+        or not isinstance(step.args[0], tuple | list)
+    ):
+        return None
+    dim = step.kwargs.get("dim", step.args[1] if len(step.args) == 2 else 0)
+    parts = step.args[0]
+    if dim != -1 or len(parts) != 2 or not all(isinstance(part, Ref) for part in parts):
+        return None
+    return parts[0], parts[1]
+
+
+def is_without_sink(step: Step) -> bool:
+    """Whether it drops the last key of weights."""
+    last = (Ellipsis, slice(None, -1, None))
+    return step.function == Tensor.__getitem__ and step.args[1:] == (last,)
 
 
 def _is_of_scores(ref: Ref, made: dict[Ref, Step]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.rewrite.recorded.program import Mismatch
@@ -26,6 +27,11 @@ class Held:
         self.name = name
         tensor: Any = self.tensors[name]
         self._tensor, self._dtype = tensor, tensor.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        shape: torch.Size = self._tensor.shape
+        return shape
 
     def __call__(self) -> Tensor:
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,15 +16,19 @@ from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.caches import put_back
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard
-from hf_cpu_accel.rewrite.recorded.program import Program
+from hf_cpu_accel.rewrite.recorded.program import Mismatch, Program
 from hf_cpu_accel.rewrite.recorded.record import alike, record
 
 _MOST_FORMS = 8
 _MOST_SIZES = 256
+_FEW_SIZES = 16
 _MOST_CHANGES = 4
 _MOST_LEFT = 16
+
+_before = threading.local()  # `saved`: what caches were before the call that is compared with its reference
 
 
 @dataclass
@@ -55,11 +60,11 @@ class _Recorded:
         return known
 
     def fails(self, sizes: tuple[int, ...]) -> None:
-        """Not to be tried at these sizes again; after many of them, at none that is new."""
+        """Not to be tried at these sizes again; after more of them than it is right for, at none that is new: each token is one."""
         self.sizes.discard(sizes)
         self.compared.discard(sizes)
         self.unfit.add(sizes)
-        self.is_pinned |= len(self.unfit) >= _MOST_SIZES
+        self.is_pinned |= len(self.unfit) >= max(_FEW_SIZES, len(self.sizes))
 
     def is_right(self, sizes: tuple[int, ...]) -> None:
         self.compared.add(sizes)
@@ -82,6 +87,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     _told_by_attributes: ClassVar[bool] = False  # which a program is recorded anew for
 
     _programs: dict[Any, _Recorded | None]
+    _index: int | None = None  # of its part of a cache
     _changes: int = 0
     _left: int = 0  # calls of forms that cannot be recorded, while none is
 
@@ -97,15 +103,27 @@ class FusedRecordedLayer(FusedModuleMixin):
             check_inference(self, tensor)
         if not recorded.knows(call.sizes):
             return self._compare(recorded, call, args, kwargs)
+        before = call.saved
         try:
             return recorded.program(call.inputs)
-        except Exception:  # the forward takes it, or says why not: nothing was written to
+        except Exception as error:  # the forward takes it, or says why not: nothing was written to but caches
+            if recorded.program.writes_over and not isinstance(error, Mismatch):
+                raise
             recorded.fails(call.sizes)
+            for caches in before:
+                put_back(caches)
         return self._original_class.forward(self, *args, **kwargs)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         call = self._call(args, kwargs)
-        return None if call is None or self._programs.get(call.form) is None else Reference(args, kwargs)
+        if call is None or self._programs.get(call.form) is None:
+            return None
+        _before.saved = call.saved_beside()
+        return Reference(*call.arguments(call.inputs_beside()), is_repeatable=not _before.saved)
+
+    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for before in _before.saved:
+            put_back(before)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
@@ -117,7 +135,7 @@ class FusedRecordedLayer(FusedModuleMixin):
             return None
         if torch.is_autocast_enabled("cpu"):
             return None
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs, self._index)
         if isinstance(call, Refusal):
             self._refused(call)
             self._left += not any(self._programs.values())
@@ -144,7 +162,8 @@ class FusedRecordedLayer(FusedModuleMixin):
             return self._original_class.forward(self, *args, **kwargs)
         found = attempt("", record, self, call)
         expected = self._original_class.forward(self, *args, **kwargs)
-        if not isinstance(found, Refusal) and not alike(self, found[2], expected):
+        given = expected, call.held(call.inputs)
+        if not isinstance(found, Refusal) and not alike(self, found[2], given):
             found = Refusal("its steps, taken again, do not give what it gives")
         if isinstance(found, Refusal):
             self._programs[call.form] = None
@@ -161,15 +180,17 @@ class FusedRecordedLayer(FusedModuleMixin):
 
     def _compare(self, recorded: _Recorded, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first call at a size that is other than all that are known."""
-        expected = self._original_class.forward(self, *args, **kwargs)
         if recorded.is_pinned or call.sizes in recorded.unfit:
-            return expected
+            return self._original_class.forward(self, *args, **kwargs)
+        inputs = call.inputs_beside()
         try:
-            output = recorded.program(call.inputs)
+            # First, as copies of caches may share the storage that is written to.
+            output = recorded.program(inputs), call.held(inputs)
         except Exception:
             recorded.fails(call.sizes)
-            return expected
-        if alike(self, output, expected):
+            return self._original_class.forward(self, *args, **kwargs)
+        expected = self._original_class.forward(self, *args, **kwargs)
+        if alike(self, output, (expected, call.held(call.inputs))):
             recorded.is_right(call.sizes)
         else:
             recorded.is_wrong()

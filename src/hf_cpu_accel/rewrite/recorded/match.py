@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from torch import nn
 
-from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED, Refusal
-from hf_cpu_accel.rewrite.encoder.arguments import may_decode
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 
+_INDICES = ("layer_idx", "layer_id")  # attributes
 _COMPILED = ("now", "background")  # which does more with such blocks
 
 
 def record_layers(context: Context) -> list[PlanItem]:
-    """Have every transformer layer recorded that is not fused, and decodes nothing."""
+    """Have every transformer layer recorded that is not fused."""
     if context.config.compile in _COMPILED:
         return []
 
     def look(layer: nn.Module, path: str, context: Context) -> FusedRecordedLayer | Refusal | None:
-        if isinstance(layer, FusedModuleMixin) or not is_layer(context.root, path):
+        if isinstance(layer, FusedModuleMixin) or not _is_called_layer(context.root, path):
             return None
-        if _is_fused_in_part(path, context) or _may_decode(layer):
+        if _is_fused_in_part(path, context):
             return None
         reason = refusal_to_fuse(layer, path, context)
-        return Refusal(reason) if reason is not None else fused_layer(FusedRecordedLayer, layer, _programs={})
+        if reason is not None:
+            return Refusal(reason)
+        fused: FusedRecordedLayer = fused_layer(
+            FusedRecordedLayer, layer, _programs={}, _index=_index_of(layer)
+        )
+        return fused
 
     def named(fused: FusedRecordedLayer, path: str) -> tuple[str, str]:
         return "steps", context.dtype_names(path, fused)
 
     return fuse_each(context, RECORDED, look, named, whole=True)
+
+
+def _is_called_layer(root: nn.Module, path: str) -> bool:
+    """Whether that is a transformer layer, or a member of one that is a mere list, which nobody calls."""
+    if is_layer(root, path):
+        return not isinstance(root.get_submodule(path), nn.ModuleList)
+    above = path.rpartition(".")[0]
+    return isinstance(root.get_submodule(above), nn.ModuleList) and is_layer(root, above)
 
 
 def _is_fused_in_part(path: str, context: Context) -> bool:
@@ -43,6 +55,8 @@ def _is_fused_in_part(path: str, context: Context) -> bool:
     return any(name.startswith(f"{path}.") or path.startswith(f"{name}.") for name in names)
 
 
-def _may_decode(layer: nn.Module) -> bool:
-    """Whether it, or what it hands its arguments on to, takes a cache."""
-    return any(may_decode(part, parameter_names(part.forward, keyword_only=True)) for part in layer.modules())
+def _index_of(layer: nn.Module) -> int | None:
+    """That of its part of a cache of keys and values, if it says so."""
+    found = {vars(part).get(name) for part in layer.modules() for name in _INDICES} - {None}
+    index = found.pop() if len(found) == 1 else None
+    return index if isinstance(index, int) else None

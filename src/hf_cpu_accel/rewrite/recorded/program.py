@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 
@@ -22,7 +23,7 @@ class Step:
         function: what is called. It keeps nothing and reads nothing but its arguments and weights.
         args, kwargs: with a `Ref` for what steps before it gave.
         result: what is kept of it, None if nothing.
-        effect: whether it has to be called even if its result is not read.
+        effect: whether it has to be called even if nobody reads its result.
         leaf: the module of ours whose call this is, or None.
     """
 
@@ -85,98 +86,92 @@ def replaced(value: Any, find: Callable[[Ref], Any]) -> Any:
     return value
 
 
-_Call = tuple[Callable[..., Any], tuple[int, ...], tuple[tuple[str, int], ...], int, tuple[int, ...]]
-
-
 @dataclass
 class Program:
-    """Steps from inputs to an output, in registers.
+    """Steps from inputs to an output, as one function of Python's that calls one after another.
 
     Args:
         inputs: how many there are; they are the first refs.
         steps: in their order.
         output: what is returned, with refs in it.
+        writes_over: whether a step writes over what nobody can put back; all that may raise a `Mismatch` come before it.
     """
 
     inputs: int
     steps: Sequence[Step]
     output: Any
-    _registers: list[Any] = field(init=False, default_factory=list)
-    _calls: list[_Call] = field(init=False, default_factory=list)
+    writes_over: bool = False
+    _run: Callable[..., Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._registers = [None] * self.inputs
-        self._places: dict[Ref, int] = {Ref(number): number for number in range(self.inputs)}
-        calls: list[tuple[Any, tuple[int, ...], tuple[tuple[str, int], ...], int]] = []
-        for step in self.steps:
-            args = tuple(self._place(arg, calls) for arg in step.args)
-            kwargs = tuple((name, self._place(arg, calls)) for name, arg in step.kwargs.items())
-            place = self._places[step.result] = self._new(None)
-            calls.append((step.function, args, kwargs, place))
-        self._result = self._place(self.output, calls, is_new=True)
-        last: dict[int, int] = {}  # of each register that a call gives: the last call that reads it
-        for number, (_, args, kwargs, place) in enumerate(calls):
-            last[place] = number
-            for read in (*args, *(place for _, place in kwargs)):
-                if read in last:
-                    last[read] = number
-        last.pop(self._result, None)
-        for number, call in enumerate(calls):
-            touched = {*call[1], *(place for _, place in call[2]), call[3]}
-            dead = tuple(place for place in touched if last.get(place) == number)
-            self._calls.append((*call, dead))
+        self._run = _Source().function(self.inputs, self.steps, self.output)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         """
         Raises:
             Mismatch: the steps are for other sizes.
         """
-        registers = self._registers.copy()
-        registers[: self.inputs] = inputs
-        for function, args, kwargs, place, dead in self._calls:
-            given = [registers[arg] for arg in args]
-            if kwargs:
-                registers[place] = function(*given, **{name: registers[arg] for name, arg in kwargs})
+        return self._run(*inputs)
+
+
+class _Source:
+    """Writes a function: a line for each step, and names for what it calls and for what stays the same."""
+
+    def __init__(self) -> None:
+        self._constants: dict[str, Any] = {}
+
+    def function(self, inputs: int, steps: Sequence[Step], output: Any) -> Callable[..., Any]:
+        last: dict[Ref, int] = {}  # after which step nobody reads a result any more
+        for number, step in enumerate(steps):
+            last.update(dict.fromkeys((step.result, *step.reads), number))
+        kept = {*refs_in(output), *map(Ref, range(inputs))}
+        dead: dict[int, list[str]] = {}
+        for ref, number in last.items():
+            if ref not in kept:
+                dead.setdefault(number, []).append(_name(ref))
+        lines = [f"def run({', '.join(map(_name, map(Ref, range(inputs))))}):"]
+        for number, step in enumerate(steps):
+            args = [self._value(arg) for arg in step.args]
+            if all(name.isidentifier() and not iskeyword(name) for name in step.kwargs):
+                args += [f"{name}={self._value(arg)}" for name, arg in step.kwargs.items()]
             else:
-                registers[place] = function(*given)
-            for number in dead:
-                registers[number] = None
-        return registers[self._result]
+                args.append(f"**{self._value(step.kwargs, is_new=True)}")
+            lines.append(f"    {_name(step.result)} = {self._constant(step.function)}({', '.join(args)})")
+            if number in dead:
+                lines.append(f"    {' = '.join(dead[number])} = None")
+        lines.append(f"    return {self._value(output, is_new=True)}")
+        names = dict(self._constants)
+        exec("\n".join(lines), names)
+        function: Callable[..., Any] = names["run"]
+        return function
 
-    def _new(self, value: Any) -> int:
-        self._registers.append(value)
-        return len(self._registers) - 1
-
-    def _place(self, value: Any, calls: list[Any], *, is_new: bool = False) -> int:
-        """The register of an argument; what holds refs is built by calls of its own.
+    def _value(self, value: Any, *, is_new: bool = False) -> str:
+        """An expression.
 
         Args:
-            is_new: it is handed out: lists and dictionaries are built, as who gets them may write to them.
+            is_new: it is handed out: lists and dictionaries are made, as who gets them may write to them.
         """
         if isinstance(value, Ref):
-            return self._places[value]
-        if not any(True for _ in refs_in(value)) and not (is_new and isinstance(value, list | dict | tuple)):
-            return self._new(value)
-        function: Callable[..., Any]
+            return _name(value)
+        if not is_new and not any(True for _ in refs_in(value)):
+            return self._constant(value)
         if isinstance(value, slice):
-            function, parts = slice, [value.start, value.stop, value.step]
-        elif isinstance(value, dict):
-            function, parts = _dict_of(tuple(value)), list(value.values())
-        else:
-            function, parts = (_listed if isinstance(value, list) else _tupled), list(value)
-        args = tuple(self._place(part, calls, is_new=is_new) for part in parts)
-        place = self._new(None)
-        calls.append((function, args, (), place))
-        return place
+            return f"slice({self._value(value.start)}, {self._value(value.stop)}, {self._value(value.step)})"
+        if isinstance(value, dict):
+            pairs = (f"{self._constant(k)}: {self._value(part, is_new=is_new)}" for k, part in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        if isinstance(value, tuple | list):
+            parts = "".join(f"{self._value(part, is_new=is_new)}, " for part in value)
+            return f"[{parts}]" if isinstance(value, list) else f"({parts})"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        name = f"c{len(self._constants)}"
+        self._constants[name] = value
+        return name
 
 
-def _tupled(*parts: Any) -> tuple[Any, ...]:
-    return parts
-
-
-def _listed(*parts: Any) -> list[Any]:
-    return list(parts)
-
-
-def _dict_of(names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
-    return lambda *values: dict(zip(names, values, strict=True))
+def _name(ref: Ref) -> str:
+    return f"v{ref.number}"

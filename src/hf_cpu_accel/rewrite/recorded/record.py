@@ -20,38 +20,43 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
+from hf_cpu_accel.rewrite.recorded.by_torch import torch_products
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 from hf_cpu_accel.rewrite.recorded.kept import Kept
+from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
-from hf_cpu_accel.rewrite.recorded.simplify import Steps, torch_products
+from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
     """The program of a call of a fused layer, what tells whether it still is, and what it gives; which is not compared here."""
     shadow = Shadow(layer)
-    # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
-    with torch.inference_mode(mode=False):
-        inputs = [value.clone() if isinstance(value, Tensor) else value for value in call.inputs]
+    count = len(call.inputs)
     with names_read() as read:
-        steps = _steps(layer, shadow, inputs, call)
-    if by_torch := torch_products(steps.steps, len(inputs)):
+        steps = _steps(layer, shadow, call)
+    if by_torch := torch_products(steps.steps, count):
         return Refusal(f"torch computes a part of it ({', '.join(by_torch)})")
-    program = Program(len(inputs), steps.steps, steps.output)
+    program = Program(count, required(checked_first(steps.steps)), steps.output)
+    program.writes_over = any(map(writes_over, steps.steps))
+    inputs = call.inputs_beside()
     try:
         with torch.no_grad(), disable_grouping():
-            output = program(inputs)
+            output = program(inputs), call.held(inputs)
     except Exception as error:
         return Refusal(f"its steps, taken again, raise {type(error).__name__}")
     return program, Guard(layer, read), output
 
 
-def _steps(layer: Any, shadow: Shadow, inputs: list[Any], call: Call) -> Steps:
+def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
     for follows_sizes in (True, False):
-        recorder = Recorder(shadow, inputs, follows_sizes=follows_sizes)
+        # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
+        with torch.inference_mode(mode=False):
+            inputs = call.inputs_beside(tensors=True)
+        recorder = Recorder(shadow, inputs, call.index, follows_sizes=follows_sizes)
         try:
             return _noted(layer, shadow, recorder, call)
         except OwnError as error:
@@ -65,6 +70,7 @@ def _steps(layer: Any, shadow: Shadow, inputs: list[Any], call: Call) -> Steps:
 def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     """What a call takes, and what it gives."""
     args, kwargs = call.arguments(recorder.inputs)
+    given = list(_leaves((args, kwargs)))
     kept = Kept([m for m in shadow.module.modules() if m is shadow.module or not is_ours(m)])
     try:
         with (
@@ -81,9 +87,21 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
         changed = kept.taken_back()
     if changed is not None:
         raise Refused(Refusal(f"it keeps something from one call to the next ({changed})"))
-    if (recorder.refs(args), recorder.refs(kwargs)) != call.given:
-        raise Refused(Refusal("it writes to a list that it is given"))
+    now = list(_leaves((args, kwargs)))
+    if len(now) != len(given) or any(one is not other for one, other in zip(now, given, strict=True)):
+        raise Refused(Refusal("it writes to a list or a dictionary that it is given"))
     return Steps(recorder.steps, recorder.refs(output)).simplified()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dictionaries, in order."""
+    if type(value) in (tuple, list):
+        for part in value:
+            yield from _leaves(part)
+    elif type(value) is dict:
+        yield from _leaves(list(value.items()))
+    else:
+        yield value
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,42 +11,39 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
-from hf_cpu_accel.rewrite.core.foreign_code import OwnError, ours
+from hf_cpu_accel.rewrite.core.foreign_code import ours
 from hf_cpu_accel.rewrite.core.recordable import RECORDER
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.recorded.answers import CONSTANTS, FORM, MAY_COPY, SQUEEZES, is_plain
-from hf_cpu_accel.rewrite.recorded.held import Held, address, is_ours, tensors_in, tensors_of
-from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
-from hf_cpu_accel.rewrite.recorded.size import Hashed, Size, Sizes, plain
+from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, is_plain
+from hf_cpu_accel.rewrite.recorded.held import address, is_ours, tensors_in, tensors_of
+from hf_cpu_accel.rewrite.recorded.noted import Noted
+from hf_cpu_accel.rewrite.recorded.program import size_of
+from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
+from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(Noted, TorchFunctionMode):
     """Inside, what this thread asks torch for is noted.
 
     Args:
         shadow: of the layer that is called.
-        inputs: the tensors and ints that it is called with, each once.
+        inputs: the tensors, ints and caches that it is called with, each once.
+        index: of the layer's part of a cache.
         follows_sizes: whether what is done with sizes is noted; else each that is read has to be the same again.
     """
 
-    def __init__(self, shadow: Shadow, inputs: list[Any], *, follows_sizes: bool = True) -> None:
-        super().__init__()
-        self.shadow, self._follows_sizes = shadow, follows_sizes
-        self.steps: list[Step] = []
-        self._count = 0
-        self._refs: dict[int, Ref] = {}
-        self._of_sizes: dict[Any, Ref] = {}  # what was computed of sizes, which do not change
-        self._alive: list[Any] = []  # what was noted by its id
+    def __init__(
+        self, shadow: Shadow, inputs: list[Any], index: int | None = None, *, follows_sizes: bool = True
+    ) -> None:
+        TorchFunctionMode.__init__(self)
+        Noted.__init__(self, shadow, follows_sizes=follows_sizes)
+        self._index = index
         self._written: set[int] = set()  # addresses
         self._uncopied: set[int] = set()
-        self._depth = 0  # of the modules and functions of ours that are at work
-        self._held: dict[int, tuple[nn.Module, str] | None] = {}  # None: by two names, which may part
-        held = [(module, *part) for module in shadow.module.modules() for part in tensors_of(module)]
-        for module, name, tensor in held:
-            self._held[id(tensor)] = None if id(tensor) in self._held else (module, name)
+        weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
         tensors = [value for value in inputs if isinstance(value, Tensor)]
-        self._protected = {address(tensor) for tensor in (*tensors, *(part[2] for part in held))} - {0}
+        self._protected = {address(tensor) for tensor in (*tensors, *weights)} - {0}
         self.inputs = [self._input(value) for value in inputs]
 
     @contextmanager
@@ -71,71 +67,36 @@ class Recorder(TorchFunctionMode):
         """Whether a tensor was written to that has two names, and may be two in another call."""
         return not self._written.isdisjoint(self._uncopied)
 
-    def forget(self) -> None:
-        """Hold nothing of the call any more: a size may have been kept, which knows its recorder."""
-        self._refs, self._alive, self._held, self._of_sizes, self.inputs = {}, [], {}, {}, []
-
-    def refs(self, value: Any) -> Any:
-        """`value`, which was made inside, with refs.
-
-        Raises:
-            Refused: it holds a tensor from elsewhere, or what may hold some unseen.
-        """
-        if isinstance(value, Tensor):
-            return self._ref(value)
-        if isinstance(value, Size):
-            return self._refs.get(id(value), value.plain)
-        if isinstance(value, nn.Module):
-            return self.shadow.original(value)
-        if isinstance(value, slice):
-            return slice(*(self.refs(part) for part in (value.start, value.stop, value.step)))
-        if type(value) in (tuple, list, Sizes, torch.Size):
-            return (list if type(value) is list else tuple)([self.refs(part) for part in value])
-        if type(value) is dict:
-            return {key: self.refs(part) for key, part in value.items()}
-        if isinstance(value, CONSTANTS):
-            return value
-        raise Refused(Refusal(f"it hands on a {type(value).__name__}, which no step can take or give"))
-
-    def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Any = None) -> Any:
+    def called(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaf: Any = None,
+        *,
+        effect: bool = False,
+    ) -> Any:
         """A call of ours: one step.
 
         Args:
             leaf: (what is called of it, itself) of a module, which `function` is the forward of a shadow of.
+            effect: whether it changes a cache; a module that is given one does.
         """
         if self._depth:
             return function(*args, **kwargs)
         self._depth += 1
         try:
             output = function(*plain(args), **plain(kwargs))
+            if function is recurrent_state and output is not None:
+                self._protected.add(address(output))
         finally:
             self._depth -= 1
         with ours():
             called, module = leaf or (function, None)
-            self._keep(output, self._step(called, self.refs(args), self.refs(kwargs), leaf=module))
+            effect = effect or (leaf is not None and _holds_stand_in((args, kwargs)))
+            step = self._step(called, self.refs(args), self.refs(kwargs), effect=effect, leaf=module)
+            self._keep(output, step)
             return output
-
-    # The notes of sizes
-
-    def computed(self, function: Callable[..., int], args: tuple[Any, ...], value: int) -> int:
-        if self._depth:
-            return value
-        made: Any = self._size(self._of_size(function, args), value)
-        return made
-
-    def expect(self, function: Callable[..., Any], args: tuple[Any, ...], value: Any) -> None:
-        if not self._depth:
-            self._expect(
-                self._of_size(function, args) if function is not operator.pos else self.refs(args)[0], value
-            )
-
-    def hashed(self) -> None:
-        """
-        Raises:
-            OwnError: of `Hashed`.
-        """
-        if not self._depth:
-            raise OwnError(Hashed())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -211,81 +172,18 @@ class Recorder(TorchFunctionMode):
         self._keep(output, result)
         return output
 
-    def _numbers(self, ref: Ref, value: Any) -> Any:
-        """What was read of a tensor: ints are sizes, and anything else has to be the same again."""
-        if type(value) is list:
-            self._expect_length(ref, value)
-            return [self._numbers(self._step(operator.getitem, (ref, n), {}), v) for n, v in enumerate(value)]
-        if type(value) is int:
-            return self._size(ref, value)
-        self._expect(ref, value)
-        return value
-
-    def _expect(self, ref: Ref, value: Any) -> None:
-        if (expect, ref) not in self._of_sizes:
-            self._of_sizes[expect, ref] = self._step(expect, (ref, value), {}, effect=True)
-
-    def _expect_length(self, ref: Ref, values: Any) -> None:
-        self._expect(self._step(len, (ref,), {}), len(values))
-
-    def _keep(self, output: Any, result: Ref) -> None:
-        """Know `output` and the tensors in it by their ids."""
-        if isinstance(output, Tensor):
-            self._refs[id(output)] = result
-            self._alive.append(output)
-        elif isinstance(output, tuple | list):
-            for number, part in enumerate(output):
-                if isinstance(part, Tensor | tuple | list):
-                    self._keep(part, self._step(operator.getitem, (result, number), {}))
-
-    def _step(
-        self, function: Any, args: Any, kwargs: dict[str, Any], *, effect: bool = False, leaf: Any = None
-    ) -> Ref:
-        step = Step(function, args, kwargs, self._new(), effect, leaf)
-        self.steps.append(step)
-        return step.result
-
-    def _new(self) -> Ref:
-        self._count += 1
-        return Ref(self._count - 1)
-
-    def _of_size(self, function: Any, args: Any) -> Ref:
-        """What is computed of sizes alone: once."""
-        args = args if function is size_of else self.refs(args)
-        known = self._of_sizes.get((function, args))
-        if known is None:
-            known = self._of_sizes[function, args] = self._step(function, args, {})
-        return known
-
-    def _size(self, ref: Ref, value: int) -> Any:
-        if not self._follows_sizes:
-            self._expect(ref, value)
-            return value
-        size = Size(value, self)
-        self._refs[id(size)] = ref
-        self._alive.append(size)
-        return size
-
     def _input(self, value: Any) -> Any:
         ref = self._new()
-        if not isinstance(value, Tensor):
+        if type(value) is int:
             return self._size(ref, value)
+        if not isinstance(value, Tensor):
+            assert self._index is not None
+            made = CacheStandIn(value, self._index, self)
+            self._refs[id(made)] = ref
+            self._alive.append(made)
+            return made
         self._keep(value, ref)
         return value
-
-    def _ref(self, tensor: Tensor) -> Ref:
-        known = self._refs.get(id(tensor))
-        if known is not None:
-            return known
-        held = self._held.get(id(tensor))
-        if held is None:
-            raise Refused(
-                Refusal("it uses a tensor that is neither given to it nor a parameter or buffer of its own")
-            )
-        module, name = held
-        ref = self._step(Held(self.shadow.original(module), name), (), {})
-        self._keep(tensor, ref)
-        return ref
 
     def _leaf(self, module: nn.Module) -> Any:
         """What stands for the forward of a shadow while it is noted."""
@@ -298,3 +196,9 @@ class Recorder(TorchFunctionMode):
             return self.called(forward, args, kwargs, leaf=(called, original))
 
         return noted
+
+
+def _holds_stand_in(value: Any) -> bool:
+    if isinstance(value, tuple | list | dict):
+        return any(map(_holds_stand_in, value.values() if isinstance(value, dict) else value))
+    return issubclass(type(value), StandIn)

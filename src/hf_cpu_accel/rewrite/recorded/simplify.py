@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,9 +21,12 @@ from hf_cpu_accel.rewrite.recorded.attention import join_attention
 from hf_cpu_accel.rewrite.recorded.forms import (
     with_sizes_of_operands,
     without_einsum,
+    without_expansions,
+    without_maxima,
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
+from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -49,15 +52,26 @@ class Steps:
 
     def simplified(self) -> Steps:
         self._drop_dropouts()
-        self.steps = with_sizes_of_operands(self.steps)
+        self.steps = without_maxima(without_expansions(with_sizes_of_operands(self.steps)))
         self._drop_unread()
         self.steps = without_einsum(without_needless_writes(self.steps, self._reads()))
-        if not any(step.effect and _writes(step) for step in self.steps):
-            self.steps = join_attention(self.steps, Counter(refs_in(self.output)))
-            self._join_ffns()
-            self._join_sums()
+        self._join()
         self._drop_unread()
         return self
+
+    def _join(self) -> None:
+        """Steps are joined where nothing between them writes to what they may read."""
+        parts = _between_writes(self.steps)
+        reads = self._reads()
+        joined: list[Step] = []
+        for part in parts:
+            elsewhere = reads - Counter(ref for step in part for ref in step.reads)
+            inner = Steps(part, [step.result for step in part if elsewhere[step.result]])
+            inner.steps = join_attention(inner.steps, Counter(inner.output))
+            inner._join_ffns()
+            inner._join_sums()
+            joined += inner.steps
+        self.steps = joined
 
     def _drop_dropouts(self) -> None:
         kept: list[Step] = []
@@ -200,25 +214,19 @@ def _with(step: Step, same: dict[Ref, Ref]) -> Step:
     return replace(step, args=replaced(step.args, find), kwargs=replaced(step.kwargs, find)) if same else step
 
 
-def _writes(step: Step) -> bool:
-    return getattr(step.function, "__name__", "") != "expect"
-
-
-def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
-    """The names of the products with weights, and of attention, that the steps have torch compute.
-
-    Args:
-        inputs: how many there are. What follows from weights alone (tables of positions) is as small as these.
-    """
-    of_inputs = {Ref(number) for number in range(inputs)}
+def _between_writes(steps: list[Step]) -> list[list[Step]]:
+    """`steps` in parts: each that writes to a tensor is one by itself."""
+    parts: list[list[Step]] = [[]]
     for step in steps:
-        if not of_inputs.isdisjoint(step.reads):
-            of_inputs.add(step.result)
-    found = (step.function for step in steps if step.result in of_inputs and step.function in _PRODUCTS)
-    return sorted({function.__name__ for function in found})
+        if step.effect and _writes(step):
+            parts += [[step], []]
+        else:
+            parts[-1].append(step)
+    return parts
 
 
-_PRODUCTS = (
-    *(functional.linear, torch.addmm, torch.softmax, functional.softmax, Tensor.softmax),
-    *(functional.scaled_dot_product_attention, functional.grid_sample),
-)
+def _writes(step: Step) -> bool:
+    """Whether a step with an effect writes to a tensor that others may read, which caches and what is given one do not."""
+    if step.leaf is not None or step.function in WRITE_TO_CACHE:
+        return False
+    return getattr(step.function, "__name__", "") != "expect"

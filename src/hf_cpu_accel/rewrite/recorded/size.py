@@ -69,6 +69,16 @@ class Size(torch.SymInt):
         return self.__index__().bit_length()
 
 
+class StandIn:
+    """Stands for an object that is no tensor.
+
+    Attributes:
+        real: a copy of that object.
+    """
+
+    real: Any
+
+
 class Sizes(tuple[Any, ...]):
     """As `torch.Size`, of sizes."""
 
@@ -86,9 +96,11 @@ class Sizes(tuple[Any, ...]):
 
 
 def plain(value: Any) -> Any:
-    """`value` with ints in the place of sizes."""
+    """`value` with ints in the place of sizes, and objects in that of their stand-ins."""
     if isinstance(value, Size):
         return value.plain
+    if issubclass(type(value), StandIn):  # of which `isinstance` asks what it stands for
+        return value.real
     if isinstance(value, slice):
         return slice(*map(plain, (value.start, value.stop, value.step)))
     if type(value) in (tuple, list, Sizes, torch.Size):

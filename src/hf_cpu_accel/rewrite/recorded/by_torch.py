@@ -1,0 +1,65 @@
+"""Which products of a layer's steps torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
+from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT
+from hf_cpu_accel.rewrite.recorded.held import Held
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step
+
+_PRODUCTS = (
+    *(functional.linear, torch.addmm, torch.softmax, functional.softmax, Tensor.softmax),
+    *(functional.scaled_dot_product_attention, functional.grid_sample),
+)
+_WEIGHED = frozenset((*PRODUCT, torch.einsum))
+_CHOICES = (torch.topk, Tensor.topk, torch.argmax, Tensor.argmax)
+
+
+def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
+    """The names of the products with weights, and of attention, that the steps have torch compute.
+
+    Not among them are those that it computes in layers of other forms, too: of routers, by which experts are chosen, and of so few
+    features that packing gains nothing. What follows from weights alone (tables of positions) is as small as these.
+
+    Args:
+        inputs: how many there are.
+    """
+    of_inputs = {Ref(number) for number in range(inputs)}
+    for step in steps:
+        if not of_inputs.isdisjoint(step.reads):
+            of_inputs.add(step.result)
+    found = [step for step in steps if step.result in of_inputs and step.function in _PRODUCTS]
+    ours = [step for step in found if _is_small(step, steps) or _routes(step, steps)]
+    return sorted({step.function.__name__ for step in found if step not in ours})
+
+
+def _is_small(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether it is a linear of a few features."""
+    if step.function is not functional.linear or len(step.args) < 2:
+        return False
+    made = {other.result: other for other in steps}
+    weight = made.get(step.args[1])
+    while weight is not None and weight.function in CAST:
+        weight = made.get(weight.args[0])
+    held = getattr(weight, "function", None)
+    return isinstance(held, Held) and held.shape[0] < MIN_OUT_FEATURES
+
+
+def _routes(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether it gives scores of experts: some are chosen by them, and no product follows but in modules of ours."""
+    of_scores = {step.result}
+    chooses = False
+    for other in steps:
+        if other is step or other.leaf is not None or of_scores.isdisjoint(other.reads):
+            continue
+        if other.function in _WEIGHED:
+            return False
+        chooses |= other.function in _CHOICES
+        of_scores.add(other.result)
+    return chooses

@@ -1,0 +1,159 @@
+"""Caches of keys, values and states that recorded layers are called with: which are known, copies, and how they are put back.
+
+A layer reads and writes its own part of a cache only, the layer of the cache that has its index. Keys and values are written behind
+those that are held, or to new tensors: what a copy is given changes nothing that the original holds. So it is with recurrent states
+as `stand_in` updates them. The last inputs of convolutions are written over, and copied.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache as once
+from typing import Any
+
+from torch import Tensor
+
+_TENSORS = ("keys", "values", "indexer_keys")
+_OVERWRITTEN = "conv_states"
+# Dictionaries of layers that have more than keys and values.
+_STATES = (
+    *(_OVERWRITTEN, "recurrent_states", "has_previous_state", "conv_kernel_size"),
+    *("is_conv_states_initialized", "is_recurrent_states_initialized"),
+)
+_PARTS = ("self_attention_cache", "cross_attention_cache")
+
+# Of the layers of a cache, how many there are, and of which cross attention is done: (what holds it, what it held).
+Saved = list[tuple[Any, Any]]
+
+
+def is_cache(value: Any) -> bool:
+    """Whether it is one of any kind."""
+    return hasattr(value, "get_seq_length") and hasattr(value, "update")
+
+
+def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
+    """What steps of layer `index` are for, and how many tokens are in the parts of the cache.
+
+    Raises:
+        TypeError: it is of no kind that is known.
+    """
+    if index is None:
+        raise TypeError("a cache of which the layer does not say what part is its own")
+    form: list[Any] = [type(cache)]
+    lengths: list[int] = []
+    for part in _parts(cache):
+        kind, length = _kind_and_length(part, index)
+        lengths.append(length)
+        form += (type(part), *kind, length > 0)
+    if _is_of_two(cache):
+        form.append(bool(cache.is_updated.get(index)))
+    return tuple(form), lengths
+
+
+def copied(cache: Any, index: int) -> Any:
+    """A cache that layer `index` can be called with in the place of `cache`."""
+    made = copy.copy(cache)
+    if _is_of_two(cache):
+        for name in _PARTS:
+            setattr(made, name, copied(getattr(cache, name), index))
+        made.is_updated = dict(cache.is_updated)
+    else:
+        made.layers = list(cache.layers)
+        made.layers[index:] = map(_copied_layer, made.layers[index:])
+    return made
+
+
+def _copied_layer(layer: Any) -> Any:
+    made = copy.copy(layer)
+    for name in _STATES:
+        if name in vars(layer):
+            setattr(made, name, _all_cloned(getattr(layer, name)))
+    return made
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def saved(cache: Any, index: int, *, all_copied: bool = False) -> Saved:
+    """What `put_back` takes after a call of layer `index`, or after a part of one.
+
+    Args:
+        all_copied: whether the states of recurrences are written over, too, which are large.
+    """
+    states: Saved = []
+    for part in _parts(cache):
+        if index < len(part.layers):
+            state = vars(part.layers[index])
+            states.append((state, state.copy()))
+            for name in _STATES:
+                if name in state:
+                    over = all_copied or name == _OVERWRITTEN
+                    states.append((state[name], _all_cloned(state[name]) if over else state[name].copy()))
+        else:
+            states.append((part.layers, len(part.layers)))
+    if _is_of_two(cache):
+        states.append((cache.is_updated, cache.is_updated.copy()))
+    return states
+
+
+def put_back(saved: Saved) -> None:
+    for state, before in saved:
+        if isinstance(state, list):
+            del state[before:]
+        else:
+            state.clear()
+            state.update(before)
+
+
+def held(cache: Any, index: int) -> list[Any]:
+    """Copies of the keys, values and states in layer `index`."""
+    layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
+    found = [getattr(layer, name, None) for layer in layers for name in (*_TENSORS, *_STATES)]
+    return [_all_cloned(value) if isinstance(value, dict) else _cloned(value) for value in found]
+
+
+def _all_cloned(values: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: _cloned(value) for key, value in values.items()}
+
+
+def _parts(cache: Any) -> list[Any]:
+    caches, _, _ = _kinds()
+    parts = [getattr(cache, name) for name in _PARTS] if _is_of_two(cache) else [cache]
+    if any(type(part) not in caches or part.offloading for part in parts):
+        raise TypeError(f"a {type(cache).__name__}, which no program can take")
+    return parts
+
+
+def _kind_and_length(cache: Any, index: int) -> tuple[tuple[Any, ...], int]:
+    if index >= len(cache.layers):  # some are made when they are written to
+        return (None,), 0
+    layer = cache.layers[index]
+    if type(layer) not in _kinds()[2] or getattr(layer, "record_past", False):
+        raise TypeError(f"a cache with a {type(layer).__name__}, which no program can take")
+    begun = tuple(getattr(layer, "has_previous_state", {}).values())
+    return (type(layer), *begun), int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
+
+
+def _is_of_two(cache: Any) -> bool:
+    """Whether it is that of an encoder and a decoder."""
+    return type(cache) is _kinds()[1]
+
+
+@once
+def _kinds() -> tuple[frozenset[type], type, frozenset[type]]:
+    """Of caches, of those of an encoder and a decoder, and of layers."""
+    from transformers import DynamicCache, EncoderDecoderCache
+    from transformers import cache_utils as stock
+
+    from hf_cpu_accel.generate import cache as ours
+
+    caches = frozenset({DynamicCache, ours.CPUCache, ours.CPUCrossCache})
+    own = {ours.CPUCacheLayer, ours.CPUSlidingCacheLayer, ours.CPUCrossCacheLayer}
+    keys = {stock.DynamicLayer, stock.DynamicSlidingWindowLayer, stock.DynamicIndexedLayer}
+    states = {
+        stock.LinearAttentionLayer,
+        stock.LinearAttentionAndFullAttentionLayer,
+        stock.LinearAttentionAndSlidingWindowAttentionLayer,
+    }
+    return caches, EncoderDecoderCache, frozenset({*keys, *states, *own})

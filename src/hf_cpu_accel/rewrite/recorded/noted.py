@@ -1,0 +1,170 @@
+"""What has been noted of a call: its steps, and by which of them the tensors, sizes and caches are known that it handles."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.rewrite.core.foreign_code import OwnError, ours
+from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.recorded.answers import CONSTANTS
+from hf_cpu_accel.rewrite.recorded.held import Held, tensors_of
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
+from hf_cpu_accel.rewrite.recorded.size import Hashed, Size, Sizes, StandIn, plain
+
+
+class Noted:
+    """
+    Args:
+        shadow: of the layer that is called.
+        follows_sizes: whether what is done with sizes is noted; else each that is read has to be the same again.
+    """
+
+    def __init__(self, shadow: Shadow, *, follows_sizes: bool = True) -> None:
+        self.shadow, self._follows_sizes = shadow, follows_sizes
+        self.steps: list[Step] = []
+        self.inputs: list[Any] = []
+        self._count = 0
+        self._depth = 0  # of the modules and functions of ours that are at work
+        self._refs: dict[int, Ref] = {}
+        self._of_sizes: dict[Any, Ref] = {}  # what was computed of sizes, which do not change
+        self._alive: list[Any] = []  # what was noted by its id
+        self._held: dict[int, tuple[nn.Module, str] | None] = {}  # None: by two names, which may part
+        for module in shadow.module.modules():
+            for name, tensor in tensors_of(module):
+                self._held[id(tensor)] = None if id(tensor) in self._held else (module, name)
+
+    def forget(self) -> None:
+        """Hold nothing of the call any more: a size may have been kept, which knows its recorder."""
+        self._refs, self._alive, self._held, self._of_sizes = {}, [], {}, {}
+        self.inputs = []
+
+    def refs(self, value: Any) -> Any:
+        """`value`, which was made inside, with refs.
+
+        Raises:
+            Refused: it holds a tensor from elsewhere, or what may hold some unseen.
+        """
+        if issubclass(type(value), StandIn):
+            return self._refs[id(value)]
+        if isinstance(value, Tensor):
+            return self._ref(value)
+        if isinstance(value, Size):
+            return self._refs.get(id(value), value.plain)
+        if isinstance(value, nn.Module):
+            return self.shadow.original(value)
+        if isinstance(value, slice):
+            return slice(*(self.refs(part) for part in (value.start, value.stop, value.step)))
+        if type(value) in (tuple, list, Sizes, torch.Size):
+            return (list if type(value) is list else tuple)([self.refs(part) for part in value])
+        if type(value) is dict:
+            return {key: self.refs(part) for key, part in value.items()}
+        if isinstance(value, CONSTANTS):
+            return value
+        raise Refused(Refusal(f"it hands on a {type(value).__name__}, which no step can take or give"))
+
+    def number(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What a cache is asked for that is no tensor."""
+        with ours():
+            return self._numbers(self._step(function, self.refs(args), {}), function(*plain(args)))
+
+    def stand_in(self, made: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """`made`, which stands for what `function` gives."""
+        with ours():
+            self._refs[id(made)] = self._step(function, self.refs(args), {})
+            self._alive.append(made)
+            return made
+
+    def computed(self, function: Callable[..., int], args: tuple[Any, ...], value: int) -> int:
+        if self._depth:
+            return value
+        made: Any = self._size(self._of_size(function, args), value)
+        return made
+
+    def expect(self, function: Callable[..., Any], args: tuple[Any, ...], value: Any) -> None:
+        if not self._depth:
+            self._expect(
+                self._of_size(function, args) if function is not operator.pos else self.refs(args)[0], value
+            )
+
+    def hashed(self) -> None:
+        """
+        Raises:
+            OwnError: of `Hashed`.
+        """
+        if not self._depth:
+            raise OwnError(Hashed())
+
+    def _numbers(self, ref: Ref, value: Any) -> Any:
+        """What was read of a tensor: ints are sizes, and anything else has to be the same again."""
+        if type(value) is list:
+            self._expect_length(ref, value)
+            return [self._numbers(self._step(operator.getitem, (ref, n), {}), v) for n, v in enumerate(value)]
+        if type(value) is int:
+            return self._size(ref, value)
+        self._expect(ref, value)
+        return value
+
+    def _expect(self, ref: Ref, value: Any) -> None:
+        if (expect, ref) not in self._of_sizes:
+            self._of_sizes[expect, ref] = self._step(expect, (ref, value), {}, effect=True)
+
+    def _expect_length(self, ref: Ref, values: Any) -> None:
+        self._expect(self._step(len, (ref,), {}), len(values))
+
+    def _keep(self, output: Any, result: Ref) -> None:
+        """Know `output` and the tensors in it by their ids."""
+        if isinstance(output, Tensor):
+            self._refs[id(output)] = result
+            self._alive.append(output)
+        elif isinstance(output, tuple | list):
+            for number, part in enumerate(output):
+                if isinstance(part, Tensor | tuple | list):
+                    self._keep(part, self._step(operator.getitem, (result, number), {}))
+
+    def _step(
+        self, function: Any, args: Any, kwargs: dict[str, Any], *, effect: bool = False, leaf: Any = None
+    ) -> Ref:
+        step = Step(function, args, kwargs, self._new(), effect, leaf)
+        self.steps.append(step)
+        return step.result
+
+    def _new(self) -> Ref:
+        self._count += 1
+        return Ref(self._count - 1)
+
+    def _of_size(self, function: Any, args: Any) -> Ref:
+        """What is computed of sizes alone: once."""
+        args = args if function is size_of else self.refs(args)
+        known = self._of_sizes.get((function, args))
+        if known is None:
+            known = self._of_sizes[function, args] = self._step(function, args, {})
+        return known
+
+    def _size(self, ref: Ref, value: int) -> Any:
+        if not self._follows_sizes:
+            self._expect(ref, value)
+            return value
+        size = Size(value, self)
+        self._refs[id(size)] = ref
+        self._alive.append(size)
+        return size
+
+    def _ref(self, tensor: Tensor) -> Ref:
+        known = self._refs.get(id(tensor))
+        if known is not None:
+            return known
+        held = self._held.get(id(tensor))
+        if held is None:
+            raise Refused(
+                Refusal("it uses a tensor that is neither given to it nor a parameter or buffer of its own")
+            )
+        module, name = held
+        ref = self._step(Held(self.shadow.original(module), name), (), {})
+        self._keep(tensor, ref)
+        return ref

@@ -1,0 +1,49 @@
+"""The order of steps where one of them cannot be undone: all that may find them unfit for a call comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.recorded.attend import Attention
+from hf_cpu_accel.rewrite.recorded.held import Held
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect
+from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
+
+
+def writes_over(step: Step) -> bool:
+    """Whether it writes over states that a cache holds, which nobody can put back."""
+    return step.effect and isinstance(step.leaf, RecurrentMixer)
+
+
+def checked_first(steps: Sequence[Step]) -> list[Step] | Refusal:
+    """`steps`, of which those that may raise a `Mismatch` come before the first that writes over states."""
+    first = next((number for number, step in enumerate(steps) if writes_over(step)), None)
+    if first is None:
+        return list(steps)
+    made = {step.result: step for step in steps}
+    needed: set[Ref] = set()
+    for step in steps[first:]:
+        if _may_not_fit(step):
+            needed |= _with_sources(step, made)
+    early = [step for step in steps[first:] if step.result in needed]
+    if any(step.effect and step.function is not expect for step in early):
+        return Refusal("what it does behind a recurrence depends on what that gives")
+    late = [step for step in steps[first:] if step.result not in needed]
+    return [*steps[:first], *early, *late]
+
+
+def _may_not_fit(step: Step) -> bool:
+    return step.function is expect or isinstance(step.function, Held | Attention)
+
+
+def _with_sources(step: Step, made: dict[Ref, Step]) -> set[Ref]:
+    """The results of a step and of all that it is made of."""
+    found = {step.result}
+    waiting = list(step.reads)
+    while waiting:
+        ref = waiting.pop()
+        if ref in made and ref not in found:
+            found.add(ref)
+            waiting += made[ref].reads
+    return found
