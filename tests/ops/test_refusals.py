@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.bind import LAYOUT
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
+from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.ops.messages.reference import message_reduce_reference
 from hf_cpu_accel.packing.linear import int4, pack_linear
 from tests.ops.decoder.call import call_of
@@ -97,7 +98,7 @@ def test_decoder_layers(message: str, changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("message", "name", "value"),
     [
-        ("activation", "activation", 8),
+        ("activation", "activation", len(ACTIVATIONS)),
         ("activation", "activation", -1),
         ("no kind", "attention_norm_kind", 3),
         ("no kind", "query_norm_kind", -1),

@@ -28,13 +28,13 @@ struct MessageReduce {
   Matrix output;          // row i: `count` groups of features
   float* ties = nullptr;  // may be null: row i: how many messages reach the minimum, and how many the maximum
 
-  bool wants(Aggregate a) const {
+  [[gnu::always_inline]] bool wants(Aggregate a) const {
     for (int i = 0; i < count; ++i)
       if (wanted[i] == a) return true;
     return false;
   }
-  bool squares() const { return wants(Aggregate::var) || wants(Aggregate::std); }
-  bool extremes() const { return wants(Aggregate::min) || wants(Aggregate::max) || ties; }
+  [[gnu::always_inline]] bool squares() const { return wants(Aggregate::var) || wants(Aggregate::std); }
+  [[gnu::always_inline]] bool extremes() const { return wants(Aggregate::min) || wants(Aggregate::max) || ties; }
 };
 
 // The gradient of message m of target i, all in float32:

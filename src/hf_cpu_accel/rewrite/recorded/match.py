@@ -10,6 +10,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import LAYERS, RECORDED, Refusal
 from hf_cpu_accel.rewrite.encoder.expected_layers import is_layer
+from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 
 _INDICES = ("layer_idx", "layer_id")  # attributes
@@ -24,7 +25,8 @@ def record_layers(context: Context) -> list[PlanItem]:
     def look(layer: nn.Module, path: str, context: Context) -> FusedRecordedLayer | Refusal | None:
         if isinstance(layer, FusedModuleMixin) or not _is_called_layer(context.root, path):
             return None
-        if _is_fused_in_part(path, context):
+        # Where sums over processes come between the parts, all processes would have to record and compare the same calls.
+        if _is_fused_in_part(path, context) or is_joined(layer):
             return None
         reason = refusal_to_fuse(layer, path, context)
         if reason is not None:
