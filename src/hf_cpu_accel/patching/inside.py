@@ -7,10 +7,10 @@ from itertools import repeat
 from operator import contains, itemgetter
 from typing import Any
 
-import torch
 from torch import nn
 
 from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 _PLAIN = (bool, int, float, str)
 _PACKAGE = "hf_cpu_accel."
@@ -39,7 +39,7 @@ class Inside:
         self._values = [read(vars(module)) for read, module in zip(self._readers, self._told, strict=True)]
         self._find_states()
 
-    @torch.compiler.assume_constant_result
+    @constant_while_traced
     def has_changed(self) -> bool:
         """Whether it has; while a graph is traced, as of then."""
         if self._children != self._fused_children:

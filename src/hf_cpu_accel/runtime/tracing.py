@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _lock = threading.Lock()
 _exporting: int | None = None  # the thread that is in `exporting`
@@ -18,6 +21,15 @@ def is_compiling() -> bool:
     Parts that leave work to one another where a graph is traced ask this, since the answer must not change between them.
     """
     return torch.compiler.is_compiling() and (_exporting is None or _exporting == threading.get_ident())
+
+
+def constant_while_traced(function: F) -> F:
+    """What `torch.compiler.assume_constant_result` makes of a function: a graph has what it gives when it is traced.
+
+    That imports Dynamo, which takes seconds; to see the mark takes none.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @contextmanager
