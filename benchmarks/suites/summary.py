@@ -82,7 +82,7 @@ def families(rows: Sequence[Row], chosen: Sequence[str]) -> list[tuple[str, ...]
 
 def family_headings(chosen: Sequence[str]) -> tuple[str, ...]:
     others = [name for name in chosen if name != systems.BASE]
-    return ("family", "models", *(heading for name in others for heading in (name, "least")))
+    return ("family", "models", *(heading for name in others for heading in (name, f"{name}, least")))
 
 
 def _group(name: str, rows: Sequence[Row], others: Sequence[str]) -> tuple[str, ...]:
