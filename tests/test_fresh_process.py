@@ -26,6 +26,7 @@ def hosts():
 
 import hf_cpu_accel
 tell("imported", hosts())
+tell("compiler imported", "torch._dynamo" in sys.modules)
 
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(32, 32)).eval()
@@ -72,6 +73,10 @@ def told() -> dict[str, Any]:
 
 def test_the_package_imports_no_host_library(told: dict[str, Any]) -> None:
     assert told["imported"] == []
+
+
+def test_the_package_does_not_import_dynamo(told: dict[str, Any]) -> None:
+    assert told["compiler imported"] is False
 
 
 def test_host_libraries_are_not_imported_for_a_plain_module(told: dict[str, Any]) -> None:

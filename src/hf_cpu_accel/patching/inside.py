@@ -1,4 +1,4 @@
-"""What is inside of a fused module, to tell whether somebody has put something else there since it was made."""
+"""What is inside of a fused module, to tell whether something else was put there since it was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The ops on messages of several parts: schema, checks, call. See ops/messages.py for what they compute.
+// The ops on messages of several parts: schema, checks, call. See ops/messages/ for what they compute.
 #include <tuple>
 
 #include "../sparse/arguments.h"

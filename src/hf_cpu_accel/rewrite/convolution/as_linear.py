@@ -18,7 +18,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, margins
+from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, padding_of
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -42,7 +42,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     next such layer reads it.
 
     Attributes:
-        margins: zeros on either side of the input, per dimension.
+        padding: zeros on either side of the input, per dimension, also where the convolution told them in words.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         self.is_exact = fold is None
         self._lost = lost
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
-        self.kernel_size, self.stride, self.padding = original.kernel_size, original.stride, original.padding
+        self.kernel_size, self.stride = original.kernel_size, original.stride
         self.dilation, self.groups = original.dilation, original.groups
         self.padding_mode = original.padding_mode
-        around = margins(original)
-        assert around is not None
-        self.margins = around
+        padding = padding_of(original)
+        assert padding is not None
+        self.padding = padding
         self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     def output_shape(self, input: Tensor) -> tuple[int, ...] | None:
         if not self._reads_rows(input):
             return None
-        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.margins, strict=True)
+        sides = zip(input.shape[2:], self.kernel_size, self.stride, self.padding, strict=True)
         sizes = (out_size(pixels, size, step, margin, 1) for pixels, size, step, margin in sides)
         return input.shape[0], self.out_channels, *sizes
 
@@ -132,7 +132,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
 
     def _times(self, input: Tensor) -> Tensor:
         """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
-        (size,), (step,), (margin,) = self.kernel_size, self.stride, self.margins
+        (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
         if margin:
             input = nn.functional.pad(input, (margin, margin))
         return input.transpose(1, 2).contiguous().unfold(1, size, step).transpose(2, 3).flatten(2)
@@ -153,11 +153,11 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         fits = input.dim() == len(self.kernel_size) + 2 and input.shape[1] == self.in_channels
         if not fits or any(
             size + 2 * margin < kernel
-            for size, kernel, margin in zip(sizes, self.kernel_size, self.margins, strict=True)
+            for size, kernel, margin in zip(sizes, self.kernel_size, self.padding, strict=True)
         ):
             raise RuntimeError(
                 f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
-                f"{self.kernel_size} numbers per channel, zeros of {self.margins} on either side included"
+                f"{self.kernel_size} numbers per channel, zeros of {self.padding} on either side included"
             )
         if input.dtype not in WEIGHT_DTYPES:
             raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
@@ -245,7 +245,7 @@ class ConvolutionLinearRule:
 def _cuts_patches(module: nn.Module) -> bool:
     assert isinstance(module, nn.Conv2d | nn.Conv3d)
     cuts = _is_pointwise(module) or (module.kernel_size == module.stride and _is_dense(module))
-    return cuts and margins(module) == (0,) * len(module.kernel_size)
+    return cuts and padding_of(module) == (0,) * len(module.kernel_size)
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -258,7 +258,7 @@ def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
     # oneDNN takes ten times as long for it.
     enough = module.in_channels >= MIN_OUT_FEATURES or _is_of_sound(module)
-    return enough and margins(module) is not None and _is_dense(module)
+    return enough and padding_of(module) is not None and _is_dense(module)
 
 
 def _is_of_sound(module: nn.Module) -> bool:

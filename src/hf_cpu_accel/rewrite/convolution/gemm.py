@@ -24,7 +24,7 @@ from hf_cpu_accel.providers.convolution import (
 )
 from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
-from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, margins
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
@@ -164,4 +164,4 @@ def _cuts_patches(module: nn.Conv2d) -> bool:
     """Whether each pixel belongs to one patch: a copy of the whole image in another order, where nothing is gathered while
     packing."""
     dense = all(step == 1 for step in module.dilation)
-    return module.kernel_size == module.stride and dense and margins(module) == (0, 0)
+    return module.kernel_size == module.stride and dense and padding_of(module) == (0, 0)

@@ -15,7 +15,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import margins
+from hf_cpu_accel.rewrite.convolution.geometry import padding_of
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -34,12 +34,12 @@ class PackedConvolution(DeferringConvolution, PackedModule):
 
     def __init__(self, original: nn.Conv2d, fold: Fold | None) -> None:
         super().__init__(original)
-        around = margins(original)
-        assert around is not None
+        padding = padding_of(original)
+        assert padding is not None
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.groups, self.padding_mode = original.groups, original.padding_mode
         self.kernel_size, self.stride = _pair(original.kernel_size), _pair(original.stride)
-        self.padding, self.dilation = _pair(around), _pair(original.dilation)
+        self.padding, self.dilation = _pair(padding), _pair(original.dilation)
         self.fold = fold
 
     def forward(self, input: Tensor) -> Tensor:
@@ -61,11 +61,6 @@ class PackedConvolution(DeferringConvolution, PackedModule):
         weight, bias = self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
         output = functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         return output.contiguous(memory_format=torch.channels_last)
-
-    @property
-    def margins(self) -> tuple[int, int]:
-        """Zeros on either side of the input."""
-        return self.padding
 
     @property
     @abstractmethod
@@ -92,7 +87,7 @@ def refusal(module: nn.Conv2d, path: str, context: Context) -> str | None:
         return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
     if module.padding_mode != "zeros":
         return f"padding {module.padding_mode!r} is not supported, only zeros"
-    if margins(module) is None:
+    if padding_of(module) is None:
         return "padding 'same' puts more zeros on one side than on the other: there is no kernel for it"
     return None
 

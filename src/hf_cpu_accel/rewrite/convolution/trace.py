@@ -50,7 +50,7 @@ class Link:
             residual=self.residual,
             kernel_size=convolution.kernel_size,
             stride=convolution.stride,
-            padding=convolution.margins,
+            padding=convolution.padding,
             dilation=convolution.dilation,
             activation=self.activation,
         )

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.recorded.held import is_ours
+from hf_cpu_accel.rewrite.recorded.kept import OWN
 
 # Values that are compared as such.
 _PLAIN = (
@@ -26,7 +26,6 @@ _FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
 _SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _DEEPEST = 2  # a config in a config
 _MOST_VALUES = 256  # of a container
-_OWN = frozenset(("_programs", "_left", "_changes", LEFT))  # of recorded layers
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Read:
 
 @contextmanager
 def names_read() -> Iterator[Read]:
-    """Gives what the code names that this thread runs inside. Nobody else may be profiling it."""
+    """Gives what the code names that this thread runs inside. No profiler may be active in it."""
     codes: dict[CodeType, dict[str, Any]] = {}
     read = Read()
 
@@ -121,7 +120,7 @@ class Guard:
 
     def _take_module(self, module: nn.Module) -> None:
         state = vars(module)
-        read = {name: value for name, value in state.items() if name not in _OWN}
+        read = {name: value for name, value in state.items() if name not in OWN}
         # Torch's modules read what their code names, and get nothing new.
         is_torchs = type(module).__module__.startswith("torch.")
         if is_torchs or is_ours(module):

@@ -14,7 +14,8 @@ from hf_cpu_accel.rewrite.core.first_call import LEFT
 _VALUES = (bool, int, float, complex, str, bytes)
 _STATELESS = (nn.Module, Tensor, ModuleType, FunctionType, type, *_VALUES)
 _DEEPEST = 4
-_OWN = ("_programs", "_left", "_changes", LEFT)  # of recorded layers, which other threads may call
+# Attributes of recorded layers themselves, which other threads may call meanwhile.
+OWN = frozenset(("_programs", "_left", "_changes", LEFT))
 _MISSING = object()
 
 
@@ -35,14 +36,14 @@ class Kept:
         for module in modules:
             self._held.append(("", vars(module), dict(vars(module))))
             for name, value in vars(module).items():
-                if name not in _OWN:
+                if name not in OWN:
                     self._note(name, value, _DEEPEST)
 
     def taken_back(self) -> str | None:
         """The name of an attribute that was changed, or in which something was; all is what it was again."""
         changed = None
         for name, container, content in self._held:
-            differing = [key for key in _differing(_content(container), content) if key not in _OWN]
+            differing = [key for key in _differing(_content(container), content) if key not in OWN]
             if differing:
                 changed = changed or name or str(differing[0])
                 _fill(container, content)

@@ -186,7 +186,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         try:
             # First, as copies of caches may share the storage that is written to.
             output = recorded.program(inputs), call.held(inputs)
-        except Exception:
+        except Exception:  # as in `forward`; only a copy of the cache was written to
             recorded.fails(call.sizes)
             return self._original_class.forward(self, *args, **kwargs)
         expected = self._original_class.forward(self, *args, **kwargs)

@@ -43,7 +43,7 @@ def record_layers(context: Context) -> list[PlanItem]:
 
 
 def _is_called_layer(root: nn.Module, path: str) -> bool:
-    """Whether that is a transformer layer, or a member of one that is a mere list, which nobody calls."""
+    """Whether that is a transformer layer, or a member of one that is a mere list, which is never called."""
     if is_layer(root, path):
         return not isinstance(root.get_submodule(path), nn.ModuleList)
     above = path.rpartition(".")[0]

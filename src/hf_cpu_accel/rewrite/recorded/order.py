@@ -12,7 +12,7 @@ from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
 
 def writes_over(step: Step) -> bool:
-    """Whether it writes over states that a cache holds, which nobody can put back."""
+    """Whether it writes over states that a cache holds, which cannot be put back."""
     return step.effect and isinstance(step.leaf, RecurrentMixer)
 
 

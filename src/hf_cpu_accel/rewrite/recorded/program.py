@@ -23,7 +23,7 @@ class Step:
         function: what is called. It keeps nothing and reads nothing but its arguments and weights.
         args, kwargs: with a `Ref` for what steps before it gave.
         result: what is kept of it, None if nothing.
-        effect: whether it has to be called even if nobody reads its result.
+        effect: whether it has to be called even if its result is not read.
         leaf: the module of ours whose call this is, or None.
     """
 
@@ -94,7 +94,7 @@ class Program:
         inputs: how many there are; they are the first refs.
         steps: in their order.
         output: what is returned, with refs in it.
-        writes_over: whether a step writes over what nobody can put back; all that may raise a `Mismatch` come before it.
+        writes_over: whether a step writes over what cannot be put back; all that may raise a `Mismatch` come before it.
     """
 
     inputs: int
@@ -121,7 +121,7 @@ class _Source:
         self._constants: dict[str, Any] = {}
 
     def function(self, inputs: int, steps: Sequence[Step], output: Any) -> Callable[..., Any]:
-        last: dict[Ref, int] = {}  # after which step nobody reads a result any more
+        last: dict[Ref, int] = {}  # the last step that reads a result
         for number, step in enumerate(steps):
             last.update(dict.fromkeys((step.result, *step.reads), number))
         kept = {*refs_in(output), *map(Ref, range(inputs))}
