@@ -71,7 +71,7 @@ def main(
         raise typer.Exit(1)
     _tell(session, rows, wanted)
     if plot is not None:
-        summary.draw(rows, wanted, plot)
+        summary.draw(summary.families(rows, wanted), plot)
     session.close()
 
 
@@ -122,7 +122,8 @@ def measured(case: Case, wanted: Sequence[str], settings: Settings) -> dict[str,
 
 
 def _tell(session: Session, rows: Sequence[summary.Row], wanted: Sequence[str]) -> None:
-    headings, means = summary.family_headings(wanted), summary.families(rows, wanted)
+    headings = summary.family_headings(wanted)
+    means = [summary.family_cells(family) for family in summary.families(rows, wanted)]
     table = results_table(headings, "Times as fast as eager float32: geometric means, and the least")
     for cells in means:
         table.add_row(*cells)

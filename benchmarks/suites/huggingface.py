@@ -163,7 +163,7 @@ MODELS: dict[str, Model] = {
         "encoders", "LayoutLMForMaskedLM", "LayoutLMConfig", _boxes, vocab_size=30_522
     ),
     "M2M100ForConditionalGeneration": _model(
-        "both",
+        "encoder-decoders",
         "M2M100ForConditionalGeneration",
         "M2M100Config",
         token_ids(128_112, *_BOTH),
@@ -171,7 +171,7 @@ MODELS: dict[str, Model] = {
     ),
     "MBartForCausalLM": _decoder("MBartConfig", vocab_size=50_265),
     "MT5ForConditionalGeneration": _model(
-        "both",
+        "encoder-decoders",
         "MT5ForConditionalGeneration",
         "MT5Config",
         token_ids(250_112, *_BOTH),
@@ -192,7 +192,7 @@ MODELS: dict[str, Model] = {
         "RobertaConfig", vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1
     ),
     "T5ForConditionalGeneration": _model(
-        "both",
+        "encoder-decoders",
         "T5ForConditionalGeneration",
         "T5Config",
         token_ids(32_128, *_BOTH),
@@ -203,7 +203,11 @@ MODELS: dict[str, Model] = {
         num_heads=12,
     ),
     "T5Small": _model(
-        "both", "T5ForConditionalGeneration", "T5Config", token_ids(32_128, *_BOTH), vocab_size=32_128
+        "encoder-decoders",
+        "T5ForConditionalGeneration",
+        "T5Config",
+        token_ids(32_128, *_BOTH),
+        vocab_size=32_128,
     ),
     "TrOCRForCausalLM": _model("decoders", "TrOCRForCausalLM", "TrOCRConfig", vocab_size=50_265),
     "XGLMForCausalLM": _model("decoders", "XGLMForCausalLM", "XGLMConfig", vocab_size=256_008),

@@ -45,20 +45,52 @@ class Row:
         )
 
 
+@dataclass(frozen=True)
+class Family:
+    """The models of one family, or all.
+
+    Attributes:
+        models: how many.
+        gains: of each system, those of the models that it could run.
+    """
+
+    name: str
+    models: int
+    gains: dict[str, list[float]]
+
+    def mean(self, system: str) -> float | None:
+        """The geometric one; None if the system could run none of the models."""
+        return statistics.geometric_mean(self.gains[system]) if self.gains[system] else None
+
+
+def families(rows: Sequence[Row], chosen: Sequence[str]) -> list[Family]:
+    """Each family of each suite, and all."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.case.suite}: {row.case.model.family}", []).append(row)
+    groups["all"] = list(rows)
+    return [
+        Family(
+            name,
+            len(held),
+            {
+                system: [row.gains[system] for row in held if system in row.gains]
+                for system in _others(chosen)
+            },
+        )
+        for name, held in groups.items()
+    ]
+
+
 def headings(chosen: Sequence[str]) -> tuple[str, ...]:
-    others = [name for name in chosen if name != systems.BASE]
-    return (
-        "model",
-        "family",
-        f"{systems.BASE}, ms",
-        *others,
-        *(f"cosine {name}" for name in others if name.startswith("ours")),
-    )
+    others = _others(chosen)
+    cosines = [f"cosine {name}" for name in others if name.startswith("ours")]
+    return ("model", "family", f"{systems.BASE}, ms", *others, *cosines)
 
 
 def cells(row: Row, chosen: Sequence[str]) -> tuple[str, ...]:
     """How many times as fast as eager each other system is; "failed" where it could not be measured."""
-    others = [name for name in chosen if name != systems.BASE]
+    others = _others(chosen)
     gains = [f"{row.gains[name]:.2f}x" if name in row.gains else "failed" for name in others]
     cosines = [
         f"{row.cosines[name]:.6f}" if name in row.cosines else ""
@@ -68,52 +100,39 @@ def cells(row: Row, chosen: Sequence[str]) -> tuple[str, ...]:
     return (row.case.name, row.case.model.family, milliseconds(row.seconds[systems.BASE]), *gains, *cosines)
 
 
-def families(rows: Sequence[Row], chosen: Sequence[str]) -> list[tuple[str, ...]]:
-    """For each family, and for all: its models, and of each system the geometric mean and the least of the gains.
-
-    A mean is of the models that the system could run; where it could not run some, their number is told.
-    """
-    others = [name for name in chosen if name != systems.BASE]
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(f"{row.case.suite}: {row.case.model.family}", []).append(row)
-    return [_group(name, held, others) for name, held in (*groups.items(), ("all", list(rows)))]
-
-
 def family_headings(chosen: Sequence[str]) -> tuple[str, ...]:
-    others = [name for name in chosen if name != systems.BASE]
-    return ("family", "models", *(heading for name in others for heading in (name, f"{name}, least")))
+    each = (heading for name in _others(chosen) for heading in (name, f"{name}, least"))
+    return ("family", "models", *each)
 
 
-def _group(name: str, rows: Sequence[Row], others: Sequence[str]) -> tuple[str, ...]:
+def family_cells(family: Family) -> tuple[str, ...]:
+    """The geometric mean and the least of each system's gains, and how many models it could run if not all."""
     told: list[str] = []
-    for system in others:
-        gains = [row.gains[system] for row in rows if system in row.gains]
-        if not gains:
+    for system, gains in family.gains.items():
+        mean = family.mean(system)
+        if mean is None:
             told += ["failed", ""]
             continue
-        of = "" if len(gains) == len(rows) else f" of {len(gains)}"
-        told += [f"{statistics.geometric_mean(gains):.2f}x{of}", f"{min(gains):.2f}x"]
-    return (name, str(len(rows)), *told)
+        of = "" if len(gains) == family.models else f" of {len(gains)}"
+        told += [f"{mean:.2f}x{of}", f"{min(gains):.2f}x"]
+    return (family.name, str(family.models), *told)
 
 
-def draw(rows: Sequence[Row], chosen: Sequence[str], path: Path) -> None:
+def draw(told: Sequence[Family], path: Path) -> None:
     """A bar for each family and system; needs matplotlib."""
     from matplotlib.figure import Figure
 
-    others = [name for name in chosen if name != systems.BASE]
-    told = families(rows, chosen)
+    others = list(told[0].gains)
+    step = len(others) + 1
     figure = Figure(figsize=(7, 0.6 + len(told) * (0.25 + 0.22 * len(others))), layout="constrained")
     axes = figure.add_subplot()
     for number, system in enumerate(others):
-        at = [place * (len(others) + 1) + number for place in range(len(told))]
-        means = [_number(cells[2 + 2 * number]) for cells in told]
+        means = [family.mean(system) or 0.0 for family in told]
+        at = [place * step + number for place in range(len(told))]
         bars = axes.barh(at, means, height=0.9, label=system)
         axes.bar_label(bars, [f"{mean:.2f}x" for mean in means], padding=2, fontsize=8)
-    axes.set_yticks(
-        [place * (len(others) + 1) + (len(others) - 1) / 2 for place in range(len(told))],
-        [f"{cells[0]} ({cells[1]})" for cells in told],
-    )
+    middles = [place * step + (len(others) - 1) / 2 for place in range(len(told))]
+    axes.set_yticks(middles, [f"{family.name} ({family.models})" for family in told])
     axes.axvline(1, linestyle=":", linewidth=1, color="black")
     axes.invert_yaxis()
     axes.set_xlabel("times as fast as eager float32, geometric mean")
@@ -121,5 +140,5 @@ def draw(rows: Sequence[Row], chosen: Sequence[str], path: Path) -> None:
     figure.savefig(path)
 
 
-def _number(cell: str) -> float:
-    return 0.0 if cell == "failed" else float(cell.split("x")[0])
+def _others(chosen: Sequence[str]) -> list[str]:
+    return [name for name in chosen if name != systems.BASE]

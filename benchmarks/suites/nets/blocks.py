@@ -27,6 +27,11 @@ def conv_norm(
     return nn.Sequential(*layers, *([activation()] if activation is not None else []))
 
 
+def leaky(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    """The same with LeakyReLU, as Darknets have it."""
+    return conv_norm(inputs, outputs, size, stride, activation=lambda: nn.LeakyReLU(0.1))
+
+
 class Residual(nn.Module):
     """x + branch(x), and an activation after it where there is one."""
 

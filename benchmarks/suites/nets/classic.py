@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.suites.nets.blocks import Classifier, Residual, conv_norm
+from benchmarks.suites.nets.blocks import Classifier, Residual, conv_norm, leaky
 
 
 def alexnet() -> nn.Module:
@@ -135,26 +135,22 @@ class CrossStage(nn.Module):
     def __init__(self, inputs: int, outputs: int, repeats: int, *, is_first: bool):
         super().__init__()
         half, inner = (outputs, outputs // 2) if is_first else (outputs // 2, outputs // 2)
-        self.down = _leaky(inputs, outputs, 3, 2)
-        self.passed = _leaky(outputs, half, 1)
+        self.down = leaky(inputs, outputs, 3, 2)
+        self.passed = leaky(outputs, half, 1)
         blocks = [
-            Residual(nn.Sequential(_leaky(half, inner, 1), _leaky(inner, half, 3))) for _ in range(repeats)
+            Residual(nn.Sequential(leaky(half, inner, 1), leaky(inner, half, 3))) for _ in range(repeats)
         ]
-        self.blocks = nn.Sequential(_leaky(outputs, half, 1), *blocks, _leaky(half, half, 1))
-        self.join = _leaky(2 * half, outputs, 1)
+        self.blocks = nn.Sequential(leaky(outputs, half, 1), *blocks, leaky(half, half, 1))
+        self.join = leaky(2 * half, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.down(x)
         return self.join(torch.cat((self.passed(x), self.blocks(x)), 1))
 
 
-def _leaky(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Module:
-    return conv_norm(inputs, outputs, size, stride, activation=nn.LeakyReLU)
-
-
 def cspdarknet53() -> nn.Module:
     """CSPDarknet-53."""
-    layers: list[nn.Module] = [_leaky(3, 32, 3)]
+    layers: list[nn.Module] = [leaky(3, 32, 3)]
     inputs = 32
     for outputs, repeats in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
         layers.append(CrossStage(inputs, outputs, repeats, is_first=outputs == 64))

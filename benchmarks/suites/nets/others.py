@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from benchmarks.suites.nets.blocks import Residual, conv_norm
+from benchmarks.suites.nets.blocks import Residual, conv_norm, leaky
 
 
 def dcgan() -> nn.Module:
@@ -62,11 +62,11 @@ class YOLOv3(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stages = nn.ModuleList()
-        inputs, layers = 32, [_leaky(3, 32, 3)]
+        inputs, layers = 32, [leaky(3, 32, 3)]
         for outputs, repeats in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
-            layers.append(_leaky(inputs, outputs, 3, 2))
+            layers.append(leaky(inputs, outputs, 3, 2))
             for _ in range(repeats):
-                branch = nn.Sequential(_leaky(outputs, outputs // 2, 1), _leaky(outputs // 2, outputs, 3))
+                branch = nn.Sequential(leaky(outputs, outputs // 2, 1), leaky(outputs // 2, outputs, 3))
                 layers.append(Residual(branch))  # type: ignore[arg-type]
             inputs = outputs
             if outputs >= 256:
@@ -75,12 +75,12 @@ class YOLOv3(nn.Module):
         self.necks, self.reduces, self.heads = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         extra = 0
         for width in (512, 256, 128):
-            neck: list[nn.Module] = [_leaky(2 * width + extra, width, 1)]
+            neck: list[nn.Module] = [leaky(2 * width + extra, width, 1)]
             for _ in range(2):
-                neck += [_leaky(width, 2 * width, 3), _leaky(2 * width, width, 1)]
+                neck += [leaky(width, 2 * width, 3), leaky(2 * width, width, 1)]
             self.necks.append(nn.Sequential(*neck))
-            self.heads.append(nn.Sequential(_leaky(width, 2 * width, 3), nn.Conv2d(2 * width, 255, 1)))
-            self.reduces.append(nn.Sequential(_leaky(width, width // 2, 1), nn.Upsample(scale_factor=2)))
+            self.heads.append(nn.Sequential(leaky(width, 2 * width, 3), nn.Conv2d(2 * width, 255, 1)))
+            self.reduces.append(nn.Sequential(leaky(width, width // 2, 1), nn.Upsample(scale_factor=2)))
             extra = width // 2
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -95,10 +95,6 @@ class YOLOv3(nn.Module):
             if maps:
                 x = torch.cat((reduce(x), maps.pop()), 1)
         return torch.cat(found, 2).transpose(1, 2)
-
-
-def _leaky(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
-    return conv_norm(inputs, outputs, size, stride, activation=lambda: nn.LeakyReLU(0.1))
 
 
 def _mlp(*widths: int, last: type[nn.Module] = nn.ReLU) -> nn.Sequential:
