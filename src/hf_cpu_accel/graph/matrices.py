@@ -19,7 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.cache import adjacencies
-from hf_cpu_accel.graph.message import Message, _watch
+from hf_cpu_accel.graph.message import Message, watch
 from hf_cpu_accel.ops.sparse import spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 from hf_cpu_accel.runtime.fork import new_lock
@@ -239,10 +239,10 @@ def _multiplies(conv: MessagePassing, message: Message, reduce: str, pair: bool)
     if message.features not in others:
         return False
     arguments = {**others, message.features: (x, None) if pair else x}
-    seen = _watch(partial(conv.message_and_aggregate, matrix), arguments)
-    if seen is None or not seen[1].calls:
+    seen = watch(partial(conv.message_and_aggregate, matrix), arguments)
+    if seen is None or not seen[1]:
         return False
-    output, (*before, (_, arguments_of_product, product)) = seen[0], seen[1].calls
+    output, (*before, (_, arguments_of_product, product)) = seen
     product = product[0] if isinstance(product, tuple) else product
     operands = [argument for argument in arguments_of_product if argument is matrix or argument is x]
     only_it = not any(isinstance(argument, Tensor) for _, arguments, _ in before for argument in arguments)

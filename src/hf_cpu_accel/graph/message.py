@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_cpu_accel.runtime.torch_modes import AroundOps
 
 _EDGES, _HEADS, _FEATURES = 3, 2, 4
 _RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default)
@@ -32,17 +33,8 @@ class Message:
     heads: bool
 
 
-class _Calls(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], Any]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, output))
-        return output
+# Of an op that was called: itself, its arguments, and its output.
+OpCall = tuple[Any, tuple[Any, ...], Any]
 
 
 def read_message(conv: nn.Module, names: list[str]) -> Message | None:
@@ -79,27 +71,35 @@ def _read(conv: nn.Module, source: str, others: list[str]) -> Message | None:
     return None
 
 
-def _watch(message: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, _Calls] | None:
+def watch(message: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, list[OpCall]] | None:
+    """What a method of a layer gives, and the ops that it calls; None if it raises something."""
+    calls: list[OpCall] = []
+
+    def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = op(*args, **kwargs)
+        calls.append((op, args, output))
+        return output
+
     try:
-        with torch.no_grad(), _Calls() as watched:
-            return message(**arguments), watched
+        with torch.no_grad(), AroundOps(note):
+            return message(**arguments), calls
     except Exception:  # unknown code: whatever it raises, it is not the message that was looked for
         return None
 
 
 def _is_copy(message: Callable[..., Any], arguments: dict[str, Any], features: Tensor) -> bool:
-    seen = _watch(message, arguments)
-    return seen is not None and seen[0] is features and not seen[1].calls
+    seen = watch(message, arguments)
+    return seen is not None and seen[0] is features and not seen[1]
 
 
 def _is_product(
     message: Callable[..., Any], features: Tensor, source: str, weight: Tensor, name: str
 ) -> bool:
     """Whether exactly one multiplication happens, of the features with the weight in another shape."""
-    seen = _watch(message, {source: features, name: weight})
-    if seen is None or not seen[1].calls:
+    seen = watch(message, {source: features, name: weight})
+    if seen is None or not seen[1]:
         return False
-    output, (*reshapes, product) = seen[0], seen[1].calls
+    output, (*reshapes, product) = seen
     if any(function not in _RESHAPES for function, _, _ in reshapes):
         return False
     function, factors, result = product

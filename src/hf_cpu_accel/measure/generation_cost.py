@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.runtime.hardware import Peaks
+from hf_cpu_accel.runtime.torch_modes import AroundOps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +53,7 @@ def cost(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Cost:
     """
     counter = _Counter(model)
     generate: Any = model.generate
-    with torch.inference_mode(), counter:
+    with torch.inference_mode(), AroundOps(counter.around):
         generate(**inputs, max_new_tokens=2, streamer=counter)
     return Cost(counter.flops[0], tuple(counter.weights[1].values()))
 
@@ -68,19 +68,18 @@ def peak_of(peaks: Peaks, dtype: str) -> float:
     return max(peaks.float32, peaks.bfloat16) if dtype in ("bfloat16", "int8-weight") else peaks.int8
 
 
-class _Counter(TorchDispatchMode):
+class _Counter:
     """Sums up matrix products with parameters; as a streamer it learns where one token ends and the next begins."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
         self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         self._prompt_seen = False
         self.flops = [0]
         self.weights: list[dict[tuple[int, int], tuple[int, int]]] = [{}]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func.name().split(".")[0] in _MATMULS:
+    def around(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = op(*args, **kwargs)
+        if op.name().split(".")[0] in _MATMULS:
             for weight in args:
                 if isinstance(weight, Tensor) and weight.dim() == 2:
                     self._count(weight, out)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from hf_cpu_accel.ops.attention import attention
@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 
 STRUCTURE = "attention"
 _REPLACED = "scaled_dot_product_attention"
@@ -49,19 +50,17 @@ class AttentionConfig:
 PLAIN = AttentionConfig()
 
 
-class OurAttention(TorchFunctionMode):
+class OurAttention(AroundFunctions):
     """While this mode is on, `scaled_dot_product_attention` is ours wherever it can be."""
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(partial(_answer, config))  # no method: with a cycle, each call would leave garbage
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is functional.scaled_dot_product_attention and not _others_are_asked():
-            return dot_product_attention(*args, **(kwargs or {}), config=self.config)
-        return func(*args, **(kwargs or {}))
+
+def _answer(config: AttentionConfig, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is functional.scaled_dot_product_attention and not _others_are_asked():
+        return dot_product_attention(*args, **kwargs, config=config)
+    return func(*args, **kwargs)
 
 
 def _others_are_asked() -> bool:
@@ -69,7 +68,7 @@ def _others_are_asked() -> bool:
 
     torch asks the inner mode first, which is ours. A default device is a mode, too, and has no answer of its own.
     """
-    modes: list[TorchFunctionMode] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    modes: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
     return any(not isinstance(mode, OurAttention | DeviceContext) for mode in modes)
 
 

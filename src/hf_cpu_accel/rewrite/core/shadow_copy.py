@@ -14,17 +14,18 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.patching.hooks import HOOKS_OF_DIFFUSERS
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
+from hf_cpu_accel.runtime.torch_modes import AroundOps
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -69,7 +70,7 @@ class Shadow:
         Raises:
             OwnError: of `Refused`, in the place of an op that writes to a parameter or buffer.
         """
-        with disable_grouping(), _ReadOnly(self._shared()):
+        with disable_grouping(), AroundOps(partial(_refuse_writes, self._shared())):
             yield
 
     def _shared(self) -> set[int]:
@@ -140,27 +141,19 @@ def shadow_of(module: M) -> M:
     return Shadow(module).of(module)
 
 
-class _ReadOnly(TorchDispatchMode):
-    """Refuses writes to the memory at these addresses."""
+def _refuse_writes(addresses: set[int], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ops: none may write to the memory at these addresses."""
+    if op._schema.is_mutable:
+        with ours():
+            _check(addresses, op._schema, args, kwargs)
+    return op(*args, **kwargs)
 
-    def __init__(self, addresses: set[int]) -> None:
-        super().__init__()
-        self.addresses = addresses
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            with ours():
-                self._check(func._schema, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _check(self, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for number, argument in enumerate(schema.arguments):
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            if argument.is_write and isinstance(value, Tensor) and _address(value) in self.addresses:
-                raise Refused(Refusal(f"its forward writes to its weights ({schema.name})"))
+def _check(addresses: set[int], schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for number, argument in enumerate(schema.arguments):
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        if argument.is_write and isinstance(value, Tensor) and _address(value) in addresses:
+            raise Refused(Refusal(f"its forward writes to its weights ({schema.name})"))
 
 
 def _address(tensor: Tensor) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.rewrite.core.foreign_code import ours
+from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
 
 # What is told of a call that has been made: its arguments, those by keyword, and its output.
 Listener = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -41,39 +41,27 @@ def traced(
     Raises:
         OwnError: what a listener or an answer raises, for `attempt`.
     """
-    with _Functions(functions or {}), _Ops(ops or {}, answers or {}):
+    with (
+        AroundFunctions(partial(_tell, functions or {}, {})),
+        AroundOps(partial(_tell, ops or {}, answers or {})),
+    ):
         yield
 
 
-class _Functions(TorchFunctionMode):
-    def __init__(self, listeners: Mapping[Any, Listener]) -> None:
-        super().__init__()
-        self._listeners = listeners
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        listener = self._listeners.get(func)
-        if listener is not None:
-            with ours():
-                listener(args, kwargs, output)
-        return output
-
-
-class _Ops(TorchDispatchMode):
-    def __init__(self, listeners: Mapping[Any, Listener], answers: Mapping[Any, Callable[..., Any]]) -> None:
-        super().__init__()
-        self._listeners, self._answers = listeners, answers
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        answer = self._answers.get(func)
-        if answer is not None:
-            with ours():
-                return answer(*args, **kwargs)
-        output = func(*args, **kwargs)
-        listener = self._listeners.get(func)
-        if listener is not None:
-            with ours():
-                listener(args, kwargs, output)
-        return output
+def _tell(
+    listeners: Mapping[Any, Listener],
+    answers: Mapping[Any, Callable[..., Any]],
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    answer = answers.get(func)
+    if answer is not None:
+        with ours():
+            return answer(*args, **kwargs)
+    output = func(*args, **kwargs)
+    listener = listeners.get(func)
+    if listener is not None:
+        with ours():
+            listener(args, kwargs, output)
+    return output

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.rewrite.core.foreign_code import ours
@@ -21,10 +20,11 @@ from hf_cpu_accel.rewrite.recorded.noted import Noted
 from hf_cpu_accel.rewrite.recorded.program import size_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
 from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
+from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 
 
-class Recorder(Noted, TorchFunctionMode):
-    """Inside, what this thread asks torch for is noted.
+class Recorder(Noted):
+    """In `noting`, what this thread asks torch for is noted.
 
     Args:
         shadow: of the layer that is called.
@@ -36,8 +36,7 @@ class Recorder(Noted, TorchFunctionMode):
     def __init__(
         self, shadow: Shadow, inputs: list[Any], index: int | None = None, *, follows_sizes: bool = True
     ) -> None:
-        TorchFunctionMode.__init__(self)
-        Noted.__init__(self, shadow, follows_sizes=follows_sizes)
+        super().__init__(shadow, follows_sizes=follows_sizes)
         self._index = index
         self._written: set[int] = set()  # addresses
         self._uncopied: set[int] = set()
@@ -54,7 +53,7 @@ class Recorder(Noted, TorchFunctionMode):
                 vars(module)["forward"] = self._leaf(module)
         token = RECORDER.set(self.called)
         try:
-            with self:
+            with AroundFunctions(self._asked):
                 yield
         finally:
             RECORDER.reset(token)
@@ -98,8 +97,7 @@ class Recorder(Noted, TorchFunctionMode):
             self._keep(output, step)
             return output
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._depth:
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") != "__get__":
