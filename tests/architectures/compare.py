@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hf_cpu_accel.rewrite.core.tolerance import PACKED
 from hf_cpu_accel.rewrite.core.verify import row_errors
+from hf_cpu_accel.tolerance import PACKED
 from tests.architectures.find import Outputs, run, tokens_of
 from tests.architectures.inputs import nested
 from tests.architectures.small import CHOSEN, exceptions

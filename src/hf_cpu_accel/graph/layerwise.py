@@ -22,6 +22,7 @@ from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.forked import share_out, shared
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
+from hf_cpu_accel.tolerance import LAYERWISE, Closeness
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def _check(model: Any) -> None:
     parameter = next(model.parameters(), torch.empty(0))
     x = torch.randn(nodes, model.in_channels, generator=generator).to(parameter.dtype)
     expected, output = model(x, edge_index), _compute(model, x, edge_index, 7, None, 1, lambda: None)
-    tolerance = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 5e-2
-    if not torch.allclose(output, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+    tolerance = LAYERWISE.of(parameter.dtype)
+    if not Closeness(tolerance, tolerance * float(expected.abs().max())).holds(output, expected):
         raise ValueError(
             "model: a layer looks further than one edge, or a norm at other nodes: its chunks would be wrong"
         )

@@ -23,6 +23,7 @@ from hf_cpu_accel.graph.message import Message, watch
 from hf_cpu_accel.ops.sparse import spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.tolerance import MATRIX_PRODUCT
 
 MOST_MATRICES = 16
 _HOOKS = ("_message_and_aggregate_forward_pre_hooks", "_message_and_aggregate_forward_hooks")
@@ -248,4 +249,4 @@ def _multiplies(conv: MessagePassing, message: Message, reduce: str, pair: bool)
     only_it = not any(isinstance(argument, Tensor) for _, arguments, _ in before for argument in arguments)
     if product is not output or len(operands) != 2 or not only_it:
         return False
-    return torch.allclose(output, torch.sparse.mm(matrix, x, reduce), atol=1e-6)
+    return MATRIX_PRODUCT.holds(output, torch.sparse.mm(matrix, x, reduce))

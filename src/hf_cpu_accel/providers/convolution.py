@@ -19,6 +19,7 @@ from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
 from hf_cpu_accel.providers.autotune import MARGIN, NATIVE, autotune
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.tolerance import PROVIDER_CONVOLUTION
 
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, its numbers, algorithm)}
 ACTIVATIONS: dict[str, tuple[str, list[float], str]] = {
@@ -120,9 +121,8 @@ def works(dtype: torch.dtype) -> bool:
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # the op is not in this torch, has another signature, or is not built for this CPU
     expected = functional.conv2d(input.float(), weight.float(), padding=1)
-    alike = torch.allclose(output.float(), expected, atol=0.1, rtol=0.02)
-    alike = alike and torch.allclose(sums.float(), (2 * expected).relu(), atol=0.2, rtol=0.02)
-    return alike and torch.equal(unpacked, weight)
+    pairs = ((output.float(), expected), (sums.float() / 2, expected.relu()))
+    return all(PROVIDER_CONVOLUTION.holds(*pair) for pair in pairs) and torch.equal(unpacked, weight)
 
 
 def compute_dtype(dtype: str) -> torch.dtype:

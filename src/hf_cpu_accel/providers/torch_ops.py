@@ -22,12 +22,11 @@ from torch import Tensor
 from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear, unpack_values
 from hf_cpu_accel.packing.rotation import rotate
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.tolerance import PROVIDER
 
 # (input [..., K] float32 or bfloat16, bias [N] or None) -> [..., N] in the input's dtype
 Multiply = Callable[[Tensor, Tensor | None], Tensor]
 
-# Largest relative error of an output row in the probe: rounding of sums; of bfloat16 inputs and outputs; of 8-bit inputs.
-_PROBE_TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 2e-2}
 _PROBE_SHAPE = (17, 96, 208)  # M, N, K: more than a block of the rotation
 
 
@@ -83,7 +82,7 @@ def _works(provider: Provider) -> bool:
     if given.shape != expected.shape or given.dtype != input.dtype:
         return False
     error = (given.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    return bool(error.max() <= _PROBE_TOLERANCES[provider.dtype])
+    return bool(error.max() <= PROVIDER.of(provider.dtype))
 
 
 def candidates(dtype: str) -> tuple[Provider, ...]:

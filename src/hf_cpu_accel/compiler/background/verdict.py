@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.measure.agreement import compare
+from hf_cpu_accel.tolerance import COMPILED_DIRECTION, COMPILED_ERROR
 
 PAIRS = 5  # measured before it is decided
 GAIN = 1.03  # below it, a switch is not worth the guards
-# {dtype of the packed weights: (least cosine of a row, greatest error relative to the greatest value)}
-_TOLERANCES = {"float32": (0.99999, 1e-3), "bfloat16": (0.999, 0.05)}
-_QUANTISED = (0.998, 0.1)
 
 
 class Verdict:
@@ -73,11 +71,9 @@ def _difference(output: Tensor, reference: Tensor, dtype: str) -> str | None:
     if not bool(torch.isfinite(reference).all()):
         return None if torch.equal(output.isfinite(), reference.isfinite()) else "other numbers are infinite"
     found = compare([output], [reference])
-    cosine, error = (
-        _TOLERANCES["bfloat16" if reference.dtype is torch.bfloat16 else dtype]
-        if (dtype in _TOLERANCES)
-        else _QUANTISED
-    )
-    if found.worst_cosine < cosine or found.max_relative_error > error:
+    if dtype == "float32" and reference.dtype is torch.bfloat16:
+        dtype = "bfloat16"
+    turned = 1 - found.worst_cosine
+    if turned > COMPILED_DIRECTION.of(dtype) or found.max_relative_error > COMPILED_ERROR.of(dtype):
         return f"cosine {found.worst_cosine:.5f}, error {found.max_relative_error:.1e}"
     return None

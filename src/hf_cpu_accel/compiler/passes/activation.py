@@ -11,6 +11,7 @@ from torch.fx import Node
 from hf_cpu_accel.compiler.passes.linear import LinearCall
 from hf_cpu_accel.compiler.passes.match import args_of, argument, is_call
 from hf_cpu_accel.compiler.rewriter import Rewriter, aten
+from hf_cpu_accel.tolerance import SAME_NUMBER
 
 ours = torch.ops.hf_cpu_accel
 _NAMES = {
@@ -87,6 +88,6 @@ def _with_number(rewriter: Rewriter, node: object, target: object, number: float
         return None
     for value, other in (args_of(node), args_of(node)[::-1]):
         found = rewriter.number(other)
-        if isinstance(value, Node) and found is not None and math.isclose(found, number, rel_tol=1e-6):
+        if isinstance(value, Node) and found is not None and math.isclose(found, number, rel_tol=SAME_NUMBER):
             return value
     return None

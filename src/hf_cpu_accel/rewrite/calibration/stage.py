@@ -19,8 +19,8 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.calibration.walk import Compute, walk
 from hf_cpu_accel.rewrite.core.calibration import Example, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context, refusal
-from hf_cpu_accel.rewrite.core.tolerance import PACKED
 from hf_cpu_accel.rewrite.linear.transposed import as_linear
+from hf_cpu_accel.tolerance import PACKED
 
 # How much of what the rules allow a weight may be off for inputs that are like no example, as root mean square.
 _FAR = 0.6

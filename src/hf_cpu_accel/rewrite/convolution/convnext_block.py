@@ -29,10 +29,10 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
-from hf_cpu_accel.rewrite.core.tolerance import CONVOLUTION_BLOCK
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, Part
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.tolerance import CONVOLUTION_BLOCK
 
 STRUCTURE = "convolution block"
 

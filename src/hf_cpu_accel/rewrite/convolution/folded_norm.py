@@ -18,8 +18,8 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import AFFINE
 from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.tolerance import AFFINE
 
 STRUCTURE = "batch norm"
 _JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish")

@@ -44,9 +44,9 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
-from hf_cpu_accel.rewrite.core.tolerance import RESIDUAL_BLOCKS
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
 STRUCTURE = "residual blocks"
 # [batch, height, width]: for matching, and for verification.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION
+from hf_cpu_accel.tolerance import ACTIVATION
 
 # Dense where activations differ from one another, and far enough out to tell the clipped ones.
 GRID = torch.cat((torch.linspace(-12.0, 12.0, 1201), torch.tensor([-1e3, -50.0, 50.0, 1e3])))

@@ -30,8 +30,8 @@ from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
-from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
+from hf_cpu_accel.tolerance import FORMULA
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.

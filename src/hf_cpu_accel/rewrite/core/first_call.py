@@ -29,11 +29,9 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.verify import row_errors, surely_within, tolerance
 from hf_cpu_accel.runtime.fork import new_lock
+from hf_cpu_accel.tolerance import FEW_ROWS, MOST_ROWS, OTHER_ROWS
 
 LEFT = "_hf_cpu_accel_left"  # attribute of a part that went back to its own forward: why
-# Of the rows: a number between two quantisation steps, or between two experts, may go to either, which moves a few rows.
-_MOST = 0.75
-_FEW_ROWS = 5
 
 
 class _Call(threading.local):
@@ -135,9 +133,9 @@ class FirstCall:
         worst = errors.max().item()
         if worst <= allowed:
             return None
-        quantises = self.dtype in QUANTISED and worst <= _FEW_ROWS * allowed
-        alike = (errors <= allowed / 10).double().mean().item()
-        if (quantises or reference.moves_rows) and alike >= _MOST:
+        quantises = self.dtype in QUANTISED and worst <= FEW_ROWS * allowed
+        alike = (errors <= OTHER_ROWS * allowed).double().mean().item()
+        if (quantises or reference.moves_rows) and alike >= MOST_ROWS:
             return None
         return f"off by {worst:.1e} (relative, worst row; allowed {allowed:.0e})"
 

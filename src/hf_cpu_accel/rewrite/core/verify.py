@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.tolerance import PACKED, ROW_SUMS
-
-# Rows far smaller than the largest one are judged against this part of it: a row that is nearly 0 has no direction.
-_SMALL_ROW = 1e-2
-
-# What an input that is quantised to the next step moves a row by, in tolerances of `computes_alike`: seen were 1.5 for rows of 768.
-_FEW_ROWS = 5
-# Of the rows, at most 7 % were moved.
-_MOST = 0.75
+from hf_cpu_accel.tolerance import FEW_ROWS, MOST_ROWS, OTHER_ROWS, PACKED, ROW_SUMS, SMALL_ROW
 
 _BATCH, _TOKENS = 2, 3
 
@@ -49,7 +41,7 @@ def row_errors(candidate: Tensor, reference: Tensor) -> Tensor:
     """Of each row, float64; NaN where one of the two holds NaN."""
     expected = reference.double()
     norms = expected.norm(dim=-1)
-    floor = (norms.max() * _SMALL_ROW).clamp_min(1e-12)
+    floor = (norms.max() * SMALL_ROW).clamp_min(1e-12)
     return (candidate.double() - expected).norm(dim=-1) / torch.maximum(norms, floor)
 
 
@@ -77,7 +69,7 @@ def surely_within(
     if not 1e-6 < largest < 1e16:  # squares of float32 in both directions; NaN
         return False
     distances = torch.linalg.vector_norm(candidate.float() - expected, dim=-1)
-    within = distances <= norms.clamp_min(largest * _SMALL_ROW) * (0.99 * allowed)
+    within = distances <= norms.clamp_min(largest * SMALL_ROW) * (0.99 * allowed)
     if rows is not None:
         within = within | ~rows
     return bool(within.all())
@@ -93,13 +85,9 @@ def computes_alike(candidate: object, reference: object, tolerance: float, *, qu
     error = row_error(candidate, reference)
     if error <= tolerance or not quantises:
         return error <= tolerance
-    if (
-        not isinstance(candidate, Tensor)
-        or not isinstance(reference, Tensor)
-        or error > _FEW_ROWS * tolerance
-    ):
+    if not isinstance(candidate, Tensor) or not isinstance(reference, Tensor) or error > FEW_ROWS * tolerance:
         return False
-    return bool(row_errors(candidate, reference).quantile(_MOST) <= tolerance / 10)
+    return bool(row_errors(candidate, reference).quantile(MOST_ROWS) <= OTHER_ROWS * tolerance)
 
 
 def tolerance(dtype: str, compute: torch.dtype) -> float:

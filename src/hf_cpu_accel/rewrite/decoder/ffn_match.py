@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
-from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts, RouterParts
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, differ
 from hf_cpu_accel.rewrite.decoder.trace import ExpertsCall, FFNCall, LinearCall, OpCall
 from hf_cpu_accel.rewrite.linear.linear_run import side_by_side
+from hf_cpu_accel.tolerance import TRACED
 
 OTHER_ROUTING = (
     "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "

@@ -37,12 +37,10 @@ from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 from hf_cpu_accel.rewrite.decoder.verify import Verification
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, is_permuted
 from hf_cpu_accel.rewrite.linear.tensor_parallel import BETWEEN, is_joined
+from hf_cpu_accel.tolerance import EXACT
 
 STRUCTURE = "decoder layer"
 WATCHED = "hooks, a forward of its own or skip_modules are in its way: its parts run one by one"
-
-# An error that can be nothing but rounding of float32.
-_EXACT = 1e-5
 
 
 def fuse_decoder_layers(context: Context) -> list[PlanItem]:
@@ -206,7 +204,7 @@ class _Reader:
             error = verification.error(candidate)
             if error <= best_error:
                 best, best_error, best_rotation = candidate, error, rotation
-            if error <= max(_EXACT, 4 * self.usual.get(rotation, 0.0)):
+            if error <= max(EXACT, 4 * self.usual.get(rotation, 0.0)):
                 break
         if best is None:
             return None

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.ops.decoder.layers import Norm
-from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm, small_floats
+from hf_cpu_accel.tolerance import FORMULA
 
 
 @dataclass(frozen=True)

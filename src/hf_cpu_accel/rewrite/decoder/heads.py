@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.ops.decoder.layers import Gate, Heads
-from hf_cpu_accel.rewrite.core.tolerance import SAME_FACTOR
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart, normalised
 from hf_cpu_accel.rewrite.decoder.residuals import differ
-
-_ALIKE = 1e-5  # how far 1 - cosine of the same values may be from 0 by rounding
+from hf_cpu_accel.tolerance import SAME_DIRECTION, SAME_FACTOR
 
 
 @dataclass(frozen=True)
@@ -170,13 +168,13 @@ def _places(heads: Tensor, windows: Tensor) -> tuple[list[int], float] | None:
     lengths = theirs.norm(dim=1).clamp_min(1e-30)
     cosines = (ours / ours.norm(dim=1, keepdim=True).clamp_min(1e-30)) @ (theirs / lengths[:, None]).T
     best = cosines.max(dim=1)
-    if (1 - best.values).max() > _ALIKE:
+    if (1 - best.values).max() > SAME_DIRECTION:
         return None
     factors = ours.norm(dim=1) / lengths[best.indices]
     factor = factors.mean().item()
-    if (factors - factor).abs().max() > 1e-4 * factor:
+    if (factors - factor).abs().max() > SAME_FACTOR * factor:
         return None
-    return best.indices.tolist(), 1.0 if abs(factor - 1) < 1e-4 else factor
+    return best.indices.tolist(), 1.0 if abs(factor - 1) < SAME_FACTOR else factor
 
 
 def _order(firsts: list[int], group: int) -> Heads | None:

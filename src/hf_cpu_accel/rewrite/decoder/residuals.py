@@ -8,10 +8,10 @@ from itertools import product
 
 from torch import Tensor, nn
 
-from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.norm.match import identify_bare_norm, identify_norm
+from hf_cpu_accel.tolerance import TRACED
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch import Tensor
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.trace import AttentionCall
+from hf_cpu_accel.tolerance import LINE, SLOPES
 
 # How far from a line a bias may be, relative to its largest value: rounding, and in bfloat16 that of the slopes too.
-_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
-_FIT = {torch.float32: 1e-4, torch.bfloat16: 2.0**-7}
+_DTYPES = (torch.float32, torch.bfloat16)  # of biases
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_scores(call: AttentionCall, key: Tensor, dtype: torch.dtype) -> Scores 
     ramps = torch.diag_embed(_centred(positions).expand(*products.shape).permute(1, 2, 0)).permute(2, 0, 1, 3)
     columns = torch.cat([products[..., None], ramps], dim=-1).flatten(0, 2)
     found = torch.linalg.lstsq(columns, scores.flatten()[:, None]).solution[:, 0]
-    bound = _FIT[dtype]
+    bound = LINE.of(dtype)
     if (columns @ found - scores.flatten()).abs().max() > bound * scores.abs().max():
         return None
     scale, slopes = found[0].item(), found[1:].float()
@@ -91,7 +91,7 @@ class Slopes:
         error = (rows - first - self.slopes[:, None] * distance).abs()
         if tokens is not None:
             error = error * tokens[:, None]
-        bound = _ROUNDING[bias.dtype] * rows.abs().amax(dim=-1, keepdim=True)
+        bound = SLOPES.of(bias.dtype) * rows.abs().amax(dim=-1, keepdim=True)
         return bool((error <= bound).all())
 
     def like(self, bias: Tensor, start: Tensor, kv_len: int) -> Tensor:
@@ -106,9 +106,9 @@ class Slopes:
 
 def find_slopes(call: LayerCall, slopes: Tensor) -> Slopes | None:
     """The argument that gives the layer's scores their `slopes` [heads]; None if there is none."""
-    heads, keys, bound = len(slopes), call.hidden_states.shape[1], 10 * _FIT[call.hidden_states.dtype]
+    heads, keys, bound = len(slopes), call.hidden_states.shape[1], 10 * LINE.of(call.hidden_states.dtype)
     for name, value in call.arguments.items():
-        if not isinstance(value, Tensor) or value.dim() != 3 or value.dtype not in _ROUNDING:
+        if not isinstance(value, Tensor) or value.dim() != 3 or value.dtype not in _DTYPES:
             continue
         if value.shape[0] % heads or value.shape[1] != 1 or value.shape[2] < keys:
             continue

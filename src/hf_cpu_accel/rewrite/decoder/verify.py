@@ -13,7 +13,6 @@ from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
-from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import row_errors
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
@@ -22,9 +21,7 @@ from hf_cpu_accel.rewrite.decoder.layer import fuse
 from hf_cpu_accel.rewrite.decoder.masks import mask_like
 from hf_cpu_accel.rewrite.decoder.prompt import PADDING
 from hf_cpu_accel.rewrite.decoder.role import Role
-
-# Where the scores of two experts are nearly the same, rounding sends a token to the other one. So many tokens must not.
-_ROUTED_ALIKE = 0.75
+from hf_cpu_accel.tolerance import DECODER_LAYER, MOST_ROWS
 
 
 class Verification:
@@ -92,7 +89,8 @@ class Verification:
             errors.append(row_errors((ours - base)[shown], (theirs - base)[shown]))
         rows = torch.cat(errors).nan_to_num(nan=float("inf")).sort().values
         if isinstance(role.parts.ffn, MixtureParts):
-            return rows[int(_ROUTED_ALIKE * (len(rows) - 1))].item()
+            # Where the scores of two experts are nearly the same, rounding sends a token to the other one.
+            return rows[int(MOST_ROWS * (len(rows) - 1))].item()
         return rows[-1].item()
 
     def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:

@@ -14,7 +14,6 @@ from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.trace import BMM, traced
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder.candidates import candidates, unexplained
@@ -23,6 +22,7 @@ from hf_cpu_accel.rewrite.encoder.parts import MASK, EncoderLayerParts, EncoderS
 from hf_cpu_accel.rewrite.encoder.positions import RELATIVE, VECTORS, DisentangledParts
 from hf_cpu_accel.rewrite.encoder.trace import LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.tolerance import ENCODER_LAYER, MEASURED_SCALE
 
 _SPAN = "pos_ebd_size"  # attribute of attention modules
 _BATCH, _LENGTH = 2, 7
@@ -209,4 +209,4 @@ def _exact(scale: float, head_size: int) -> float:
     """1 / sqrt(n * head_size), n products being added, where the scale is nearly that: it was measured."""
     exact = [(count * head_size) ** -0.5 for count in (1, 2, 3)]
     nearest = min(exact, key=lambda value: abs(value - scale))
-    return nearest if abs(nearest - scale) < 1e-2 * nearest else scale
+    return nearest if abs(nearest - scale) < MEASURED_SCALE * nearest else scale

@@ -21,7 +21,6 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.tolerance import EMBEDDINGS
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder.embeddings_match import (
     IDS,
@@ -32,6 +31,7 @@ from hf_cpu_accel.rewrite.encoder.embeddings_match import (
     tables_of,
 )
 from hf_cpu_accel.rewrite.norm.match import identify_norm
+from hf_cpu_accel.tolerance import EMBEDDINGS
 
 STRUCTURE = "embeddings"
 

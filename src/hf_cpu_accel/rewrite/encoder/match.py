@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER, TRACED
 from hf_cpu_accel.rewrite.core.verify import are_probabilities, probe, row_error
 from hf_cpu_accel.rewrite.encoder.arguments import (
     hidden_states_of,
@@ -40,6 +39,7 @@ from hf_cpu_accel.rewrite.encoder.parts import (
 )
 from hf_cpu_accel.rewrite.encoder.trace import AttentionCall, LayerTrace
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.tolerance import ENCODER_LAYER, TRACED, Closeness
 
 _HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of attention modules
 _POSITIONS = "position_ids"  # tables say all about them
@@ -278,7 +278,7 @@ class _Matcher:
         expected = self._states(**given)
         output = hidden_states_of(output)
         alike = isinstance(output, Tensor) and output.shape == expected.shape
-        return alike and torch.allclose(output, expected, rtol=TRACED.float32, atol=TRACED.float32)
+        return alike and Closeness(TRACED.float32, TRACED.float32).holds(output, expected)
 
     def _relative(self, trace: LayerTrace) -> Tensor | None:
         """The table of the bias that the layer makes by itself.

@@ -22,12 +22,12 @@ from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.encoder.layer import BOTH_ENDS, FusedEncoderLayer
+from hf_cpu_accel.tolerance import MOVED
 
 FIRST, LAST = BOTH_ENDS
 
 _TOKENS, _PADDED = 7, 3
 _SAMPLES = 4000
-_MOVED = 1e-3  # of the largest number of an output
 _WORDS = {
     (
         FIRST,
@@ -190,7 +190,7 @@ def _moved(outputs: list[Tensor], others: list[Tensor], tokens: Tensor) -> tuple
     """The ends at which a sequence has padding that moves what comes out for it, its tokens' own numbers at the padding aside."""
     rows = torch.zeros(len(tokens), dtype=torch.bool)
     for one, other in zip(outputs, others, strict=True):
-        change, bound = (one - other).abs(), _MOVED * one.abs().max()
+        change, bound = (one - other).abs(), MOVED * one.abs().max()
         if one.dim() > 1 and one.shape[1::-1] == tokens.shape:
             change = change.transpose(0, 1)
         if change.dim() > 1 and change.shape[:2] == tokens.shape:

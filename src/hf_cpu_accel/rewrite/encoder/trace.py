@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
-from hf_cpu_accel.rewrite.core.tolerance import SAME_RATIO, Closeness
 from hf_cpu_accel.rewrite.core.trace import BMM, MATMUL, Listener, traced
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_norm
+from hf_cpu_accel.tolerance import SAME_RATIO, SAME_ZERO, Closeness
 
 _OPS = torch.ops.hf_cpu_accel
 _NORMS = (_OPS.layer_norm.default, _OPS.rms_norm.default, torch.ops.aten.native_layer_norm.default)
@@ -256,7 +256,7 @@ def _ratio(values: Tensor, reference: Tensor) -> float | None:
     """The factor between two tensors, None if there is none."""
     if torch.equal(values, reference):
         return 1.0
-    close = Closeness(SAME_RATIO.of(values.dtype), 1e-6)
+    close = Closeness(SAME_RATIO.of(values.dtype), SAME_ZERO)
     values, reference = values.double(), reference.double()
     factor = float((values * reference).sum() / (reference * reference).sum())
     return factor if close.holds(values, factor * reference) else None

@@ -20,8 +20,8 @@ from hf_cpu_accel.packing.linear import PackedWeight, pack_affine_stack, pack_st
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
-from hf_cpu_accel.rewrite.core.tolerance import TRACED
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.tolerance import TRACED
 
 _LARGE = 40.0  # a probe that reaches limits
 

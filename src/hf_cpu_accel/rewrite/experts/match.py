@@ -15,11 +15,11 @@ from hf_cpu_accel.patching.restore import free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.tolerance import STORED_EXPERTS
 from hf_cpu_accel.rewrite.core.verify import beyond, tolerance
 from hf_cpu_accel.rewrite.experts.form import ExpertsForm, Stack, holds_experts, read_experts
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack, pack_experts
 from hf_cpu_accel.rewrite.linear.match import free
+from hf_cpu_accel.tolerance import STORED_EXPERTS
 
 STRUCTURE = "experts"
 

@@ -27,10 +27,10 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import ACTIVATION, FFN
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, GatedFFNWork
 from hf_cpu_accel.rewrite.linear.layer import PERMUTED, PackedLinear, is_permuted
+from hf_cpu_accel.tolerance import ACTIVATION, FFN
 
 STRUCTURE = "nested ffn"
 

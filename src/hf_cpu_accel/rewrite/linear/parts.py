@@ -11,9 +11,9 @@ from hf_cpu_accel.hosts.arguments import parameters_of
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.core.activations import identify, is_library_function
 from hf_cpu_accel.rewrite.core.context import Context, refusal
-from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
 from hf_cpu_accel.rewrite.norm.match import NormSpec, identify_norm
+from hf_cpu_accel.tolerance import FORMULA
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.tolerance import PACKED
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import ALONE, MERGED, packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
+from hf_cpu_accel.tolerance import PACKED
 
 # Of the probe: few rows go to a kernel that hosts have for some devices only, more are multiplied by the unpacked weight.
 _REPEATED = 3

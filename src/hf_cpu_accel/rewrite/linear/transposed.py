@@ -11,10 +11,10 @@ from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
 from hf_cpu_accel.rewrite.linear.match import pack, packed_item, release
 from hf_cpu_accel.rewrite.linear.parts import plain_linear
+from hf_cpu_accel.tolerance import FORMULA
 
 STRUCTURE = "transposed linear"
 

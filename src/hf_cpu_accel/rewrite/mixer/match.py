@@ -20,15 +20,14 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal, is_listed
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
 from hf_cpu_accel.rewrite.core.verify import row_error, row_errors
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear, is_permuted
 from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, holds_weights
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm
+from hf_cpu_accel.tolerance import MOST_ROWS, RECURRENT_MIXER
 
 _BATCH, _TOKENS, _PADDING = 2, 7, 2
-_MOST = 0.75  # of the rows
 
 M = TypeVar("M", bound=FusedMixer)
 
@@ -172,7 +171,7 @@ def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) ->
         outputs, _ = _run(_fused(shadow.module, parts))
     pairs = zip(outputs, expected, strict=True)
     if isinstance(parts.ffn, str):  # rounding may send a token to another expert
-        return max(float(row_errors(ours, theirs).flatten().quantile(_MOST)) for ours, theirs in pairs)
+        return max(float(row_errors(ours, theirs).flatten().quantile(MOST_ROWS)) for ours, theirs in pairs)
     return max(row_error(ours, theirs) for ours, theirs in pairs)
 
 

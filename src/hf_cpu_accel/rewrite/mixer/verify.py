@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import DECODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer
+from hf_cpu_accel.tolerance import DECODER_LAYER
 
 _BATCH, _TOKENS, _PADDING = 2, 9, 3
 _LARGE = 1000.0

@@ -21,8 +21,8 @@ from hf_cpu_accel.rewrite.core.activations import is_library_function
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.tolerance import FORMULA
 from hf_cpu_accel.rewrite.core.verify import disagreement, probe, row_error, run_alone
+from hf_cpu_accel.tolerance import FORMULA
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.trace import Link
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.core.tolerance import RESIDUAL_BLOCKS
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.quantised.graph import RANGE, with_lowered
+from hf_cpu_accel.tolerance import RESIDUAL_BLOCKS
 
 STRUCTURE = "images in 8 bits"
 _ATEN = torch.ops.aten

@@ -18,7 +18,6 @@ from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import ENCODER_LAYER
 from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.recorded.by_torch import torch_products
 from hf_cpu_accel.rewrite.recorded.call import Call
@@ -30,6 +29,7 @@ from hf_cpu_accel.rewrite.recorded.program import Program
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
+from hf_cpu_accel.tolerance import ENCODER_LAYER
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:

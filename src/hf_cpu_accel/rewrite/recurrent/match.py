@@ -18,11 +18,11 @@ from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.tolerance import RECURRENT_MIXER
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.mixer.match import fuse_mixer_layers
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.rewrite.recurrent.parts import Mixer, candidates
+from hf_cpu_accel.tolerance import RECURRENT_MIXER
 
 STRUCTURE = "recurrent mixer"
 

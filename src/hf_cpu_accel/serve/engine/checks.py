@@ -12,13 +12,11 @@ from hf_cpu_accel.generate.coverage import loop_refusal
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.serve.engine.batch import Batch
 from hf_cpu_accel.serve.engine.forward import Forward
+from hf_cpu_accel.tolerance import BATCHED
 
 _ACCEPTED = (
     "accepted are decoders of transformers that generate (AutoModelForCausalLM) and keep keys and values only"
 )
-# By which logits may differ, relative to the length of the row. Other sums move quantised inputs by single steps, which is a few
-# hundredths; a mask or a position that is not heeded moves logits by more than this.
-_WORST = 0.05
 
 
 def check_model(model: Any) -> None:
@@ -54,7 +52,7 @@ def check_batches(forward: Forward) -> None:
         batch.add(storage.part(0, 0, len(text) - 1))
         alone.append(forward.extend(cache, text[-1:], len(text) - 1))
     error = row_error(batch.step([text[-1] for text in texts]), torch.cat(alone))
-    if not error <= _WORST:
+    if not error <= BATCHED:
         raise ValueError(
             f"model={type(forward.model).__name__}: sequences of different lengths in one batch get other logits than each "
             f"alone, by {error:.0%}; {_ACCEPTED}, and heed attention_mask"

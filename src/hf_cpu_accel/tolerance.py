@@ -1,4 +1,4 @@
-"""How far a replacement may be from what it replaces: every bound of the rewrites, and why it is that number.
+"""How far what we put in the place of something may be from it: every bound, and why it is that number.
 
 Unless it says otherwise a bound is one of `verify.row_error`: the distance of the worst row, relative to its length. What is wrong
 (an activation, a bias, a mask) moves rows by 0.1 to 1, rounding by what stands here; where quantisation stands between, a bound is
@@ -78,5 +78,42 @@ WINDOW_BIAS = Closeness(0.0, 1e-4)
 ROW_SUMS = Closeness(1e-5, 1e-2)
 # Factors that were read off a trace, each a quotient of sums: relative to the largest.
 SAME_FACTOR = 1e-4
-# The same factor for all values of a tensor: relative to each of them.
-SAME_RATIO = Tolerance(1e-5, 1e-2)
+# The same factor for all values of a tensor: relative to each of them, and what rounding leaves of a 0.
+SAME_RATIO, SAME_ZERO = Tolerance(1e-5, 1e-2), 1e-6
+# How far 1 - cosine of the same values, times a factor, may be from 0 by rounding.
+SAME_DIRECTION = 1e-5
+# A scale of attention that was measured, to be taken for 1 / sqrt(n * head_size): those of n = 1, 2, 3 are 18 % apart at least.
+MEASURED_SCALE = 1e-2
+# A number in a graph that is one of a formula: it may have been float32 meanwhile, which keeps 6e-8 of it.
+SAME_NUMBER = 1e-6
+# Biases that grow by one slope with each key, by their dtype: what rounding may make of them, relative to the largest of a row (a
+# step of bfloat16 is 2^-8 of a number), and how far scores may be from a line through them.
+SLOPES, LINE = Tolerance(1e-5, 2.0**-6), Tolerance(1e-4, 2.0**-7)
+# An error that can be nothing but rounding of float32: no other candidate needs to be tried.
+EXACT = 1e-5
+# What an output is moved by, relative to its largest number, where the numbers in padding are read; rounding moves it by less.
+MOVED = 1e-3
+
+# How bounds of `row_error` are applied. Rows far smaller than the largest one are judged against this part of it: a row that is
+# nearly 0 has no direction.
+SMALL_ROW = 1e-2
+# Where quantisation, or a choice of experts, stands between, a number between two steps may go to either, which moves the few rows
+# that have one. These may be off by so many tolerances (seen were 1.5 for rows of 768), while so many of all rows (at most 7 % were
+# moved) must be within a part of it.
+FEW_ROWS, MOST_ROWS, OTHER_ROWS = 5, 0.75, 0.1
+
+# Logits of a sequence in a batch against those of it alone. Other sums move quantised inputs by single steps, which is a few
+# hundredths; a mask or a position that is not heeded moves logits by more than this.
+BATCHED = 0.05
+# Chunks of a graph against all of it: other sums in each of some layers. Values, relative and to the largest.
+LAYERWISE = Tolerance(1e-3, 5e-2)
+# A product with a matrix of three entries against torch's: nothing but the order of two additions.
+MATRIX_PRODUCT = Closeness(1e-5, 1e-6)
+# Torch's own ops against float64: rounding of sums; of bfloat16 inputs and outputs; of 8-bit inputs.
+PROVIDER = Tolerance(1e-5, 1e-2, int8=2e-2)
+# Sums of 144 products of random numbers, 12 on average, in bfloat16 from bfloat16: rounding of the output is 2^-8 of them.
+PROVIDER_CONVOLUTION = Closeness(0.02, 0.1)
+# A compiled form against tier 1: what 1 - cosine of the worst row may be, and the greatest error, relative to the greatest value.
+# Both round at other places; what is compiled wrongly turns rows by more.
+COMPILED_DIRECTION = Tolerance(1e-5, 1e-3, int8=2e-3, int4=2e-3)
+COMPILED_ERROR = Tolerance(1e-3, 5e-2, int8=0.1, int4=0.1)

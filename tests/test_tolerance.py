@@ -1,0 +1,45 @@
+"""Bounds stand in one file, by dtypes or names of packed weights."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_cpu_accel
+from hf_cpu_accel.packing.linear import FORMS
+from hf_cpu_accel.tolerance import COMPILED_DIRECTION, COMPILED_ERROR, PACKED, Closeness, Tolerance
+
+# torch's comparison, which has bounds by default, and numbers that are handed to Python's.
+_COMPARES = re.compile(r"\ballclose\(|tol=\d")
+
+
+def test_no_other_file_compares_by_a_number_of_its_own() -> None:
+    package = Path(hf_cpu_accel.__file__).parent
+    found = {
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        if path != package / "tolerance.py"
+        for line in path.read_text().splitlines()
+        if _COMPARES.search(line)
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("bounds", [PACKED, COMPILED_DIRECTION, COMPILED_ERROR])
+def test_bounds_of_packed_weights_are_there_for_each_form(bounds: Tolerance) -> None:
+    assert bounds.float32 <= bounds.bfloat16
+    assert all(bounds.of(form) > 0 for form in FORMS)
+
+
+def test_bounds_go_by_the_width_of_a_dtype() -> None:
+    bounds = Tolerance(1e-5, 1e-2)
+    assert bounds.of(torch.float64) == bounds.of(torch.float32) == bounds.of("float32") == 1e-5
+    assert bounds.of(torch.float16) == bounds.of(torch.bfloat16) == 1e-2
+
+
+def test_closeness_is_relative_to_the_reference() -> None:
+    ones = torch.ones(3)
+    assert Closeness(0.1, 0.0).holds(1.09 * ones, ones)
+    assert not Closeness(0.1, 0.0).holds(1.11 * ones, ones)
+    assert Closeness(0.0, 0.2).holds(1.11 * ones, ones)
