@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from operator import contains, itemgetter
+from operator import contains
 from typing import Any
 
 from torch import nn
 
 from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.plain_values import is_plain, noted
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
-_PLAIN = (bool, int, float, str)
+# What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
+_NOT_TOLD = frozenset((*vars(nn.Module()), "forward"))
 _PACKAGE = "hf_cpu_accel."
 
 
@@ -35,8 +37,8 @@ class Inside:
         told = modules if by_attributes else []
         named = [(module, names) for module in told if (names := tuple(_names(module)))]
         self._told = [module for module, _ in named]
-        self._readers = [itemgetter(*names) for _, names in named]
-        self._values = [read(vars(module)) for read, module in zip(self._readers, self._told, strict=True)]
+        values = [noted(vars(module), names) for module, names in named]
+        self._readers, self._values = [read for read, _ in values], [value for _, value in values]
         self._find_states()
 
     @constant_while_traced
@@ -67,10 +69,15 @@ class Inside:
 
 
 def _names(module: nn.Module) -> Iterator[str]:
-    """Those of plain attributes that its class's forward may read; ours look after their own."""
+    """Those of plain attributes that its class's forward may read; ours look after their own.
+
+    Not of None: forwards have it where they will keep what they have made.
+    """
     if type(module).__module__.startswith(_PACKAGE):
         return
     is_fused = hasattr(type(module), "_original_class")
     for name, value in vars(module).items():
-        if isinstance(value, _PLAIN) and name != "training" and not (is_fused and name.startswith("_")):
+        if name in _NOT_TOLD or (is_fused and name.startswith("_")):
+            continue
+        if value is not None and is_plain(value):
             yield name

@@ -16,25 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.patching.plain_values import CONSTANTS
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}
 _DEEPEST = 12
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    range,
-    slice,
-)
+_PLAIN = (*CONSTANTS, torch.Size)
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.patching.plain_values import is_plain, noted
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 from hf_cpu_accel.rewrite.recorded.kept import OWN
 
-# Values that are compared as such.
-_PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
-    *(type, FunctionType, BuiltinFunctionType),
-)
 _FUNCTIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
-_SEQUENCES = (list, tuple, set, frozenset, torch.Size)
 _DEEPEST = 2  # a config in a config
-_MOST_VALUES = 256  # of a container
 
 
 @dataclass
@@ -135,10 +127,9 @@ class Guard:
 
     def _take(self, read: dict[str, Any], state: Any, depth: int) -> None:
         """Note the values in `read`, which is a part of `state`, and those of the objects in it that are no modules: configs."""
-        plain = {name: value for name, value in read.items() if _is_plain(value)}
+        plain = [name for name, value in read.items() if is_plain(value)]
         if plain:
-            getter = itemgetter(*plain)
-            self._states.append((state, getter, _copied(getter(state))))
+            self._states.append((state, *noted(state, plain)))
         for name, value in read.items():
             if name in plain or isinstance(value, nn.Module | Tensor | ModuleType | Mapping):
                 continue
@@ -164,7 +155,7 @@ class Guard:
             self._seen.add(id(cls))
             named = (name for name in self._read.names if name in vars(cls) and not name.startswith("__"))
             read = {name: value for name in named if not isinstance(value := vars(cls)[name], _FUNCTIONS)}
-            self._take({n: v for n, v in read.items() if _is_plain(v)}, vars(cls), 0)
+            self._take({n: v for n, v in read.items() if is_plain(v)}, vars(cls), 0)
 
 
 def _not_ours(layer: nn.Module) -> Iterator[nn.Module]:
@@ -179,19 +170,3 @@ def _renamed(config: Any) -> Iterable[tuple[str, str]]:
     """(name, that under which it is kept) in configs of transformers."""
     names = getattr(config, "attribute_map", None)
     return names.items() if isinstance(names, dict) else ()
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it says all by `==`: a value, or a container of such that is no large one."""
-    if isinstance(value, _PLAIN):
-        return True
-    if type(value) is dict:
-        return len(value) <= _MOST_VALUES and all(map(_is_plain, (*value, *value.values())))
-    return type(value) in _SEQUENCES and len(value) <= _MOST_VALUES and all(map(_is_plain, value))
-
-
-def _copied(value: Any) -> Any:
-    """A copy of containers, which may be written to."""
-    if type(value) is dict:
-        return {name: _copied(part) for name, part in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value

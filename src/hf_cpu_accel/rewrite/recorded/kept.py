@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.patching.plain_values import VALUES, is_same_value
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 
-_VALUES = (bool, int, float, complex, str, bytes)
-_STATELESS = (nn.Module, Tensor, ModuleType, FunctionType, type, *_VALUES)
+_STATELESS = (nn.Module, Tensor, ModuleType, *VALUES)
 _DEEPEST = 4
 # Attributes of recorded layers themselves, which other threads may call meanwhile.
 OWN = frozenset(("_programs", "_left", "_changes", LEFT))
@@ -73,12 +73,8 @@ def _content(container: Any) -> dict[Any, Any]:
 
 def _differing(one: dict[Any, Any], other: dict[Any, Any]) -> Iterator[Any]:
     for key in {**one, **other}:
-        if not _is_same(one.get(key, _MISSING), other.get(key, _MISSING)):
+        if not is_same_value(one.get(key, _MISSING), other.get(key, _MISSING)):
             yield key
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _VALUES) and bool(one == other))
 
 
 def _fill(container: Any, content: dict[Any, Any]) -> None:
