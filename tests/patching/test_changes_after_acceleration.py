@@ -112,6 +112,20 @@ def test_any_one_module_that_is_exchanged(name: str, change: Any) -> None:
 
 
 @NAMES
+def test_calls_change_nothing(name: str) -> None:
+    build, call = ALL[name]
+    model = build()
+    accelerated(model)
+    for _ in range(2):
+        output_of(model, call)
+    if call is IDS and hasattr(model, "lm_head"):
+        model.generate(call, max_new_tokens=3, do_sample=False)
+    fused = [module for module in model.modules() if isinstance(module, FusedModuleMixin)]
+    assert fused
+    assert not any(module.is_edited for module in fused)
+
+
+@NAMES
 def test_attributes_that_are_changed(name: str) -> None:
     build, call = ALL[name]
     model = build()

@@ -93,6 +93,7 @@ class Part(nn.Module):
         self.dtype = torch.float32
         self.scale = 0.5
         self.made: Tensor | None = None
+        self.by_size: dict[int, Tensor] = {}
 
 
 def _append(part: Part) -> None:
@@ -123,6 +124,7 @@ def test_equal_values_and_what_a_forward_keeps_are_no_change() -> None:
     inside = Inside(root)
     part: Any = root[0]
     part.window, part.sizes, part.made = (7, 3 + 4), [2, 2], torch.ones(1)
+    part.by_size[1] = torch.ones(1)
     part.new = 3
     assert not inside.has_changed()
 

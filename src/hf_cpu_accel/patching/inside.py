@@ -15,6 +15,7 @@ from hf_cpu_accel.runtime.tracing import constant_while_traced
 
 # What each module has, which is looked at by itself or counts for nothing, and a forward that was set on one before it was fused.
 _NOT_TOLD = frozenset((*vars(nn.Module()), "forward"))
+_CONTAINERS = (list, dict, set)
 _PACKAGE = "hf_cpu_accel."
 
 
@@ -71,7 +72,7 @@ class Inside:
 def _names(module: nn.Module) -> Iterator[str]:
     """Those of plain attributes that its class's forward may read; ours look after their own.
 
-    Not of None: forwards have it where they will keep what they have made.
+    None and empty containers tell nothing: forwards, ours among them, have them where they will keep what they have made.
     """
     if type(module).__module__.startswith(_PACKAGE):
         return
@@ -79,5 +80,5 @@ def _names(module: nn.Module) -> Iterator[str]:
     for name, value in vars(module).items():
         if name in _NOT_TOLD or (is_fused and name.startswith("_")):
             continue
-        if value is not None and is_plain(value):
+        if is_plain(value) and not (value is None or (isinstance(value, _CONTAINERS) and not value)):
             yield name
