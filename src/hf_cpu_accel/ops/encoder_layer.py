@@ -1,4 +1,4 @@
-"""encoder_layer: a whole transformer encoder layer in one call (Vaswani et al. 2017, arXiv:1706.03762).
+"""encoder_layer, kept_encoder_layer: a whole transformer encoder layer in one call (Vaswani et al. 2017, arXiv:1706.03762).
 
 Six calls of the smaller ops would give the same; at 32 tokens of a small model, calling them, forking the threads for each and
 carrying the values between them through memory takes as long as the arithmetic.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
-from hf_cpu_accel.ops.encoder_layer_reference import SCHEMA, encoder_layer_reference
+from hf_cpu_accel.ops.encoder_layer_reference import INPUTS, SCHEMA, encoder_layer_reference
+from hf_cpu_accel.ops.kept import Kept, can_keep
 from hf_cpu_accel.ops.linear import check_activation, check_input
 from hf_cpu_accel.ops.registry import declare, like_first
 from hf_cpu_accel.packing.linear import PackedWeight
@@ -71,7 +73,7 @@ class EncoderWeights:
     ffn_layer_scale: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
-        """What follows the inputs of a call in the op's schema. To be made once: it costs as much as a call on a few tokens."""
+        """What follows the inputs of a call in the op's schema. To be looked up once: see `bind`."""
         first, second = self.attention_norm or NormWeights(None, None, 0.0), self.ffn_norm
         kinds = [NORM_KINDS.index(norm.kind if norm else "none") for norm in (self.attention_norm, second)]
         named = {
@@ -108,6 +110,9 @@ class EncoderWeights:
         }
         return tuple([named[name] for name in _WEIGHT_ARGUMENTS])
 
+    def bind(self) -> BoundEncoderLayer:
+        return BoundEncoderLayer(self.arguments())
+
 
 class RelativePositions(NamedTuple):
     """What the score of tokens q and k gains for where they are to each other: scale * (query . keys[i] + key . queries[i]),
@@ -135,6 +140,46 @@ class EncoderInputs(NamedTuple):
     position_keys: Tensor | None = None
     position_queries: Tensor | None = None
     position_index: Tensor | None = None
+
+
+class BoundEncoderLayer:
+    """A layer's weights, looked up and handed over once: for few tokens either takes as long as the layer. Copies and pickles are
+    bound anew."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        """
+        Args:
+            arguments: what `EncoderWeights.arguments` gives.
+        """
+        self.arguments = arguments
+        self._kept: Kept | None = None
+
+    def keep(self) -> Kept:
+        """The same in the library, from the first call that is not traced."""
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = Kept("encoder_layer", *self.arguments)
+            _KEPT[kept.number] = self
+        return kept
+
+    def __reduce__(self) -> Any:
+        return BoundEncoderLayer, (self.arguments,)
+
+
+_KEPT: WeakValueDictionary[int, BoundEncoderLayer] = WeakValueDictionary()
+
+
+def bound_encoder_layer(
+    hidden_states: Tensor, inputs: EncoderInputs, bound: BoundEncoderLayer, rows: Tensor | None = None
+) -> Tensor:
+    """`encoder_layer`, which has the arguments; shapes that do not fit are the op's to refuse."""
+    output: Tensor
+    if not _KEEPS or torch.compiler.is_compiling() or torch.jit.is_tracing():  # graphs hold the arguments
+        output = _OP(hidden_states, *inputs, *bound.arguments, rows)
+    else:
+        kept = bound.keep()  # held until the call is over: another thread may have made one, too
+        output = _KEPT_OP(hidden_states, *inputs, kept.number, rows)
+    return output
 
 
 def encoder_layer(
@@ -189,8 +234,21 @@ def encoder_layer(
     return torch.ops.hf_cpu_accel.encoder_layer(hidden_states, *inputs, *weights.arguments(), rows)
 
 
+def _kept_reference(hidden_states: Tensor, *given: Any) -> Tensor:
+    *inputs, number, rows = given if len(given) > len(EncoderInputs._fields) + 1 else (*given, None)
+    return encoder_layer_reference(hidden_states, *inputs, *_KEPT[number].arguments, rows)
+
+
 declare(SCHEMA, fake=like_first, reference=encoder_layer_reference)
+declare(
+    f"kept_encoder_layer({INPUTS}, int number, Tensor? rows=None) -> Tensor",
+    fake=like_first,
+    reference=_kept_reference,
+)
+_OP: Any = torch.ops.hf_cpu_accel.encoder_layer.default
+_KEPT_OP: Any = torch.ops.hf_cpu_accel.kept_encoder_layer.default
+_KEEPS = can_keep("encoder_layer")
 # Between the inputs and `rows`. Looked up here: graphs may be traced while a layer binds its weights.
-_WEIGHT_ARGUMENTS = tuple(
-    argument.name for argument in torch.ops.hf_cpu_accel.encoder_layer.default._schema.arguments
-)[1 + len(EncoderInputs._fields) : -1]
+_WEIGHT_ARGUMENTS = tuple(argument.name for argument in _OP._schema.arguments)[
+    1 + len(EncoderInputs._fields) : -1
+]

@@ -13,16 +13,19 @@ from hf_cpu_accel.ops.decoder.checks import NORM_KINDS
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear_reference
 from hf_cpu_accel.ops.registry import by_name
 
-SCHEMA = (
-    "encoder_layer(Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, "
-    "int window, Tensor? position_keys, Tensor? position_queries, Tensor? position_index, "
+INPUTS = (
+    "Tensor hidden_states, Tensor? padding, Tensor? mask, Tensor? relative, Tensor? cos, Tensor? sin, int window, "
+    "Tensor? position_keys, Tensor? position_queries, Tensor? position_index"
+)
+WEIGHTS = (
     "Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, "
     "int[] order, int head_size, float? attention_scale, Tensor output, Tensor? output_scale, Tensor? output_bias, "
     "Tensor? attention_norm_weight, Tensor? attention_norm_bias, float attention_norm_eps, Tensor up, Tensor? up_scale, "
     "Tensor? up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias, int intermediate_features, str activation, "
     "Tensor? ffn_norm_weight, Tensor? ffn_norm_bias, float ffn_norm_eps, int attention_features, bool norm_before, bool narrow, "
-    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain, Tensor? rows=None) -> Tensor"
+    "int[] norms, bool gated, Tensor? attention_gain, Tensor? ffn_gain"
 )
+SCHEMA = f"encoder_layer({INPUTS}, {WEIGHTS}, Tensor? rows=None) -> Tensor"
 
 
 @by_name(SCHEMA)

@@ -47,9 +47,9 @@ def resnet() -> nn.Module:
 
 # model, input, where the name of the kernel is, the name
 PARTS: dict[str, tuple[Callable[[], nn.Module], Tensor, Any, str]] = {
-    "encoder layer": (bert, IDS, encoder_layer, "ENCODER_LAYER"),
+    "encoder layer": (bert, IDS, encoder_layer, "bound_encoder_layer"),
     "decoder layer": (DECODERS["llama"].build, IDS, deferred, "_DECODER_LAYERS"),
-    "window layer": (swin, PIXELS, window_layer, "_ENCODER_LAYER"),
+    "window layer": (swin, PIXELS, window_layer, "bound_encoder_layer"),
     "convolutions": (resnet, PIXELS, residual_block, "convolutions"),
 }
 
@@ -132,10 +132,10 @@ def test_a_fast_kernel_stays(part: str, clock: Clock) -> None:
 
 def test_only_calls_of_that_size_are_left(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     model = accelerate_for_cpu(bert(), dtype="float32")
-    fast = encoder_layer.ENCODER_LAYER
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", clock.slow(fast))
+    fast = encoder_layer.bound_encoder_layer
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", clock.slow(fast))
     run(model, IDS, times=3)
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", fast)
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", fast)
     calls: list[int] = []
 
     def counted(*args: Any) -> Tensor:
@@ -143,7 +143,7 @@ def test_only_calls_of_that_size_are_left(clock: Clock, monkeypatch: pytest.Monk
         return fast(*args)
 
     run(model, IDS[:1, :2], times=3)
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", counted)
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", counted)
     run(model, IDS)
     assert not calls
     run(model, IDS[:, :8])  # of two texts up to 8 tokens, which were not measured yet
@@ -182,7 +182,7 @@ def test_copies(
     clone: Callable[[nn.Module], nn.Module], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = accelerate_for_cpu(bert(), dtype="float32")
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", clock.slow(encoder_layer.ENCODER_LAYER))
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", clock.slow(encoder_layer.bound_encoder_layer))
     answer = run(model, IDS, times=4)
     twin = clone(model)
     torch.testing.assert_close(run(twin, IDS, times=3), answer, rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import SwinConfig, SwinModel
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.encoder import window_layer
@@ -95,13 +96,14 @@ def test_faults_of_biases(name: str, fault: str) -> None:
     expected = output(model, call)
     accelerate_for_cpu(model, dtype="float32")
     path, part = [(p, m) for p, m in parts_of(model) if isinstance(m, FusedEncoderLayer)][-1]
-    arguments = part._bind()
+    arguments = part._bind().arguments
     place = next(
         i
         for i, a in enumerate(arguments)
         if isinstance(a, Tensor) and a.dim() == 1 and a.dtype is torch.float32 and i > 1
     )
-    part._bound = (*arguments[:place], ARGUMENT_FAULTS[fault](arguments[place]), *arguments[place + 1 :])
+    faulty = ARGUMENT_FAULTS[fault](arguments[place])
+    part._bound = BoundEncoderLayer((*arguments[:place], faulty, *arguments[place + 1 :]))
     check_fault(model, part, path, call, expected)
 
 

@@ -147,8 +147,8 @@ def test_tokens_do_not_see_later_ones_where_the_original_says_so_without_a_mask(
     before = run(model, ids)
     accelerate_for_cpu(model, dtype="float32")
     served: list[int] = []
-    op = encoder_layer.ENCODER_LAYER
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", lambda *inputs: served.append(1) or op(*inputs))
+    op = encoder_layer.bound_encoder_layer
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", lambda *inputs: served.append(1) or op(*inputs))
     torch.testing.assert_close(run(model, ids), before, rtol=1e-4, atol=1e-5)
     assert len(served) == 2
     layer, hidden = fused_layers(model)[0], torch.randn(2, 7, 64)

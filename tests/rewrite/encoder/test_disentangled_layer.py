@@ -42,9 +42,9 @@ def tokens_of(hidden: Tensor, batch: dict[str, Tensor]) -> Tensor:
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     served: list[int] = []
-    op = encoder_layer.ENCODER_LAYER
+    op = encoder_layer.bound_encoder_layer
     with monkeypatch.context() as patched:
-        patched.setattr(encoder_layer, "ENCODER_LAYER", lambda *inputs: served.append(1) or op(*inputs))
+        patched.setattr(encoder_layer, "bound_encoder_layer", lambda *inputs: served.append(1) or op(*inputs))
         yield served
 
 

@@ -20,8 +20,8 @@ from tests.rewrite.encoder_families import FUSED, SIZES, bert, dinov2, fused_lay
 def test_layers_are_fused_and_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, count = FUSED[name]
     served: list[int] = []
-    op = encoder_layer.ENCODER_LAYER
-    monkeypatch.setattr(encoder_layer, "ENCODER_LAYER", lambda *inputs: served.append(1) or op(*inputs))
+    op = encoder_layer.bound_encoder_layer
+    monkeypatch.setattr(encoder_layer, "bound_encoder_layer", lambda *inputs: served.append(1) or op(*inputs))
     model = build()
     batch = inputs(model)
     before, modules = run(model, batch), list(model.modules())

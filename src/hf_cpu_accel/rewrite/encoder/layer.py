@@ -16,7 +16,7 @@ from hf_cpu_accel.lazy.distance_bias import DistanceBias
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.lazy.remember import remember
 from hf_cpu_accel.lazy.window_mask import WindowMask
-from hf_cpu_accel.ops.encoder_layer import EncoderInputs
+from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.masks import padding_of
@@ -31,7 +31,6 @@ from hf_cpu_accel.rewrite.encoder.parts import (
     lengthened,
 )
 
-ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 _NO_TABLES = (None, None)
 
 
@@ -49,7 +48,7 @@ class FusedEncoderLayer(FusedModuleMixin):
     _parts: EncoderLayerParts
     _signature: EncoderSignature
     _hooks_inside: tuple[dict[int, Any], ...]
-    _bound: tuple[Any, ...] | None
+    _bound: BoundEncoderLayer | None
     _skips_padding: bool
     _computed_ends: tuple[int, ...] = ()  # see `padding_readers`: padding there is computed
     _bf16_intermediates: bool
@@ -64,7 +63,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if not accepts_rows(self, hidden_states.shape[0] * hidden_states.shape[1]):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         inputs, bias = found
-        output = ENCODER_LAYER(hidden_states, *inputs, *(self._bound or self._bind()))
+        output = bound_encoder_layer(hidden_states, inputs, self._bound or self._bind())
         return self._signature.returned(output, bias)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -188,9 +187,8 @@ class FusedEncoderLayer(FusedModuleMixin):
             return False
         return self._signature.boolean_masks if mask.dtype is torch.bool else mask.is_floating_point()
 
-    def _bind(self) -> tuple[Any, ...]:
-        """The weights as the op takes them, looked up once: for short sequences that costs as much as the op."""
-        self._bound = self._parts.weights(bf16_intermediates=self._bf16_intermediates).arguments()
+    def _bind(self) -> BoundEncoderLayer:
+        self._bound = self._parts.weights(bf16_intermediates=self._bf16_intermediates).bind()
         return self._bound
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedEncoderLayer:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.lazy.remember import remember
-from hf_cpu_accel.ops.encoder_layer import EncoderInputs
+from hf_cpu_accel.ops.encoder_layer import EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.patching.fused_module import Reference
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
-from hf_cpu_accel.rewrite.encoder.layer import ENCODER_LAYER, FusedEncoderLayer, accepts_rows
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer, accepts_rows
 from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK
 
 _MOST_PADDED = 4  # times as much memory as without padding
@@ -70,7 +70,7 @@ class FusedPackedLayer(FusedEncoderLayer):
             return self._original_class.forward(self, hidden_states, *args, **kwargs)
         check_inference(self, hidden_states)
         sequences, batch, inputs = found
-        output = ENCODER_LAYER(batch, *inputs, *(self._bound or self._bind()))
+        output = bound_encoder_layer(batch, inputs, self._bound or self._bind())
         return self._signature.returned(sequences.rows(output).view(hidden_states.shape), None)
 
     def accepts(self, hidden_states: Tensor, **arguments: Any) -> bool:

@@ -89,7 +89,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
             if windows is None:
                 refusal = Refusal("it does not cut an image into windows as a permutation of its tokens")
                 continue
-            output = compute(image, windows, parts.weights(bf16_intermediates=False).arguments())
+            output = compute(image, windows, parts.weights(bf16_intermediates=False).bind())
             if alike(parts, output, expected, dtype):
                 return fuse(layer, _parts=parts.moved(shadow.original, layer_scale_of(layer)), _known={})
             refusal = Refusal("it computes something else than its linears, norms and windows suggest")

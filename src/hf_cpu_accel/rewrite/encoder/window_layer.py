@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.encoder_layer import EncoderInputs
+from hf_cpu_accel.ops.encoder_layer import BoundEncoderLayer, EncoderInputs, bound_encoder_layer
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.layer import native_everywhere
@@ -25,7 +25,6 @@ from hf_cpu_accel.rewrite.encoder.window_match import Run, Windows, trace_window
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
-_ENCODER_LAYER = torch.ops.hf_cpu_accel.encoder_layer.default
 # What one layer keeps of windows and their biases. An image that takes more (Swin-T's first stage beyond 650 x 650) is not learnt.
 _BYTES = 16 << 20
 _SIZES = 256
@@ -51,7 +50,7 @@ class FusedWindowLayer(FusedModuleMixin):
     _tuple: int | None
     _tables: tuple[str, ...]
     _numbers: tuple[str, ...]
-    _bound: tuple[Any, ...] | None
+    _bound: BoundEncoderLayer | None
     _known: dict[Any, Windows | None]
 
     def forward(self, hidden_states: Tensor, input_dimensions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +67,7 @@ class FusedWindowLayer(FusedModuleMixin):
             return self._original_class.forward(self, hidden_states, input_dimensions, *args, **kwargs)
         bound = self._bound
         if bound is None:
-            bound = self._bound = self._parts.weights(bf16_intermediates=True).arguments()
+            bound = self._bound = self._parts.weights(bf16_intermediates=True).bind()
         output = compute(hidden_states, windows, bound)
         return output if self._tuple is None else (output, *(None,) * (self._tuple - 1))
 
@@ -133,7 +132,7 @@ class FusedWindowLayer(FusedModuleMixin):
             expected, windows = trace_windows(self, self._parts, image, run)
             if windows is None or windows.nbytes > _BYTES:
                 return None
-            output = compute(image, windows, self._parts.weights(bf16_intermediates=False).arguments())
+            output = compute(image, windows, self._parts.weights(bf16_intermediates=False).bind())
         return windows if alike(self._parts, output, expected, image.dtype) else None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedWindowLayer:
@@ -151,13 +150,12 @@ def _state(table: Tensor) -> tuple[int, int, Any]:
     return id(table), table.data_ptr(), values
 
 
-def compute(hidden_states: Tensor, windows: Windows, bound: tuple[Any, ...]) -> Tensor:
+def compute(hidden_states: Tensor, windows: Windows, bound: BoundEncoderLayer) -> Tensor:
     rows = windows.rows
     if len(hidden_states) > 1:
         starts = torch.arange(0, hidden_states.shape[0] * hidden_states.shape[1], hidden_states.shape[1])
         rows = (starts.int()[:, None, None] + rows).flatten(0, 1)
-    output: Tensor = _ENCODER_LAYER(hidden_states, *EncoderInputs(mask=windows.bias), *bound, rows)
-    return output
+    return bound_encoder_layer(hidden_states, EncoderInputs(mask=windows.bias), bound, rows)
 
 
 def alike(parts: EncoderLayerParts, output: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
