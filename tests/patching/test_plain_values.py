@@ -49,7 +49,7 @@ OTHERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: f"{type(value).__name__} {str(value)[:12]}")
 def test_values_and_small_containers_are_plain(value: Any) -> None:
     assert is_plain(value)
 
