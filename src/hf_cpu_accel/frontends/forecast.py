@@ -11,8 +11,8 @@ import functools
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,6 +27,7 @@ from hf_cpu_accel import plan as plans
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.packing.linear import DTYPES, shapes_of
 from hf_cpu_accel.runtime import cgroup
+from hf_cpu_accel.runtime.context import within
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches
@@ -67,18 +68,13 @@ class _Loading:
 _current: ContextVar[_Loading | None] = ContextVar("a call with cpu_optimize", default=None)
 
 
-@contextmanager
-def forecasting(config: CPUAccelConfig) -> Iterator[None]:
+def forecasting(config: CPUAccelConfig) -> AbstractContextManager[None]:
     """Inside, models are loaded to be accelerated with `config`: those that cannot fit are refused.
 
     Raises:
         MemoryError: naming what is needed, what is available, and what would fit.
     """
-    token = _current.set(_Loading(config))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return within(_current, _Loading(config))
 
 
 def patch_loader(owner: type, patches: HostPatches) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.checkpoints.gguf import FORMATS
+from hf_cpu_accel.runtime.context import within
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
 SUFFIX = ".gguf"
@@ -90,13 +91,12 @@ def weights_in_blocks() -> Iterator[None]:
         around.enter_context(_wrapped(GgufHfQuantizer, "get_state_dict", _state_dict))
         around.enter_context(_wrapped(PermuteRows, "convert", _permute_rows))
         added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
-        before = _keeps_blocks.set(True)
+        around.enter_context(within(_keeps_blocks, True))
         host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL
         GGUF_ARCHS.update(added)
         try:
             yield
         finally:
-            _keeps_blocks.reset(before)
             for name in added:
                 del GGUF_ARCHS[name]
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.apply import belongs_to_accelerated
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.linear.tensor_parallel import is_joined
 from hf_cpu_accel.rewrite.saved import original_state, plain_tensors, saved_weights
+from hf_cpu_accel.runtime.context import within
 
 # Of a plain save, and nothing to a file of packed weights.
 FILE_OF_DIFFUSERS = "diffusion_pytorch_model.safetensors"
@@ -102,14 +103,9 @@ def check_accelerated(target: Any) -> None:
         )
 
 
-@contextmanager
-def pipeline_saving(packed: bool | None) -> Iterator[None]:
+def pipeline_saving(packed: bool | None) -> AbstractContextManager[None]:
     """Inside, the accelerated models of a pipeline or an encoder are saved packed, or not, or as they were loaded (None)."""
-    token = _of_pipeline.set(packed)
-    try:
-        yield
-    finally:
-        _of_pipeline.reset(token)
+    return within(_of_pipeline, packed)
 
 
 @contextmanager

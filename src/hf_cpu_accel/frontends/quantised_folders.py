@@ -6,12 +6,13 @@ Its own quantisers for these methods ask for packages and accelerators, or unpac
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hf_cpu_accel.frontends.placement import check_placement
+from hf_cpu_accel.runtime.context import within
 
 if TYPE_CHECKING:
     from hf_cpu_accel.frontends.patches import HostPatches
@@ -25,14 +26,9 @@ _UNPACKED_BY_HOST = ("compressed-tensors", "fp8")
 _keeps_stored: ContextVar[bool] = ContextVar("keeps_stored", default=False)
 
 
-@contextmanager
-def weights_as_stored() -> Iterator[None]:
+def weights_as_stored() -> AbstractContextManager[None]:
     """What transformers loads inside keeps quantised weights as they are stored."""
-    token = _keeps_stored.set(True)
-    try:
-        yield
-    finally:
-        _keeps_stored.reset(token)
+    return within(_keeps_stored, True)
 
 
 def patch_quantizer_choice(module: Any, patches: HostPatches) -> None:

@@ -29,6 +29,7 @@ from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, add_attribute
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.runtime.context import within
 
 _CACHE = "keys and values"
 _LOOP, _BEAMS = "greedy search and sampling", "beam search"
@@ -72,16 +73,13 @@ class Generate(Override):
         if request is None:
             return stock(*args, **kwargs)
         request.check_prompt()
-        before = _placing.set(_Placing(self.cache_dtype) if request.gets_cache() else None)
-        try:
+        with within(_placing, _Placing(self.cache_dtype) if request.gets_cache() else None):
             if self.loops and request.gets_loop(self.model):
                 with contextlib.suppress(NotCovered):
                     return stock(
                         **{**request.arguments, **request.keywords, "custom_generate": _loop(request)}
                     )
             return stock(*args, **kwargs)
-        finally:
-            _placing.reset(before)
 
 
 def _loop(request: Request) -> Callable[..., Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +14,7 @@ from hf_cpu_accel.providers.autotune import NATIVE
 from hf_cpu_accel.providers.choice import FEWEST_ROWS, Run, Work, row_range
 from hf_cpu_accel.providers.store import Choice
 from hf_cpu_accel.providers.torch_ops import provider_named
+from hf_cpu_accel.runtime.context import within
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _Setting = tuple[torch.dtype, int]  # of the input; threads
@@ -22,14 +22,9 @@ _Table = dict[int, Run]  # by the logarithm of the range's last row count
 _undecided: ContextVar[bool] = ContextVar("undecided", default=False)
 
 
-@contextmanager
-def deciding_nothing() -> Iterator[None]:
+def deciding_nothing() -> AbstractContextManager[None]:
     """Routes that have not been decided use our kernels and measure nothing: for looking at what a model does."""
-    token = _undecided.set(True)
-    try:
-        yield
-    finally:
-        _undecided.reset(token)
+    return within(_undecided, True)
 
 
 class Route:

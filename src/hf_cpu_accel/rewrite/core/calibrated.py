@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from torch import Tensor
 
 from hf_cpu_accel.packing.linear import PackedWeight, concat
+from hf_cpu_accel.runtime.context import within
 
 
 class CalibratedWeights:
@@ -39,14 +40,9 @@ class CalibratedWeights:
 _current: ContextVar[CalibratedWeights | None] = ContextVar("calibrated weights", default=None)
 
 
-@contextmanager
-def taking_calibrated(weights: CalibratedWeights) -> Iterator[None]:
+def taking_calibrated(weights: CalibratedWeights) -> AbstractContextManager[None]:
     """Inside, rules take the packed weights that `weights` has."""
-    token = _current.set(weights)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return within(_current, weights)
 
 
 def calibrated(parameters: Sequence[Tensor], dtype: str) -> PackedWeight | None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from hf_cpu_accel.providers.route import deciding_nothing
+from hf_cpu_accel.runtime.context import within
 
 GROUPING_DISABLED: ContextVar[bool] = ContextVar("GROUPING_DISABLED", default=False)
 
@@ -14,9 +15,5 @@ GROUPING_DISABLED: ContextVar[bool] = ContextVar("GROUPING_DISABLED", default=Fa
 @contextmanager
 def disable_grouping() -> Iterator[None]:
     """Compute every linear on its own, by our kernels, and record nothing."""
-    token = GROUPING_DISABLED.set(True)
-    try:
-        with deciding_nothing():
-            yield
-    finally:
-        GROUPING_DISABLED.reset(token)
+    with within(GROUPING_DISABLED, True), deciding_nothing():
+        yield

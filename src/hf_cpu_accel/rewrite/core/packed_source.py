@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.packing.saved_weight import SavedWeight
+from hf_cpu_accel.runtime.context import within
 
 _SCALE = 0.02  # of weights in transformers
 _PERIOD = 1_000_003  # numbers, after which they are repeated: a prime, so that rows differ
@@ -90,14 +91,9 @@ class PackedSource:
 _current: ContextVar[PackedSource | None] = ContextVar("packed source", default=None)
 
 
-@contextmanager
-def taking_from(source: PackedSource | None) -> Iterator[None]:
+def taking_from(source: PackedSource | None) -> AbstractContextManager[None]:
     """Inside, rules take packed weights from `source`, unless it is None."""
-    token = _current.set(source)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return within(_current, source)
 
 
 def source() -> PackedSource | None:

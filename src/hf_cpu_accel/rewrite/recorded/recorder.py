@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.recorded.noted import Noted
 from hf_cpu_accel.rewrite.recorded.program import size_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
 from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
+from hf_cpu_accel.runtime.context import within
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
 
 
@@ -51,12 +52,10 @@ class Recorder(Noted):
         for module in self.shadow.module.modules():
             if module is not self.shadow.module and is_ours(module):
                 vars(module)["forward"] = self._leaf(module)
-        token = RECORDER.set(self.called)
         try:
-            with AroundFunctions(self._asked):
+            with within(RECORDER, self.called), AroundFunctions(self._asked):
                 yield
         finally:
-            RECORDER.reset(token)
             self._depth = 1  # sizes that were handed on are plain from now on
             for module in self.shadow.module.modules():
                 vars(module).pop("forward", None)
