@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit.
+# test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -203,6 +203,11 @@ lint: $(VENV)/.ready
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.h' '*.cpp')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# clang-tidy over the kernels, by the checks of .clang-tidy: each tier is parsed as it is compiled, which takes several minutes, with the
+# longest first in two processes.
+tidy: kernels
+	git ls-files 'src/hf_cpu_accel/csrc/*.cpp' | sort -r | xargs -n 1 -P 2 $(BIN)/clang-tidy -quiet -p build/kernels
 
 # Known vulnerabilities of what is installed, which needs the network, and high ones in our own sources. The tools stay out of .venv.
 audit: $(VENV)/.ready

@@ -7,6 +7,7 @@ references and says so in `hf-cpu-accel doctor`. HF_CPU_ACCEL_REQUIRE_EXTENSION=
 """
 
 import importlib.util
+import json
 import os
 import platform
 import shlex
@@ -151,6 +152,12 @@ class BuildKernels(build_ext):
         ]:
             target = build / f"{'_'.join(source.relative_to(CSRC).with_suffix('').parts)}.o"
             jobs.append(([*common, *python, *torch, "-c", str(source), "-o", str(target)], target))
+        # For clang-tidy and editors.
+        commands = [
+            {"directory": os.getcwd(), "file": command[-3], "output": str(target), "arguments": command}
+            for command, target in jobs
+        ]
+        (build / "compile_commands.json").write_text(json.dumps(commands, indent=1))
         sources = (*CSRC.rglob("*.*"), Path("setup.py"), root / "version.py")
         newest = max(p.stat().st_mtime for p in sources)
         stale = [

@@ -21,7 +21,10 @@ inline Mixture mixture_of(const char* op, Gemm up, const Gemm& down, int64_t exp
 
 inline double multiply_adds(const Mixture& m, int64_t tokens) {
   double products = 0;
-  for (const Gemm* side : {&m.up, &m.down}) products += static_cast<double>(side->n / m.experts * m.top_k) * static_cast<double>(side->k);
+  for (const Gemm* side : {&m.up, &m.down}) {
+    const int64_t features = side->n / m.experts * m.top_k;  // n is a multiple of experts
+    products += static_cast<double>(features) * static_cast<double>(side->k);
+  }
   for (const Gemm* side : {&m.shared_up, &m.shared_down}) products += static_cast<double>(side->n) * static_cast<double>(side->k);
   return products * static_cast<double>(tokens);
 }

@@ -139,7 +139,7 @@ struct AffineInput {
   static float store_line(float* values, float magnitude, uint32_t* to) {
     const bool finite = magnitude <= largest_float;
     const float step = magnitude / static_cast<float>(most), inverse = finite && step > 1e-35f ? 1.0f / step : 0.0f;
-    const Simd::Float middle = Simd::set1(static_cast<float>(radix / 2));
+    const Simd::Float middle = Simd::set1(0.5f * static_cast<float>(radix));
     for (int j = 0; j < line_features; j += 4 * Simd::width) {
       Simd::Float high[4], low[4];
       unroll<0, 4>([&](auto v) HFCA_INLINE {

@@ -167,6 +167,7 @@ struct DotInt8 {
   }
   static void store(float* p, Acc acc) { Simd::store(p, Simd::to_float(acc)); }
 #endif
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter): the word that is read is named by who calls.
   static const Weight& widen(const Weight& w, int) { return w; }
   using Words = ByteWords<steps>;
 };

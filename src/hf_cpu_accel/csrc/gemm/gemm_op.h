@@ -14,6 +14,7 @@ inline void run_gemm_op(const Gemm& g) {
   const RowBlocks blocks(g.m, words, threads);
   Workspace workspace(static_cast<size_t>(blocks.memories(threads)) * GemmMemory::size_of(blocks.most_rows(), words));
   std::vector<GemmMemory> memory;
+  memory.reserve(static_cast<size_t>(blocks.memories(threads)));
   for (int64_t i = 0; i < blocks.memories(threads); ++i) memory.emplace_back(workspace, blocks.most_rows(), words);
   run_team(threads, [&](Team& team) {
     blocks.each(team, [&](const Team& workers, int64_t slot, int64_t row, int64_t rows) {
@@ -32,6 +33,7 @@ inline void run_gemm_pair(const Gemm& first, const Gemm& second) {
                       (GemmMemory::size_of(rows_at_once, words) + Workspace::size_of<float>(rows_at_once * between)));
   std::vector<GemmMemory> memory;
   std::vector<float*> intermediate;
+  memory.reserve(static_cast<size_t>(memories)), intermediate.reserve(static_cast<size_t>(memories));
   for (int64_t i = 0; i < memories; ++i) {
     memory.emplace_back(workspace, rows_at_once, words);
     intermediate.push_back(workspace.take<float>(rows_at_once * between));

@@ -68,7 +68,7 @@ inline Levels load_levels(const uint8_t* p) {
 }
 inline Simd::Int load_multipliers(const uint8_t* p) {
   Simd::Int m;
-  for (int i = 0; i < Simd::width; ++i) m[i] = static_cast<int8_t>(p[i]);
+  for (int i = 0; i < Simd::width; ++i) m[i] = static_cast<int8_t>(p[i]);  // NOLINT(bugprone-signed-char-misuse): they have a sign
   return m;
 }
 // In all bytes: there is a product of bytes here. Unsigned, since a negative multiplier fills the highest byte.

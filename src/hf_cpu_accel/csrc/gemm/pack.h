@@ -149,7 +149,8 @@ struct Range {
 // What numbers in [low, high], which holds 0, are quantised with:
 //   byte = round(x * inverse) + zero,   scale = (high - low) / steps,   inverse = 1 / scale,   zero = 1 + round(-low / scale)
 // Rounding stays within [0, steps + 2], so that no byte needs clamping.
-inline hfca::ByteSteps byte_steps(float low, float high, int steps) {
+inline hfca::ByteSteps byte_steps(float low, float high, int count) {
+  const auto steps = static_cast<float>(count);
   const float scale = high / steps - low / steps;  // the difference first might overflow
   const bool finite = scale <= largest_float;
   // Numbers too small for 1 / scale to exist count as zero: what they add is below 1e-30.
@@ -160,9 +161,10 @@ inline hfca::ByteSteps byte_steps(float low, float high, int steps) {
 
 // The same for numbers that are clamped to [low, high], which needs no room for rounding:
 //   zero = round(-low / scale), byte in [0, most]
-inline hfca::ByteSteps known_byte_steps(float low, float high, int most) {
+inline hfca::ByteSteps known_byte_steps(float low, float high, int count) {
+  const auto most = static_cast<float>(count);
   const float scale = high / most - low / most, inverse = scale > 1e-33f ? 1.0f / scale : 0.0f;
-  return {scale, inverse, first_of(Simd::round(Simd::set1(-low * inverse))), static_cast<float>(most)};
+  return {scale, inverse, first_of(Simd::round(Simd::set1(-low * inverse))), most};
 }
 
 // values[0, 4 * width) in bytes.

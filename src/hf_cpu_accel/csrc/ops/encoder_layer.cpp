@@ -158,6 +158,7 @@ Tensor run(const InputArguments& given, const WeightArguments& w) {
   Workspace workspace(static_cast<size_t>(plan.memories()) * BlockMemory::size_of(layer, plan) +
                       Workspace::size_of<float>(plan.scratch_floats * threads));
   std::vector<BlockMemory> memories;
+  memories.reserve(static_cast<size_t>(plan.memories()));
   for (int64_t i = 0; i < plan.memories(); ++i) memories.emplace_back(workspace, layer, plan);
   float* scratch = workspace.take<float>(plan.scratch_floats * threads);
   run_team(threads, [&](Team& team) { run_layer(team, layer, plan, attention, memories.data(), scratch); });

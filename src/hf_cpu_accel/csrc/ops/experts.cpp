@@ -50,6 +50,7 @@ Tensor experts_ffn(const Tensor& hidden_states, const Tensor& expert_index, cons
   Workspace workspace(Workspace::size_of<char>(shared) + static_cast<size_t>(threads) * GemmMemory::size_of(rows, words));
   const MixtureMemory memory(m, tokens, workspace.take<char>(shared));
   std::vector<GemmMemory> packed;
+  packed.reserve(static_cast<size_t>(threads));
   for (int64_t i = 0; i < threads; ++i) packed.emplace_back(workspace, rows, words);
   read_choice(memory.assignment, expert_index, expert_weights);
   sort_by_expert(memory.assignment, nullptr);

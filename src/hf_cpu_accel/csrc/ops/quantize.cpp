@@ -24,7 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> quantize_int4(const Tensor& weight, int64_t g
   return {index, multiplier, scale};
 }
 
-void pack_rotated(const Tensor& weight, int64_t group, Tensor data, Tensor scale) {
+void pack_rotated(const Tensor& weight, int64_t group, const Tensor& data, const Tensor& scale) {
   check_floating(weight, "pack_rotated", "weight");
   STD_TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "hf_cpu_accel::pack_rotated: weight must be a contiguous matrix");
   STD_TORCH_CHECK(group == 0 || group == 32 || group == 64 || group == 128, "hf_cpu_accel::pack_rotated: group must be 0, 32, 64 or 128");
