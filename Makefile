@@ -233,8 +233,9 @@ docs-tasks: kernels
 	HF_CPU_ACCEL_PROVIDERS=own $(BIN)/python -m tests.tasks.table
 	$(BIN)/python -m tests.frontends.optimum_table
 
+# Not as an extra of the package: installing that anew would compile the kernels anew.
 docs: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation
+	$(BIN)/pip install -q --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
 	$(BIN)/mkdocs build --strict
 
 clean:
