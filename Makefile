@@ -155,7 +155,7 @@ test-adapters: kernels
 # integrations/ray on a cluster of this machine, with two workers, 200 MB for objects, and some minutes. The packages lie in build/.
 test-ray: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-ray -r tests/ray/requirements.txt
-	PYTHONPATH=build/test-ray:integrations/ray $(BIN)/python -m pytest -q tests/ray/cluster.py
+	PYTHONPATH=$(CURDIR)/build/test-ray:$(CURDIR)/integrations/ray $(BIN)/python -m pytest -q tests/ray/cluster.py
 
 # Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
 # for another engine, which is not needed.
