@@ -155,7 +155,7 @@ test-adapters: kernels
 # integrations/ray on a cluster of this machine, with two workers, 200 MB for objects, and some minutes. The packages lie in build/.
 test-ray: kernels
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps --upgrade --target build/test-ray -r tests/ray/requirements.txt
-	PYTHONPATH=build/test-ray:integrations/ray $(BIN)/python -m pytest -q tests/ray/cluster.py
+	PYTHONPATH=$(CURDIR)/build/test-ray:$(CURDIR)/integrations/ray $(BIN)/python -m pytest -q tests/ray/cluster.py
 
 # Perplexity of a real language model on three texts, from its GGUF file: see benchmarks/smollm2.py. The package that holds the file asks
 # for another engine, which is not needed.
@@ -238,8 +238,9 @@ docs-tasks: kernels
 	HF_CPU_ACCEL_PROVIDERS=own $(BIN)/python -m tests.tasks.table
 	$(BIN)/python -m tests.frontends.optimum_table
 
+# Not as an extra of the package: installing that anew would compile the kernels anew.
 docs: $(VENV)/.ready
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[docs]" --no-build-isolation
+	$(BIN)/pip install -q --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
 	$(BIN)/mkdocs build --strict
 
 clean:

@@ -145,6 +145,8 @@ def test_links_and_figures_are_there(document: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:\s]+)(#[a-z-]+)?\)", text):
         path = document.parent / target
         assert path.exists(), target
+        # The site has nothing but its own pages.
+        assert document.parent == ROOT or path.resolve().is_relative_to(document.parent), target
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor[1:] in {heading.lower().replace(" ", "-") for heading in headings}, target + anchor
