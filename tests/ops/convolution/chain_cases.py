@@ -10,12 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.convolution_chain import (
-    ConvolutionStep,
-    PoolingStep,
-    bind,
-    convolutions,
-)
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
 

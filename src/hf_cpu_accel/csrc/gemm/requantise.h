@@ -140,6 +140,8 @@ inline void finish_bytes(const Gemm& g, const float* sums, const PanelTile& tile
     HFCA_ACTIVATION(relu)
     HFCA_ACTIVATION(silu)
     HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
+    case Activation::sigmoid:
+    case Activation::hardsigmoid: break;  // no op asks for these
 #undef HFCA_ACTIVATION
   }
 }
