@@ -17,7 +17,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 KINDS = ("convolution", "max pooling", "depthwise", "mean", "sum", "product")
 # The numbers of one step in `layout`, in this order (csrc/convolution/steps.h reads it): its kind; places in `parts`, -1 for none;
 # which image it reads and which is added or multiplied into it, -1 for none; and for each side of the window, [height, width], what
-# `conv2d` calls by these names, and how many more zeros lie behind the image than before it, SAME for as many as `same_padding` says.
+# `conv2d` calls by these names, and how many more zeros lie behind the image than before it, SAME for those of `same_padding`.
 WINDOW = ("size", "stride", "padding", "dilation", "more")
 LAYOUT = (
     *("kind", "weight", "scale", "bias", "range", "source", "residual", "out_channels", "activation"),

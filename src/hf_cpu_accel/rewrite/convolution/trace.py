@@ -160,7 +160,9 @@ class _Trace:
             return output
         return self._made(output, PoolingLink(path, source, input.shape[1]))
 
-    def done(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool) -> None:
+    def done(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
+    ) -> None:
         """Note what an op did, if that may be a link: what is not noted nothing may read.
 
         Args:
