@@ -15,13 +15,13 @@ template <class F>
 HFCA_INLINE inline void with_activation(hfca::Activation activation, const F& f) {
   using hfca::Activation;
   switch (activation) {
-#define HFCA_ACTIVATION(A) \
-  case Activation::A: return f([](Simd::Float x) HFCA_INLINE { return activate<Activation::A, false>(x); });
-    HFCA_ACTIVATION(none)
-    HFCA_ACTIVATION(gelu)
-    HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu) HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh)
-        HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish) HFCA_ACTIVATION(sigmoid) HFCA_ACTIVATION(hardsigmoid)
+    // clang-format off
+#define HFCA_ACTIVATION(A) case Activation::A: return f([](Simd::Float x) HFCA_INLINE { return activate<Activation::A, false>(x); });
+    HFCA_ACTIVATION(none) HFCA_ACTIVATION(gelu) HFCA_ACTIVATION(gelu_tanh) HFCA_ACTIVATION(relu) HFCA_ACTIVATION(silu)
+    HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
+    HFCA_ACTIVATION(sigmoid) HFCA_ACTIVATION(hardsigmoid)
 #undef HFCA_ACTIVATION
+    // clang-format on
   }
 }
 
@@ -157,11 +157,11 @@ inline void depthwise_of(const DepthwiseRow& d) {
 #define HFCA_WINDOW(size_, stride_)           \
   if (d.size == size_ && d.stride == stride_) \
     return sevens ? depthwise_tiles<T, size_, stride_, 7>(d) : depthwise_tiles<T, size_, stride_, 8>(d);
-  HFCA_WINDOW(3, 1)
-  HFCA_WINDOW(3, 2)
-  HFCA_WINDOW(5, 1) HFCA_WINDOW(5, 2) HFCA_WINDOW(7, 1) HFCA_WINDOW(9, 1)
+  // clang-format off
+  HFCA_WINDOW(3, 1) HFCA_WINDOW(3, 2) HFCA_WINDOW(5, 1) HFCA_WINDOW(5, 2) HFCA_WINDOW(7, 1) HFCA_WINDOW(9, 1)
 #undef HFCA_WINDOW
-      depthwise_of_any<T>(d);
+  depthwise_of_any<T>(d);
+  // clang-format on
 }
 
 inline void depthwise_row(const DepthwiseRow& d) { d.input_bf16 ? depthwise_of<uint16_t>(d) : depthwise_of<float>(d); }
