@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from hf_cpu_accel.ops.chain.steps import (
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes, join
 from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise
+from tests.ops.convolution.chain_cases import gated
 
 ONE, NONE = (1, 1), (0, 0)
 
@@ -64,30 +66,16 @@ def test_gated_blocks(seed: int, threads: int) -> None:
     """Any windows, sizes and dtypes, on one thread and on several."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    channels, outputs = rng.choice([1, 3, 8, 16, 24, 40, 72, 200]), rng.choice([5, 16, 40])
-    sides = (rng.randint(9, 40), rng.randint(9, 30))
-    size = rng.choice([(3, 3), (5, 5), (7, 7), (9, 9), (3, 5), (2, 2), (1, 1)])
-    stride, dilation = rng.choice([ONE, (2, 2), (1, 2), (3, 3)]), rng.choice([ONE, ONE, (2, 1)])
-    padding, more = (size[0] // 2, size[1] // 2), rng.choice([NONE, NONE, (0, 1), (2, 1)])
-    if rng.random() < 0.3:
-        padding, more = NONE, (SAME, SAME)
-    if any(side < step * (reach - 1) + 1 for side, step, reach in zip(sides, dilation, size, strict=True)):
-        dilation = ONE
-    activation = rng.choice(["none", "relu", "relu6", "hardswish", "silu", "gelu"])
-    convolved = depthwise(
-        channels, size, stride, padding, dilation, activation, more, biased=rng.random() < 0.7
-    )
-    steps: list[Step] = [
-        convolved,
-        MeanStep(1, channels),
-        pixels(channels, channels, 2, "relu"),
-        CombineStep(3, channels, None, False, rng.choice(["sigmoid", "hardsigmoid"])),
-        CombineStep(1, channels, 4, rng.random() < 0.7, "none"),
-        pixels(channels, outputs, 5),
-    ]
-    image = torch.randn(rng.choice([1, 1, 3]), channels, *sides)
-    if rng.random() < 0.5:
+    channels, sides = rng.choice([1, 3, 8, 16, 24, 40, 72, 200]), (rng.randint(9, 40), rng.randint(9, 30))
+    steps = gated(rng, channels=channels, sides=sides)
+    image = torch.randn(rng.choice([1, 1, 3]), channels + 3, *sides)
+    if rng.random() < 0.7:  # then pixels are further apart than they have channels
         image = image.contiguous(memory_format=torch.channels_last)
+    image = (
+        image[:, :channels]
+        if rng.random() < 0.5
+        else image[:, 3:].contiguous(memory_format=torch.channels_last)
+    )
     given, expected = both(image, steps)
     torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
     given, expected = both(image.bfloat16(), steps, narrow=True)
@@ -116,6 +104,18 @@ def test_two_images(activation: str, product: bool) -> None:
     ]
     given, expected = both(torch.randn(2, 24, 5, 7), steps)
     torch.testing.assert_close(given, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_two_images_whose_pixels_are_apart() -> None:
+    image = torch.randn(2, 40, 5, 7).contiguous(memory_format=torch.channels_last)[:, :24]
+    steps: list[Step] = [
+        CombineStep(0, 24, 0, False, "relu"),
+        CombineStep(1, 24, 0, True, "none"),
+        MeanStep(0, 24),
+    ]
+    for count in (1, 2, 3):
+        given, expected = both(image, steps[:count])
+        torch.testing.assert_close(given, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_means_of_many_pixels_are_those_of_float64() -> None:
@@ -167,9 +167,10 @@ def test_a_depthwise_weight_is_that_of_groups() -> None:
         ([MeanStep(0, 16), CombineStep(1, 16, 0, True, "none")], "one pixel"),
         ([PoolingStep(0, 16, (2, 2), (2, 2), NONE), CombineStep(0, 16, 1, False, "none")], "one pixel"),
         ([depthwise(24)], "depthwise weight"),
+        ([replace(depthwise(16), residual=0)], "adds nothing"),
         ([depthwise(16, more=(-2, 0))], "must not be negative"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_what_does_not_fit_is_refused(steps: list[Step], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):

@@ -8,6 +8,9 @@
 
 namespace hfca {
 
+// Pixels of the input of an op may be further apart than they have channels.
+inline int64_t bytes_apart(const Images& images) { return images.pixels.stride * images.element_bytes(); }
+
 // A convolution of each channel by itself (Howard et al. 2017, arXiv:1704.04861).
 class DepthwiseConvolution final : public ImageWork {
  public:
@@ -16,7 +19,7 @@ class DepthwiseConvolution final : public ImageWork {
       : source_(images.source), output_(images.output), patches_(images.patches), weight_(weight) {
     const WindowSide& columns = patches_.columns;
     row_.input_bf16 = source_.pixels.bf16, row_.output_bf16 = output_.pixels.bf16;
-    row_.pixel_apart = source_.channels, row_.row_apart = patches_.rows.dilation * source_.width * source_.channels;
+    row_.pixel_apart = source_.pixels.stride, row_.row_apart = patches_.rows.dilation * source_.width * source_.pixels.stride;
     row_.bias = bias, row_.activation = activation, row_.channels = source_.channels;
     row_.size = columns.size, row_.stride = columns.stride, row_.padding = columns.padding, row_.dilation = columns.dilation;
     row_.width = source_.width, row_.out_width = output_.width;
@@ -44,7 +47,7 @@ class DepthwiseConvolution final : public ImageWork {
     const int64_t above = y < 0 ? (-y + side.dilation - 1) / side.dilation : 0;  // rows of the window above the image
     const int64_t within = (source_.height - y + side.dilation - 1) / side.dilation;
     row.rows = std::max(std::min(side.size, within) - above, int64_t{0});
-    const int64_t first = (image * source_.height + y + above * side.dilation) * source_.width * source_.channels;
+    const int64_t first = (image * source_.height + y + above * side.dilation) * source_.width * source_.pixels.stride;
     row.input = static_cast<const char*>(source_.pixels.data) + first * source_.element_bytes();
     row.weight = weight_ + above * row.size * row.channels;
     row.output = static_cast<char*>(output_.pixels.data) + number * output_.width * output_.pixel_bytes();
@@ -73,10 +76,10 @@ class ChannelMeans final : public ImageWork {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t image = i / threads_, part = i % threads_;
         const int64_t first = part * pixels / threads_, last = (part + 1) * pixels / threads_;
-        const char* const from = static_cast<const char*>(source_.pixels.data) + (image * pixels + first) * source_.pixel_bytes();
+        const char* const from = static_cast<const char*>(source_.pixels.data) + (image * pixels + first) * bytes_apart(source_);
         float* const sums = sums_ + i * apart();
         std::memset(sums, 0, static_cast<size_t>(channels) * sizeof(float));
-        kernels.add_pixels(from, source_.pixels.bf16, last - first, channels, channels, sums);
+        kernels.add_pixels(from, source_.pixels.bf16, last - first, source_.pixels.stride, channels, sums);
       }
     });
     team.each(source_.count, [&](int64_t begin, int64_t end) {
@@ -104,8 +107,10 @@ class CombinedImages final : public ImageWork {
   CombinedImages(const WorkImages& images, bool product, Activation activation) : source_(images.source), output_(images.output) {
     part_.input_bf16 = source_.pixels.bf16, part_.output_bf16 = output_.pixels.bf16;
     part_.channels = source_.channels, part_.product = product, part_.activation = activation;
+    is_dense_ = source_.pixels.stride == source_.channels;
     if (!images.other) return;
-    other_ = images.other->pixels.data, part_.other_bf16 = images.other->pixels.bf16, other_bytes_ = images.other->pixel_bytes();
+    other_ = images.other->pixels.data, part_.other_bf16 = images.other->pixels.bf16, other_bytes_ = bytes_apart(*images.other);
+    is_dense_ &= images.other->pixels.stride == source_.channels;
     is_one_ = images.other->height * images.other->width == 1 && source_.height * source_.width > 1;
   }
 
@@ -115,7 +120,9 @@ class CombinedImages final : public ImageWork {
     team.each(pixels * source_.count, [&](int64_t begin, int64_t end) {
       while (begin < end) {  // of one image after another
         const int64_t part = begin / pixels_of_part, next = std::min(end, (part + 1) * pixels_of_part);
-        compute(begin, next - begin, is_one_ ? part : begin);
+        if (is_dense_) compute(begin, next - begin, is_one_ ? part : begin);
+        else
+          for (int64_t i = begin; i < next; ++i) compute(i, 1, is_one_ ? part : i);
         begin = next;
       }
     });
@@ -124,7 +131,7 @@ class CombinedImages final : public ImageWork {
  private:
   void compute(int64_t first, int64_t pixels, int64_t other) const {
     CombinedPixels part = part_;
-    part.input = static_cast<const char*>(source_.pixels.data) + first * source_.pixel_bytes();
+    part.input = static_cast<const char*>(source_.pixels.data) + first * bytes_apart(source_);
     part.output = static_cast<char*>(output_.pixels.data) + first * output_.pixel_bytes();
     part.other = other_ ? static_cast<const char*>(other_) + other * other_bytes_ : nullptr;
     part.other_apart = is_one_ ? 0 : part.channels, part.pixels = pixels;
@@ -135,7 +142,7 @@ class CombinedImages final : public ImageWork {
   CombinedPixels part_{};
   const void* other_ = nullptr;
   int64_t other_bytes_ = 0;
-  bool is_one_ = false;
+  bool is_one_ = false, is_dense_ = true;
 };
 
 }  // namespace hfca

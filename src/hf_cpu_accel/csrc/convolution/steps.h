@@ -133,7 +133,9 @@ inline const float* depthwise_weight(const char* op, const ChainStep& step, cons
 }
 
 // Of sums and products: the other image, which may be none.
-inline void check_other(const char* op, const ChainStep& step, const Images& source, const Images* other) {
+inline void check_other(const char* op, const ChainStep& step, const Images& source, const Images* other, const Window& window) {
+  const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0 && side.more == 0; };
+  STD_TORCH_CHECK(plain(window.rows) && plain(window.columns), "hf_cpu_accel::", op, ": such a step takes pixel by pixel");
   STD_TORCH_CHECK(other || !step.is(StepKind::product), "hf_cpu_accel::", op, ": a product is one of two images");
   STD_TORCH_CHECK(step.out_channels == source.channels, "hf_cpu_accel::", op, ": such a step keeps the channels of its input");
   if (!other) return;

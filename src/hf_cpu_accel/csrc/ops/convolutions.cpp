@@ -141,7 +141,7 @@ class BoundChain {
                       ": a mean has the channels of its input, and nothing else");
       return [](const WorkImages& images) { return std::make_unique<ChannelMeans>(images); };
     }
-    check_other(op, step, source, other);
+    check_other(op, step, source, other, window);
     const bool product = step.is(StepKind::product);
     return [=](const WorkImages& images) { return std::make_unique<CombinedImages>(images, product, activation); };
   }
