@@ -54,20 +54,20 @@ class Padded(nn.Module):
     def __init__(self, same: bool, size: int = 3):
         super().__init__()
         self.same, self.size = same, size
-        self.first = nn.Conv2d(3, 32, size, 2)
+        self.first = nn.Conv2d(3, 32, 3, 2)
         self.depthwise, self.norm = nn.Conv2d(32, 32, size, 2, groups=32, bias=False), nn.BatchNorm2d(32)
         self.act, self.last = nn.ReLU6(), nn.Conv2d(32, 16, 1)
 
-    def zeros(self, image: Tensor) -> Tensor:
+    def zeros(self, image: Tensor, size: int) -> Tensor:
         sides = []
         for pixels in reversed(image.shape[2:]):
-            total = max(self.size - 2 if pixels % 2 == 0 else self.size - 1, 0)
-            sides += [total // 2, total - total // 2] if self.same else [self.size // 2 - 1, self.size // 2]
+            total = size - 2 if pixels % 2 == 0 else size - 1
+            sides += [total // 2, total - total // 2] if self.same else [size // 2 - 1, size // 2]
         return functional.pad(image, sides, "constant", 0.0)
 
     def forward(self, image: Tensor) -> Tensor:
-        image = self.act(self.first(self.zeros(image)))
-        return self.last(self.act(self.norm(self.depthwise(self.zeros(image)))))
+        image = self.act(self.first(self.zeros(image, 3)))
+        return self.last(self.act(self.norm(self.depthwise(self.zeros(image, self.size)))))
 
 
 GATES = {

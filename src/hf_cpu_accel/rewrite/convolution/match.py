@@ -64,8 +64,9 @@ class OneDNNConvolution(PackedConvolution):
         return output.to(input.dtype)
 
     def own_weight(self, *, normalised: bool) -> OwnWeight | None:
-        """Of a depthwise convolution, and of one that reads the image itself, where chains begin: they have so few weights that a
-        second copy does not count."""
+        """Of a depthwise convolution, and of a small one that reads the image itself, where chains of mobile networks begin: they
+        have so few weights that a second copy does not count. Larger ones may be the better part of a stem: of a ResNet's 7 x 7
+        window it was measured who is faster."""
         if normalised != (self.fold is not None) or not (self._is_depthwise or self._is_first):
             return None
         if self._own is None:
@@ -79,7 +80,7 @@ class OneDNNConvolution(PackedConvolution):
 
     @property
     def _is_first(self) -> bool:
-        return self.groups == 1 and self.in_channels < MIN_CHANNELS
+        return self.groups == 1 and self.in_channels < MIN_CHANNELS and max(self.kernel_size) <= 3
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return activation in ACTIVATIONS_OF_SUMS if residual else activation in ACTIVATIONS
