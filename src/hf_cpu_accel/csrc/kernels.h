@@ -4,6 +4,7 @@
 #include "attention/attention.h"
 #include "convolution/quantize.h"
 #include "convolution/gather.h"
+#include "convolution/pointwise.h"
 #include "convolution/tile_places.h"
 #include "convolution/winograd.h"
 #include "decoder/heads.h"
@@ -43,7 +44,8 @@ struct Kernels {
   PackRotatedKernel pack_rotated;
   double (*multiply_adds)(WeightKind, int64_t iterations);  // runs the inner instruction of a GEMM, returns the operations done
   float (*read_stream)(const float*, int64_t n);                // reads n floats (a multiple of 128)
-  ImageTilesKernels image_tiles = {};                           // where there are tiles
+  ImageTilesKernels image_tiles;                                // null where there are no tiles
+  PointwiseKernels pointwise;
 };
 
 // Tables per tier. A tier that adds only an instruction for one type (VNNI, BF16) is compiled whole: its other kernels are those of

@@ -4,6 +4,7 @@
 #include "attention/flash.h"
 #include "convolution/quantize_rows.h"
 #include "convolution/gather_rows.h"
+#include "convolution/pointwise_rows.h"
 #include "decoder/head_rows.h"
 #include "embedding/embedding_rows.h"
 #include "encoder/token_row_steps.h"
@@ -63,6 +64,8 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       &HFCA_TIER::pack_rotated,
       &HFCA_TIER::multiply_adds,
       &HFCA_TIER::read_stream,
+      {},
+      HFCA_TIER::pointwise_kernels(),
   };
   return table;
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.chain.steps import CombineStep, ConvolutionStep, PoolingStep, Step
 from hf_cpu_accel.packing.convolution import is_of_tiles, is_of_windows
 
-Steps = list[ConvolutionStep | PoolingStep]
+Steps = list[Step]
 
 
-def join(chains: Sequence[Sequence[ConvolutionStep | PoolingStep]]) -> Steps:
+def join(chains: Sequence[Sequence[Step]]) -> Steps:
     """The steps of all, each chain reading the last image of the one before.
 
     Ranges stay where the image can be in bytes: it is not the last, and all that multiply it are int8 weights of windows or tiles.
@@ -21,7 +21,7 @@ def join(chains: Sequence[Sequence[ConvolutionStep | PoolingStep]]) -> Steps:
         before, steps = len(joined), list(chain)
         for step in steps:
             moved = replace(step, source=step.source + before)
-            if isinstance(moved, ConvolutionStep) and moved.residual is not None:
+            if isinstance(moved, ConvolutionStep | CombineStep) and moved.residual is not None:
                 moved = replace(moved, residual=moved.residual + before)
             joined.append(moved)
     in_bytes = can_be_in_bytes(joined, last=False)
@@ -38,9 +38,16 @@ def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
     can[-1] = last
     for number in reversed(range(len(steps))):
         step = steps[number]
-        takes = can[number] if isinstance(step, PoolingStep) else multiplies_bytes(step)
-        if step.source > 0 and not takes:
-            can[step.source - 1] = False
+        multiplies = isinstance(step, ConvolutionStep) and not step.is_depthwise
+        if not multiplies and not isinstance(step, PoolingStep):
+            can[number] = False
+        takes = multiplies_bytes(step) if isinstance(step, ConvolutionStep) else can[number]
+        read = [] if takes else [step.source]
+        if isinstance(step, CombineStep) and step.residual is not None:
+            read.append(step.residual)
+        for image in read:
+            if image > 0:
+                can[image - 1] = False
     return can
 
 

@@ -1,10 +1,11 @@
 """Weights of convolutions in the order in which the kernels read them.
 
-The weight of a window is that of a linear layer on its pixels, as [window row, window column, channel] (see linear.py). Two
-kinds have more dimensions, in front of the channels:
+The weight of a window is that of a linear layer on its pixels, as [window row, window column, channel] (see linear.py). Others
+have other dimensions:
 
     windows      data[panel, pixel of the window, channel word, feature in panel, value in word]
     tiles        data[panel, row of the tile, column of the tile, channel word, feature in panel, value in word]
+    depthwise    data[pixel of the window, 1, channel], float32
 
 The first are int8 weights that meet images which are quantised as a whole, since windows share pixels, and are not rotated. The
 second meet images that are cut into tiles (winograd.py): 16 weights of linear layers, int8 ones with a scale and sum for each,
@@ -67,6 +68,25 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
     if _quantises_images(weight.shape, dtype):
         return _pack_windows(windows.flatten(1, 2))
     return pack_linear(windows.flatten(1), dtype)
+
+
+def pack_depthwise(weight: Tensor) -> PackedWeight:
+    """The weight [C, 1, kernel height, kernel width] of a convolution that takes every channel by itself, in float32.
+
+    Raises:
+        ValueError: for a weight of another shape.
+    """
+    if weight.dim() != 4 or weight.shape[1] != 1:
+        raise ValueError(
+            f"weight of shape {tuple(weight.shape)}: a depthwise convolution has [channels, 1, height, width]"
+        )
+    data = weight.detach().float().flatten(2).permute(2, 1, 0).contiguous()
+    return PackedWeight(data, None, len(data), data.shape[2], "float32")
+
+
+def is_depthwise(data: Tensor) -> bool:
+    """Whether that is the data of a weight that takes every channel by itself."""
+    return data.dim() == 3 and data.dtype is torch.float32
 
 
 def takes_tiles(

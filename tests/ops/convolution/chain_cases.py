@@ -10,14 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.convolution_chain import (
+from hf_cpu_accel.ops.chain.steps import (
+    SAME,
+    CombineStep,
     ConvolutionStep,
+    MeanStep,
     PoolingStep,
-    bind,
-    convolutions,
+    Step,
 )
+from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles, unpack_conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise, takes_tiles, unpack_conv2d
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
 # more than what the kernels read; integers add a step of their input for every convolution.
@@ -89,6 +92,35 @@ def stem(
         PoolingStep(1, 64, sides, moves, (padding, padding)),
         step(2, torch.randn(70, 64, 1, 1), dtype),
         replace(last, residual=3),
+    ]
+
+
+def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[Step]:
+    """A depthwise convolution, a gate of its channels and a product of matrices, for images of at least so many pixels."""
+    one, none = (1, 1), (0, 0)
+
+    def pixels(outputs: int, source: int, activation: str) -> ConvolutionStep:
+        weight = pack_conv2d(torch.randn(outputs, channels, 1, 1) / channels**0.5, "float32")
+        return ConvolutionStep(weight, torch.randn(outputs), source, None, one, one, none, one, activation)
+
+    size = rng.choice([(3, 3), (5, 5), (7, 7), (9, 9), (3, 5), (2, 2), (1, 1)])
+    stride, dilation = rng.choice([one, (2, 2), (1, 2), (3, 3)]), rng.choice([one, one, (2, 1)])
+    padding, more = (size[0] // 2, size[1] // 2), rng.choice([none, none, (0, 1), (2, 1)])
+    if rng.random() < 0.3:
+        padding, more = none, (SAME, SAME)
+    if any(side < step * (reach - 1) + 1 for side, step, reach in zip(sides, dilation, size, strict=True)):
+        dilation = one
+    weight = pack_depthwise(torch.randn(channels, 1, *size) / (size[0] * size[1]) ** 0.5)
+    bias = torch.randn(channels) if rng.random() < 0.7 else None
+    activation = rng.choice(["none", "relu", "relu6", "hardswish", "silu", "gelu"])
+    window = (size, stride, padding, dilation)
+    return [
+        ConvolutionStep(weight, bias, 0, None, *window, activation, None, more),
+        MeanStep(1, channels),
+        pixels(channels, 2, "relu"),
+        CombineStep(3, channels, None, False, rng.choice(["sigmoid", "hardsigmoid"])),
+        CombineStep(1, channels, 4, rng.random() < 0.7, "none"),
+        pixels(rng.choice([5, 16, 40]), 5, "none"),
     ]
 
 

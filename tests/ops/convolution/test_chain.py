@@ -8,14 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_cpu_accel.ops.convolution_chain import (
-    BoundConvolutions,
-    ConvolutionStep,
-    PoolingStep,
-    _reference,
-    bind,
-    convolutions,
-)
+from hf_cpu_accel.ops.chain.reference import chain_reference
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import ALIKE, BOUND, chain, check, check_stem, stem, truth
@@ -76,7 +71,7 @@ def test_reference_of_poolings(dtype: str, narrow: bool) -> None:
     torch.manual_seed(0)
     bound = bind(stem(dtype, random.Random(1)), narrow=narrow)
     rows = torch.randn(2, 30, 23, 3)
-    expected = _reference(rows, bound.parts, bound.layout, narrow)
+    expected = chain_reference(rows, bound.parts, bound.layout, narrow)
     got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
     rounding = 2e-2 if narrow else 0.0
     assert (got - expected).abs().max() <= (ALIKE[dtype] + rounding) * expected.abs().max()
@@ -97,7 +92,7 @@ def test_activations(activation: str) -> None:
 def test_reference(dtype: str, input_dtype: torch.dtype, narrow: bool, channels: int, batch: int) -> None:
     bound = bind(chain(dtype, random.Random(0), channels=channels), narrow=narrow)
     rows = torch.randn(batch, 9, 7, channels).to(input_dtype)
-    expected = _reference(rows, bound.parts, bound.layout, narrow)
+    expected = chain_reference(rows, bound.parts, bound.layout, narrow)
     got = torch.ops.hf_cpu_accel.convolutions(rows, bound.parts, bound.layout, narrow)
     assert got.dtype is expected.dtype is input_dtype
     rounding = 0.0 if input_dtype is torch.float32 and not narrow else 2e-2

@@ -8,11 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_cpu_accel.ops.convolution_chain import (
-    PoolingStep,
-    bind,
-    convolutions,
-)
+from hf_cpu_accel.ops.chain.steps import PoolingStep
+from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import chain, stem
 

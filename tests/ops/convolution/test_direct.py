@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
 from hf_cpu_accel.ops.convolution import out_size
-from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep, bind, convolutions
+from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from hf_cpu_accel.runtime import hardware
 from tests.ops.convolution.test_images_in_bytes import Step, check, ranged, step

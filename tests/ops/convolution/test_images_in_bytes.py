@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep, _reference, bind, convolutions
+from hf_cpu_accel.ops.chain.reference import chain_reference
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import join
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import truth
@@ -91,7 +93,7 @@ def check(steps: list[Step], image: Tensor) -> None:
     """As the reference, up to a step where a value lies between two, and as close to the truth as 8 bits are."""
     bound, expected = bind(ranged(steps, image), narrow=False), truth(image, steps)
     rows = image.permute(0, 2, 3, 1)
-    reference = _reference(rows, bound.parts, bound.layout, False).permute(0, 3, 1, 2)
+    reference = chain_reference(rows, bound.parts, bound.layout, False).permute(0, 3, 1, 2)
     seven_bits = extension.status().tier in ("avx2", "avx512")
     outputs = []
     for threads in (1, 2):

@@ -6,11 +6,12 @@ import random
 
 import torch
 
+from hf_cpu_accel.ops.chain.reference import chain_reference
 from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
-from hf_cpu_accel.ops.convolution_chain import _reference, bind
+from hf_cpu_accel.ops.convolution_chain import bind
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
-from tests.ops.convolution.chain_cases import ALIKE, SEVEN_BITS, chain, stem
+from tests.ops.convolution.chain_cases import ALIKE, SEVEN_BITS, chain, gated, stem
 from tests.ops.convolution.test_convolution import drawn
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
@@ -41,7 +42,12 @@ def conv2d(rng: random.Random) -> Call:
 
 def convolutions(rng: random.Random) -> Call:
     kind = rng.choice(list(ALIKE))
-    if rng.random() < 0.5:
+    form = rng.randrange(3)
+    if form == 0:
+        channels = rng.choice((1, 3, 8, 16, 24, 40, 72, 200))
+        steps = gated(rng, channels=channels, sides=(9, 9))
+        image = torch.randn(rng.randint(1, 2), rng.randint(9, 30), rng.randint(9, 20), channels)
+    elif form == 1:
         channels = rng.choice((32, 64))
         steps = chain(kind, rng, channels=channels, stride=rng.randint(1, 2))
         image = torch.randn(rng.randint(1, 2), rng.randint(1, 12), rng.randint(1, 12), channels)
@@ -53,7 +59,7 @@ def convolutions(rng: random.Random) -> Call:
     bound = bind(steps, narrow=narrow)
     limit = SEVEN_BITS if kind == "int8" and HAS_SEVEN_BITS else ALIKE[kind]
     arguments = [draw.laid_out(rng, image), bound.parts, bound.layout, narrow]
-    return Call("convolutions", arguments, _reference, limit, notes=[kind], hides=True)
+    return Call("convolutions", arguments, chain_reference, limit, notes=[kind], hides=True)
 
 
 FAMILY = (conv2d, convolutions)

@@ -22,7 +22,7 @@ inline bool is_winograd(const Tensor& weight) { return weight.dim() == 6; }
 
 inline Gemm gemm_of_winograd(const char* op, int64_t n, int64_t channels, const Window& window, const Tensor& weight,
                              const OptionalTensor& scale, const OptionalTensor& bias, Activation activation) {
-  const auto by_pixels = [](const WindowSide& side) { return side.size == 3 && side.stride == 1 && side.dilation == 1; };
+  const auto by_pixels = [](const WindowSide& side) { return side.size == 3 && side.stride == 1 && side.dilation == 1 && side.more == 0; };
   STD_TORCH_CHECK(by_pixels(window.rows) && by_pixels(window.columns), "hf_cpu_accel::", op,
                   ": a weight for tiles needs kernel_size 3, stride 1 and dilation 1");
   Gemm g;
@@ -57,7 +57,7 @@ inline Gemm gemm_of_convolution(const char* op, int64_t n, int64_t channels, con
 
 inline WindowSide side_of(const char* op, int64_t size, int64_t stride, int64_t padding, int64_t dilation) {
   constexpr int64_t most = 1 << 20;  // keeps all positions far within an int64
-  const WindowSide found{size, stride, padding, dilation};
+  const WindowSide found{size, stride, padding, dilation, 0};
   STD_TORCH_CHECK(found.size >= 1 && found.stride >= 1 && found.padding >= 0 && found.dilation >= 1 && found.size <= most &&
                       found.stride <= most && found.padding <= most && found.dilation <= most,
                   "hf_cpu_accel::", op, ": kernel_size, stride and dilation must be positive and padding not negative");

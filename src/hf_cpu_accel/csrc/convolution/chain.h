@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -9,8 +10,7 @@
 #include "direct.h"
 #include "driver.h"
 #include "few_channels.h"
-#include "images.h"
-#include "pooling.h"
+#include "image_work.h"
 #include "winograd_driver.h"
 
 namespace hfca {
@@ -59,8 +59,10 @@ struct Wanted {
 };
 
 // How a convolution is computed: of patches, by tiles of the image (winograd.h), of pixels where they lie, or of rows of few channels; or that
-// it is a pooling.
-enum class Way { patches, winograd, direct, few_channels, pooling };
+// it is no product.
+enum class Way { patches, winograd, direct, few_channels, work };
+
+using MakeWork = std::function<std::unique_ptr<ImageWork>(const WorkImages&)>;
 
 class ConvolutionChain {
  public:
@@ -106,12 +108,13 @@ class ConvolutionChain {
     steps_.push_back(std::move(step));
   }
 
-  // The largest pixels of windows.
-  void pool(const Patches& patches, size_t source, size_t output) {
+  // What `make` makes of images `source` and, where there is one, `other`.
+  void work(const MakeWork& make, const Patches& patches, size_t source, size_t output, std::optional<size_t> other = std::nullopt) {
     const Known &from = known_[source], &to = known_[output];
     Step step;
     step.g.range = to.range, step.source = from.images, step.output = to.images, step.patches = placed(patches, from.images);
-    step.way = Way::pooling, step.reads = source, step.writes = output;
+    if (other) step.other = known_[*other].images;
+    step.way = Way::work, step.make = make, step.reads = source, step.writes = output, step.adds = other;
     steps_.push_back(std::move(step));
   }
 
@@ -150,8 +153,9 @@ class ConvolutionChain {
   };
   struct Step {
     Gemm g;
-    Images source, output;
+    Images source, output, other;
     Patches patches;
+    MakeWork make;
     Way way = Way::patches;
     bool all_places = false;  // of a direct one
     size_t reads = 0, writes = 0;  // numbers of images
@@ -162,14 +166,14 @@ class ConvolutionChain {
     std::optional<WinogradConvolution> winograd;
     std::optional<DirectConvolution> direct;
     std::optional<FewChannelConvolution> few_channels;
-    std::optional<MaxPooling> pooling;
+    std::unique_ptr<ImageWork> work;
 
-    bool is_prepared() const { return gemm || winograd || direct || few_channels || pooling; }
+    bool is_prepared() const { return gemm || winograd || direct || few_channels || work; }
 
     // Bytes of memory that it takes while it runs.
     size_t prepare(int64_t threads) {
       switch (way) {
-        case Way::pooling: return pooling.emplace(output, patches, source.pixels.bf16, g.range).bytes(threads);
+        case Way::work: work = make({source, output, adds ? &other : nullptr, patches, g.range}); return work->bytes(threads);
         case Way::direct: return direct.emplace(g, source, patches, all_places), 0;
         case Way::few_channels: return few_channels.emplace(g, source, patches).bytes();
         case Way::winograd: return winograd.emplace(g, patches, threads).bytes();
@@ -178,7 +182,7 @@ class ConvolutionChain {
       return gemm.emplace(g, source, patches, bytes, threads).bytes();
     }
     void take(Workspace& from, int64_t threads) {
-      if (pooling) return pooling->take(from, threads);
+      if (work) return work->take(from, threads);
       if (winograd) winograd->take(from);
       if (few_channels) few_channels->take(from);
       if (gemm) gemm->take(from);
@@ -188,13 +192,13 @@ class ConvolutionChain {
       const bool read = reads == number, written = writes == number, added = adds && *adds == number;
       if (read) source.pixels.data = g.input.data = pixels, patches.data = static_cast<const char*>(pixels);
       if (written) output.pixels.data = g.outputs[0].data = pixels;
-      if (added) g.residual.data = pixels;
+      if (added) g.residual.data = other.pixels.data = pixels;
       if (few_channels && read && !written && !added) return few_channels->read(pixels);
-      if (read || written || added) gemm.reset(), winograd.reset(), direct.reset(), few_channels.reset(), pooling.reset();
+      if (read || written || added) gemm.reset(), winograd.reset(), direct.reset(), few_channels.reset(), work.reset();
     }
     // next: what this thread reads of the weight of the next one.
     void run(const Team& team, WeightBytes next) const {
-      if (pooling) return pooling->run(team);
+      if (work) return work->run(team);
       if (output.border > 0) fill_border(team, output);
       if (makes) makes->make(team);
       if (direct) direct->run(team, next);

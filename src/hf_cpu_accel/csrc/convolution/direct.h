@@ -44,7 +44,9 @@ class Places {
 
 // Whether rows of the product are all places of the source: else they are the pixels of the output. Only images in bytes have a spare pixel.
 inline bool takes_all_places(const Patches& window, const Images& source, const Images& output) {
-  const auto fits = [](const WindowSide& side) { return side.stride == 1 && side.dilation * (side.size - 1) >= side.padding; };
+  const auto fits = [](const WindowSide& side) {
+    return side.stride == 1 && side.more == 0 && side.dilation * (side.size - 1) >= side.padding;
+  };
   const bool same = source.border == 0 && !window.have_several_pixels();
   return fits(window.rows) && fits(window.columns) && (same || output.pixels.bytes);
 }

@@ -11,15 +11,16 @@
 
 namespace hfca {
 
-// One side of the window: how many pixels it has, how far apart they and the windows are, and how many pixels of zeros surround the image.
+// One side of the window: how many pixels it has, how far apart they and the windows are, and how many pixels of zeros surround the image,
+// with how many more behind it.
 struct WindowSide {
-  int64_t size = 1, stride = 1, padding = 0, dilation = 1;
+  int64_t size = 1, stride = 1, padding = 0, dilation = 1, more = 0;
 
   // The pixels that so many outputs are computed from, with those between them.
   int64_t reach(int64_t outputs) const { return (outputs - 1) * stride + dilation * (size - 1) + 1; }
   // How often it fits into so many pixels.
   int64_t outputs(int64_t pixels) const {
-    const int64_t rest = pixels + 2 * padding - dilation * (size - 1) - 1;
+    const int64_t rest = pixels + 2 * padding + more - dilation * (size - 1) - 1;
     return rest < 0 ? 0 : rest / stride + 1;
   }
 };
@@ -35,7 +36,7 @@ struct Patches {
 
   // Whether every output pixel is computed from the input pixel of its number: the patches are the image.
   bool are_pixels() const {
-    const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0; };
+    const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0 && side.more == 0; };
     return plain(rows) && plain(columns);
   }
 

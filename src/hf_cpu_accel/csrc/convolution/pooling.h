@@ -1,23 +1,20 @@
 // The largest pixel of each window, channel by channel.
 #pragma once
 #include "../dispatch.h"
-#include "../team.h"
-#include "../workspace.h"
-#include "images.h"
-#include "patches.h"
+#include "image_work.h"
 
 namespace hfca {
 
-class MaxPooling {
+class MaxPooling final : public ImageWork {
  public:
-  // patches: of the input's pixels, which are bytes if the output's are. range: as Gemm::range, may be null.
-  MaxPooling(const Images& output, const Patches& patches, bool input_bf16, float* range)
-      : output_(output), patches_(patches), input_bf16_(input_bf16), range_(range) {}
+  // The input's pixels are bytes if the output's are.
+  explicit MaxPooling(const WorkImages& images)
+      : output_(images.output), patches_(images.patches), input_bf16_(images.source.pixels.bf16), range_(images.range) {}
 
-  size_t bytes(int64_t threads) const { return Workspace::size_of<const void*>(threads * patches_.pixels()); }
-  void take(Workspace& from, int64_t threads) { starts_ = from.take<const void*>(threads * patches_.pixels()); }
+  size_t bytes(int64_t threads) const override { return Workspace::size_of<const void*>(threads * patches_.pixels()); }
+  void take(Workspace& from, int64_t threads) override { starts_ = from.take<const void*>(threads * patches_.pixels()); }
 
-  void run(const Team& team) const {
+  void run(const Team& team) const override {
     const void** const starts = starts_ + team.slot() * patches_.pixels();
     float* const range = range_ ? range_ + team.slot() * range_numbers : nullptr;
     const int64_t pixel_bytes = output_.channels * output_.element_bytes();

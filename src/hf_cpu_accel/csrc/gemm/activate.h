@@ -30,6 +30,11 @@ inline Simd::Float activate(Simd::Float x) {
   } else if constexpr (act == Activation::hardswish) {  // x min(max(x + 3, 0), 6) / 6
     const Simd::Float gate = Simd::min(Simd::set1(6.0f), Simd::max(Simd::zero(), Simd::add(x, Simd::set1(3.0f))));
     return Simd::mul(Simd::mul(x, gate), Simd::set1(1.0f / 6.0f));
+  } else if constexpr (act == Activation::sigmoid) {
+    return sigmoid(x);
+  } else if constexpr (act == Activation::hardsigmoid) {  // min(max(x + 3, 0), 6) / 6
+    const Simd::Float above = Simd::max(Simd::zero(), Simd::add(x, Simd::set1(3.0f)));
+    return Simd::mul(Simd::min(Simd::set1(6.0f), above), Simd::set1(1.0f / 6.0f));
   } else {
     return x;
   }

@@ -93,8 +93,11 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
       HFCA_ACTIVATION(gelu_tanh)
       HFCA_ACTIVATION(relu)
       HFCA_ACTIVATION(silu)
+      // clang-format off
       HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
+    default: break;  // no op asks for others
 #undef HFCA_ACTIVATION
+      // clang-format on
   }
 }
 

@@ -24,8 +24,9 @@ constexpr int panel_columns = 32;
 // (convolution/quantize.h), in runs.
 enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5, affine4 = 6, affine8 = 7 };
 constexpr int weight_kinds = 8;
-enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh, relu2, relu6, hardswish };
-constexpr int activations = 10;
+// sigmoid and hardsigmoid: of pixels (convolution/pointwise.h), not of products.
+enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh, relu2, relu6, hardswish, sigmoid, hardsigmoid };
+constexpr int activations = 10, pointwise_activations = 12;
 
 // A float32 or bfloat16 array.
 struct Array {

@@ -5,8 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "../convolution/arguments.h"
-#include "../convolution/chain.h"
+#include "../convolution/pointwise_steps.h"
+#include "../convolution/pooling.h"
+#include "../convolution/steps.h"
 #include "../kept.h"
 #include "../tensors.h"
 
@@ -14,85 +15,6 @@ namespace hfca {
 namespace {
 
 constexpr const char* op = "convolutions";
-
-// One row of the layout of `convolutions`, as ops/convolution_chain.py writes it. Without a weight it is a max pooling. With a range its
-// output is an image in bytes.
-struct Step {
-  int64_t weight, scale, bias, range, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2];
-};
-constexpr size_t step_numbers = sizeof(Step) / sizeof(int64_t);
-constexpr float largest_end = 1e37f;  // of a range: its length is finite
-
-void check_pooling(const Step& step, const Images& source, const Window& window) {
-  // Each window then has a pixel of the image.
-  STD_TORCH_CHECK(source.height > 0 && source.width > 0, "hf_cpu_accel::", op, ": a pooling needs an image with rows and columns");
-  const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1; };
-  const bool alone = step.out_channels == source.channels && step.residual < 0 && step.activation == 0 && step.range < 0;
-  STD_TORCH_CHECK(
-      alone && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
-      ": a pooling has the channels of its input, no residual, range, activation or dilation, and at most half a window of padding");
-}
-
-// Whether a convolution of images in bytes is computed directly, where these have the border that it wants.
-bool may_be_direct(const Tensor& weight) { return has_direct_convolutions() && kind_of(weight, op) == WeightKind::int8_image; }
-
-// `border`, or none where the places of the images would not be known by an int32, or most of them were border.
-int64_t fitting_border(Images images, int64_t border) {
-  constexpr int64_t most = 16;
-  images.border = border;
-  return border <= most && images.spare_place() < std::numeric_limits<int32_t>::max() ? border : 0;
-}
-
-// Who reads the images of a chain, and how: 0 is the input, i + 1 the output of step i.
-struct Readers {
-  std::vector<size_t> last;
-  std::vector<Wanted> wanted;
-  bool dense_input = false;  // all channels of a pixel of it together
-};
-
-template <class Part>
-Readers readers_of(const Step* steps, size_t count, int64_t channels, const Part& part) {
-  Readers readers{std::vector<size_t>(count + 1, count), std::vector<Wanted>(count + 1)};
-  std::vector<bool> bordered(count + 1);  // whether it may have a border
-  for (size_t i = 0; i < count; ++i) {
-    const Step& step = steps[i];
-    const auto number = static_cast<int64_t>(i);
-    STD_TORCH_CHECK(step.source >= 0 && step.source <= number && step.residual <= number, "hf_cpu_accel::", op, ": step ", number,
-                    " reads images that are not made before it");
-    for (const int64_t place : {step.source, step.residual})
-      if (place >= 0) readers.last[static_cast<size_t>(place)] = i;
-    readers.dense_input |= step.residual == 0;
-    const auto weight = part(step.weight);
-    bordered[i + 1] = weight && step.range >= 0 && !is_winograd(*weight);
-    const auto source = static_cast<size_t>(step.source);
-    if (!weight) {
-      readers.dense_input |= step.source == 0;
-      bordered[source] = false;
-      continue;
-    }
-    if (!may_be_direct(*weight)) bordered[source] = false;
-    if (is_winograd(*weight) && step.residual >= 0) bordered[static_cast<size_t>(step.residual)] = false;
-    readers.wanted[source].border = std::max({readers.wanted[source].border, step.padding[0], step.padding[1]});
-    const WeightKind kind = kind_of(*weight, op);
-    const bool several = step.size[0] > 1 || step.size[1] > 1;
-    readers.dense_input |= step.source == 0 && (is_winograd(*weight) || !gathers(kind, channels, several));
-    if (kind != WeightKind::int8_image) continue;
-    Wanted& of = readers.wanted[source];
-    of.steps = true, of.bytes |= several;
-  }
-  for (size_t i = 0; i <= count; ++i)
-    if (!bordered[i]) readers.wanted[i].border = 0;
-  return readers;
-}
-
-// What numbers of that range, [low, high], become bytes with.
-ByteSteps known_steps(const Tensor& range) {
-  const bool two = range.scalar_type() == ScalarType::Float && range.is_contiguous() && sizes_of(range) == std::vector<int64_t>{2};
-  const float* const ends = two ? static_cast<const float*>(range.const_data_ptr()) : nullptr;
-  const bool fits = ends && ends[0] <= 0.0f && ends[1] >= 0.0f && ends[0] >= -largest_end && ends[1] <= largest_end;
-  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": a range must be two finite float32 numbers, with 0 between them");
-  return dispatch().kernels.images.steps_of_known(ends[0], ends[1]);
-}
 
 // All that a call looks up, for inputs of one kind, and the memory of what is between its steps. One call at a time.
 class BoundChain {
@@ -107,10 +29,10 @@ class BoundChain {
       STD_TORCH_CHECK(place >= -1 && place < static_cast<int64_t>(parts.size()), "hf_cpu_accel::", op, ": there is no part ", place);
       return place < 0 ? std::nullopt : OptionalTensor(parts[static_cast<size_t>(place)]);
     };
-    const auto steps = reinterpret_cast<const Step*>(layout.data());
+    const auto steps = reinterpret_cast<const ChainStep*>(layout.data());
     input_ = input;
     std::vector<Images> images{images_of(op, "input", input, *input_, false)};
-    const Readers readers = readers_of(steps, count, images[0].channels, part);
+    const Readers readers = readers_of(op, steps, count, images[0].channels, part);
     dense_ = readers.dense_input;
     if (dense_) images[0] = images_of(op, "input", input, *input_);
     chain_.emplace(team_size(std::numeric_limits<double>::max()), count);
@@ -152,43 +74,76 @@ class BoundChain {
 
   // Step i of `count`, whose output it adds to the images.
   template <class Part>
-  void add(const Step& step, size_t i, size_t count, ScalarType dtype, const Readers& readers, const Part& part,
+  void add(const ChainStep& step, size_t i, size_t count, ScalarType dtype, const Readers& readers, const Part& part,
            std::vector<Images>& images) {
+    STD_TORCH_CHECK(step.kind >= 0 && step.kind < step_kinds, "hf_cpu_accel::", op, ": unknown kind of step ", step.kind);
     const Images& source = images[static_cast<size_t>(step.source)];
-    const Window window{side_of(op, step.size[0], step.stride[0], step.padding[0], step.dilation[0]),
-                        side_of(op, step.size[1], step.stride[1], step.padding[1], step.dilation[1])};
-    const Patches patches = patches_of(op, source, window);
+    const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
+    const bool convolves = step.is(StepKind::convolution), pools = step.is(StepKind::max_pooling);
+    STD_TORCH_CHECK(step.activation >= 0 && step.activation < (convolves || pools ? activations : pointwise_activations),
+                    "hf_cpu_accel::", op, ": unknown activation ", step.activation);
+    const Window window = step.window(op, source);
+    Patches patches = patches_of(op, source, window);
+    if (step.is(StepKind::mean)) patches.out_height = patches.out_width = 1;
     const auto weight = part(step.weight);
-    STD_TORCH_CHECK(step.activation >= 0 && step.activation < activations, "hf_cpu_accel::", op, ": unknown activation ", step.activation);
-    const bool by_winograd = weight && is_winograd(*weight), pools = !weight;
+    const bool by_winograd = convolves && is_winograd(*weight);
     Gemm g;
     g.n = step.out_channels;
-    if (weight)
+    if (convolves)
       g = gemm_of_convolution(op, step.out_channels, source.channels, window, *weight, part(step.scale), part(step.bias),
                               static_cast<Activation>(step.activation));
-    else check_pooling(step, source, window);
     const bool reads_bytes = source.pixels.bytes != nullptr;
-    STD_TORCH_CHECK(!reads_bytes || pools || g.kind == WeightKind::int8_image || (by_winograd && g.weight_scale), "hf_cpu_accel::", op,
-                    ": step ", i, " reads an image in bytes, which weights of images and tiles in int8 alone do");
+    const bool multiplies_bytes = convolves && (g.kind == WeightKind::int8_image || (by_winograd && g.weight_scale));
+    STD_TORCH_CHECK(!reads_bytes || pools || multiplies_bytes, "hf_cpu_accel::", op, ": step ", i,
+                    " reads an image in bytes, which weights of images and tiles in int8 alone do");
     const ByteSteps* bytes = pools ? source.pixels.bytes : nullptr;
-    if (const auto range = part(step.range)) known_[i + 1] = known_steps(*range), bytes = &known_[i + 1];
+    if (const auto range = part(step.range)) known_[i + 1] = known_steps(op, *range), bytes = &known_[i + 1];
     STD_TORCH_CHECK(!bytes || i + 1 < count, "hf_cpu_accel::", op, ": the output of the last step is no image in bytes");
     Images output = output_of(op, source, patches, g, dtype, bytes);
     output.border = fitting_border(output, readers.wanted[i + 1].border);
+    const MakeWork work = convolves ? MakeWork{} : work_of(step, source, residual, window, part);
     if (i + 1 < count) output.lie_in(memory_.take(output.bytes()));
-    const Images* const residual = step.residual < 0 ? nullptr : &images[static_cast<size_t>(step.residual)];
-    const Gemm whole = with_images(op, g, output, residual, by_winograd);
-    const size_t number = chain_->add(output, readers.wanted[i + 1]);
-    const bool direct = weight && reads_bytes && may_be_direct(*weight) && source.border >= std::max(step.padding[0], step.padding[1]) &&
+    const Gemm whole = with_images(op, g, output, convolves ? residual : nullptr, by_winograd);
+    const size_t number = chain_->add(output, readers.wanted[i + 1]), reads = static_cast<size_t>(step.source);
+    const auto adds = residual ? std::optional(static_cast<size_t>(step.residual)) : std::nullopt;
+    const bool direct = convolves && reads_bytes && may_be_direct(op, *weight) && source.border >= step.border() &&
                         source.spare_place() < std::numeric_limits<int32_t>::max();
     const Way way = by_winograd ? Way::winograd : direct ? Way::direct : Way::patches;
     if (whole.m > 0)
-      pools ? chain_->pool(patches, static_cast<size_t>(step.source), number)
-            : chain_->convolve(whole, patches, way, static_cast<size_t>(step.source), number,
-                               residual ? std::optional(static_cast<size_t>(step.residual)) : std::nullopt);
+      convolves ? chain_->convolve(whole, patches, way, reads, number, adds) : chain_->work(work, patches, reads, number, adds);
     for (const int64_t place : {step.source, step.residual})  // read for the last time: its memory is for the next outputs
       if (place > 0 && readers.last[static_cast<size_t>(place)] == i) memory_.give_back(images[static_cast<size_t>(place)].memory());
     images.push_back(output);
+  }
+
+  // Of a step that is no product of matrices.
+  template <class Part>
+  MakeWork work_of(const ChainStep& step, const Images& source, const Images* other, const Window& window, const Part& part) {
+    const auto activation = static_cast<Activation>(step.activation);
+    STD_TORCH_CHECK(step.is(StepKind::max_pooling) || (step.range < 0 && (!other || !other->pixels.bytes)), "hf_cpu_accel::", op,
+                    ": such a step neither reads nor makes an image in bytes");
+    if (step.is(StepKind::max_pooling)) {
+      check_pooling(op, step, source, window);
+      return [](const WorkImages& images) { return std::make_unique<MaxPooling>(images); };
+    }
+    if (step.is(StepKind::depthwise)) {
+      const OptionalTensor weight = part(step.weight), bias = part(step.bias);
+      STD_TORCH_CHECK(weight && bias && !other, "hf_cpu_accel::", op, ": a depthwise step has a weight and a bias, and adds nothing");
+      const float* const values = depthwise_weight(op, step, source, *weight);
+      const Array offset = as_vector(bias, source.channels, op, "bias");
+      STD_TORCH_CHECK(!offset.bf16, "hf_cpu_accel::", op, ": the bias of a depthwise step is float32");
+      return [=](const WorkImages& images) {
+        return std::make_unique<DepthwiseConvolution>(images, values, static_cast<const float*>(offset.data), activation);
+      };
+    }
+    if (step.is(StepKind::mean)) {
+      STD_TORCH_CHECK(step.out_channels == source.channels && !other && step.activation == 0, "hf_cpu_accel::", op,
+                      ": a mean has the channels of its input, and nothing else");
+      return [](const WorkImages& images) { return std::make_unique<ChannelMeans>(images); };
+    }
+    check_other(op, step, source, other, window);
+    const bool product = step.is(StepKind::product);
+    return [=](const WorkImages& images) { return std::make_unique<CombinedImages>(images, product, activation); };
   }
 
   std::vector<int64_t> kind_;

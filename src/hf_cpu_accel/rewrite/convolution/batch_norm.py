@@ -13,13 +13,16 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.folded_norm import fold_of
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import NormAfter
+from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome, Rule, apply_rule
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import run_alone
+from hf_cpu_accel.rewrite.core.verify import run
 
 # Sides of the images that a parent is tried with: most take a small one, and whole networks halve it five times.
 _SIZES = (9, 65)
+_MOST_AROUND = 2
 
 
 class BatchNormRule:
@@ -50,7 +53,8 @@ class BatchNormRule:
         }
         if not folds:
             return None
-        pairs = followers(module, list(convolutions.values()), [norm for norm, _ in folds])
+        norms = [norm for norm, _ in folds]
+        pairs = followers(module, list(convolutions.values()), norms, _around(module, context))
         names = {child: _join(path, name) for name, child in free}
         found = []
         for convolution, norm in pairs:
@@ -77,26 +81,61 @@ class BatchNormRule:
 
 
 def followers(
-    parent: nn.Module, convolutions: Sequence[nn.Module], norms: Sequence[nn.Module]
+    parent: nn.Module,
+    convolutions: Sequence[nn.Module],
+    norms: Sequence[nn.Module],
+    around: Sequence[nn.Module] = (),
 ) -> list[tuple[nn.Module, nn.Module]]:
     """The pairs (convolution, norm) of which each was called once when `parent` got an image, the norm on what the convolution gave
-    and nothing else."""
-    shadow = Shadow(parent)
-    first = convolutions[0]
-    assert isinstance(first, nn.Conv2d)
-    for size in _SIZES:
-        generator = torch.Generator().manual_seed(0)
-        image = torch.randn(1, first.in_channels, size, size, generator=generator).to(first.weight.dtype)
-        trace = _Trace()
-        hooks = [shadow.of(module).register_forward_hook(trace.convolved) for module in convolutions]
-        hooks += [shadow.of(module).register_forward_pre_hook(trace.normalises) for module in norms]
-        with shadow.running():
-            output = run_alone(shadow.module, image)
-        if output is not None:
-            return [(shadow.original(one), shadow.original(other)) for one, other in trace.pairs()]
-        for hook in hooks:
-            hook.remove()
+    and nothing else.
+
+    Args:
+        around: modules that hold `parent`, for one that takes more than an image: the first that takes one calls it.
+    """
+    for root in (parent, *around):
+        found = _followers_in(root, convolutions, norms)
+        if found is not None:
+            return found
     return []
+
+
+def _followers_in(
+    root: nn.Module, convolutions: Sequence[nn.Module], norms: Sequence[nn.Module]
+) -> list[tuple[nn.Module, nn.Module]] | None:
+    """The pairs, as `root` calls them with an image; None if it takes none."""
+    shadow = Shadow(root)
+    inside = {id(module) for module in root.children()}
+    of_root = [module for module in convolutions if id(module) in inside]
+    first = next(module for module in root.modules() if hasattr(module, "in_channels"))
+    for reader in dict.fromkeys((*of_root[:1], first)):
+        for size in _SIZES:
+            trace = _Trace()
+            hooks = [shadow.of(module).register_forward_hook(trace.convolved) for module in convolutions]
+            hooks += [shadow.of(module).register_forward_pre_hook(trace.normalises) for module in norms]
+            with shadow.running():
+                output = call_foreign(run, shadow.module, _image_for(reader, convolutions[0], size))
+            if not isinstance(output, Refusal):
+                return [(shadow.original(one), shadow.original(other)) for one, other in trace.pairs()]
+            for hook in hooks:
+                hook.remove()
+    return None
+
+
+def _image_for(reader: Any, typical: Any, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, reader.in_channels, size, size, generator=generator).to(typical.weight.dtype)
+
+
+def _around(module: nn.Module, context: Context) -> list[nn.Module]:
+    """The modules that hold `module`, from the inside outwards, but no whole model."""
+    found: list[nn.Module] = []
+    while len(found) < _MOST_AROUND:
+        parents = [parent for parent, _ in context.slots[id(module)]]
+        if len(parents) != 1 or parents[0] is context.root:
+            break
+        module = parents[0]
+        found.append(module)
+    return found
 
 
 class _Output(LazyTensor):

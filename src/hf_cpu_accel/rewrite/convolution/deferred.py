@@ -158,7 +158,7 @@ class DeferredConvolution(LazyTensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        join = _JOINS.get(func)
+        join = JOINS.get(func)
         output = None if join is None else join(args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs) if output is None else output
 
@@ -225,7 +225,7 @@ def _quotient(args: Any, kwargs: Any) -> Tensor | None:
     return deferred._unchanged()
 
 
-_JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
+JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.relu.default: _activation("relu"),
     _ATEN.relu_.default: _activation("relu", in_place=True),
     _ATEN.silu.default: _activation("silu"),

@@ -6,6 +6,8 @@ from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
 
+from hf_cpu_accel.rewrite.core.context import Context
+
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 C = TypeVar("C", nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -27,3 +29,16 @@ def padding_of(module: Convolution) -> tuple[int, ...] | None:
         return (0,) * len(module.kernel_size)
     reach = [step * (size - 1) for step, size in zip(module.dilation, module.kernel_size, strict=True)]
     return None if any(cells % 2 for cells in reach) else tuple(cells // 2 for cells in reach)
+
+
+def squeezes(module: nn.Module, context: Context) -> bool:
+    """Whether it is the first of two convolutions of one pixel that gate channels (Hu et al. 2018, arXiv:1709.01507): however few
+    channels there are between them, the two are computed with what is around them."""
+    if not isinstance(module, nn.Conv2d) or tuple(module.kernel_size) != (1, 1):
+        return False
+    siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
+    turned = ((1, 1), module.out_channels, module.in_channels)
+    # Others may stand in for their convolutions already.
+    names = ("kernel_size", "in_channels", "out_channels")
+    told = (tuple(getattr(other, name, None) for name in names) for other in siblings if other is not module)
+    return turned in told

@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise
+from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import (
     ACTIVATIONS,
     ACTIVATIONS_OF_SUMS,
+    MIN_CHANNELS,
     Geometry,
     compute_dtype,
     convolve,
     prepack,
     works,
 )
+from hf_cpu_accel.rewrite.convolution.deferred import OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE, PackedConvolution, put_in_place, refusal
@@ -47,6 +51,7 @@ class OneDNNConvolution(PackedConvolution):
             self._lost = None if fold is None else fold.lost(weight)
             plain = (weight if fold is None else fold.weight(weight)).to(dtype)
         self.packed = prepack(plain, self.geometry)
+        self._own: PackedWeight | None = None
         self._set_bias()
 
     def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
@@ -57,6 +62,25 @@ class OneDNNConvolution(PackedConvolution):
             residual = self._image(residual)
         output = convolve(image, self.packed, self._bias, self.geometry, epilogue.activation, residual)
         return output.to(input.dtype)
+
+    def own_weight(self, *, normalised: bool) -> OwnWeight | None:
+        """Of a depthwise convolution, and of a small one that reads the image itself, where chains of mobile networks begin: they
+        have so few weights that a second copy does not count. Larger ones may be the better part of a stem: of a ResNet's 7 x 7
+        window it was measured who is faster."""
+        if normalised != (self.fold is not None) or not (self._is_depthwise or self._is_first):
+            return None
+        if self._own is None:
+            plain = self.packed.to_dense().float()
+            self._own = pack_depthwise(plain) if self._is_depthwise else pack_conv2d(plain, "float32")
+        return self._own, self._bias
+
+    @property
+    def _is_depthwise(self) -> bool:
+        return self.groups == self.in_channels == self.out_channels
+
+    @property
+    def _is_first(self) -> bool:
+        return self.groups == 1 and self.in_channels < MIN_CHANNELS and max(self.kernel_size) <= 3
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return activation in ACTIVATIONS_OF_SUMS if residual else activation in ACTIVATIONS
@@ -92,7 +116,7 @@ class OneDNNConvolution(PackedConvolution):
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles have the plain weight, since torch can do neither with an opaque one.
-        return {**self.__dict__, "packed": self.packed.to_dense()}
+        return {**self.__dict__, "packed": self.packed.to_dense(), "_own": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

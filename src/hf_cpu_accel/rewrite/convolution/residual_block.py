@@ -17,13 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.ops.convolution_chain import (
-    BoundConvolutions,
-    ConvolutionStep,
-    bind,
-    convolutions,
-    output_shape,
-)
+from hf_cpu_accel.ops.chain.reference import output_shape
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep
+from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import Steps
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
@@ -32,13 +28,8 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
-from hf_cpu_accel.rewrite.convolution.trace import (
-    DTYPES,
-    Chain,
-    Link,
-    parts_of,
-    read,
-)
+from hf_cpu_accel.rewrite.convolution.links import Chain, Link
+from hf_cpu_accel.rewrite.convolution.trace import DTYPES, parts_of, read
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -171,7 +162,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
     candidate = next(part for part in layer.modules() if isinstance(part, DeferringConvolution))
-    chain = read(layer, _image(candidate, *_IMAGE))
+    chain = read(layer, lambda side: _image(candidate, 1, side, side))
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)

@@ -14,8 +14,8 @@ from tqdm import tqdm
 from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes
 from hf_cpu_accel.packing.activation_range import ObservedValues, Range
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.links import Link
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
-from hf_cpu_accel.rewrite.convolution.trace import Link
 from hf_cpu_accel.rewrite.core.calibration import NO_EXAMPLES, call, fitting
 from hf_cpu_accel.rewrite.core.context import Context
 

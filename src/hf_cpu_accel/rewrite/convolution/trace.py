@@ -1,90 +1,49 @@
-"""Which convolutions and poolings a module is made of, read from what they are asked to compute when it is run on a small image."""
+"""Which convolutions, poolings, gates and sums a module is made of, read from what it does when it is run on a small image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.ops.convolution_chain import ConvolutionStep, PoolingStep
+from hf_cpu_accel.packing.convolution import is_depthwise
 from hf_cpu_accel.patching.hooks import own_forward
-from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
+from hf_cpu_accel.rewrite.convolution.deferred import JOINS, DeferredConvolution, DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
-from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.convolution.image_ops import (
+    COMBINING,
+    PRODUCTS,
+    activation_of,
+    is_mean,
+    names_strides,
+    zeros_around,
+)
+from hf_cpu_accel.rewrite.convolution.links import (
+    AnyLink,
+    Chain,
+    CombineLink,
+    Link,
+    MeanLink,
+    PoolingLink,
+    Zeros,
+    zeros_of_same,
+)
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run
 
 # Of weights that `ops.convolutions` takes, from the finest on.
 DTYPES = ("float32", "bfloat16", "int8")
-
-
-@dataclass(frozen=True)
-class Link:
-    """One convolution of a chain.
-
-    Attributes:
-        path: where it is in the module.
-        source, residual: numbers of images: 0 is the module's input, i + 1 the output of link i.
-        normalised, activation: see `Epilogue`.
-    """
-
-    path: str
-    source: int
-    residual: int | None
-    normalised: bool
-    activation: str
-
-    def step(self, root: nn.Module) -> ConvolutionStep:
-        """What it is in the module now."""
-        convolution: Any = root.get_submodule(self.path)
-        weight, bias = convolution.own_weight(normalised=self.normalised)
-        return ConvolutionStep(
-            weight=weight,
-            bias=bias,
-            source=self.source,
-            residual=self.residual,
-            kernel_size=convolution.kernel_size,
-            stride=convolution.stride,
-            padding=convolution.padding,
-            dilation=convolution.dilation,
-            activation=self.activation,
-        )
-
-    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
-        convolution: Any = root.get_submodule(self.path)
-        residual = None if self.residual is None else images[self.residual]
-        return convolution.compute(images[self.source], Epilogue(self.normalised, residual, self.activation))
-
-
-@dataclass(frozen=True)
-class PoolingLink:
-    """A max pooling in a chain; see `Link`.
-
-    Attributes:
-        channels: of the image.
-    """
-
-    path: str
-    source: int
-    channels: int
-
-    def step(self, root: nn.Module) -> PoolingStep:
-        pooling: Any = root.get_submodule(self.path)
-        windows = (_pair(pooling.kernel_size), _pair(pooling.stride), _pair(pooling.padding))
-        return PoolingStep(self.source, self.channels, *windows)
-
-    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
-        """What it makes of the images before it."""
-        return root.get_submodule(self.path)(images[self.source])
-
-
-Chain = tuple[Link | PoolingLink, ...]
+_SMALL = 9
+# However often they are halved: where zeros depend on the size of an image, they differ.
+_ODD_AND_EVEN = (33, 32)
 
 
 def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
@@ -98,11 +57,33 @@ def is_part(module: nn.Module) -> bool:
         return True
     if type(module) is not nn.MaxPool2d or own_forward(module) is not None:
         return False
-    return not (module.ceil_mode or module.return_indices) and _pair(module.dilation) == (1, 1)
+    return not (module.ceil_mode or module.return_indices) and _are_one(module.dilation)
 
 
-def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
-    """The chain that `layer` is, as far as one image shows."""
+def read(layer: nn.Module, image_of: Callable[[int], Tensor]) -> Chain | Refusal:
+    """The chain that `layer` is, as far as a few images show.
+
+    Args:
+        image_of: makes an image that the layer takes, of that height and width.
+    """
+    chain = _read(layer, image_of(_SMALL))
+    if isinstance(chain, Refusal) or not any(isinstance(link, Link) and link.zeros for link in chain):
+        return chain
+    odd, even = (_read(layer, image_of(size)) for size in _ODD_AND_EVEN)
+    if isinstance(odd, Refusal) or isinstance(even, Refusal) or len(odd) != len(even):
+        return Refusal("it does something else for an image of another size")
+    return tuple(map(_reconciled, odd, even))
+
+
+def _reconciled(link: AnyLink, other: AnyLink) -> AnyLink:
+    """One link of the two that were read from images of different sizes."""
+    if not (isinstance(link, Link) and isinstance(other, Link)) or link.zeros is None or other.zeros is None:
+        return link
+    is_same = link.zeros.same and other.zeros.same and link.zeros != other.zeros
+    return replace(link, zeros=replace(link.zeros, same=is_same))
+
+
+def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
     shadow = Shadow(layer)
     watched = shadow.module
     # Writes to the tensors of inference mode are not counted.
@@ -111,12 +92,15 @@ def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
         trace = _Trace([(image, image._version)])
         for path, module in parts_of(watched).items():
             _listen(trace, path, module)
-        output = call_foreign(run, watched, image)
+        with _Watch(trace):
+            output = call_foreign(run, watched, image)
         if isinstance(output, Refusal):
             return output
         if trace.foreign:
-            return Refusal("what its convolutions read is not all made by convolutions, poolings and sums")
-        if len(trace.links) < 2:
+            return Refusal(
+                "what its convolutions read is not all made by convolutions, poolings, gates and sums"
+            )
+        if trace.convolutions < 2:
             return Refusal("it calls fewer than two convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("something else comes after its last convolution")
@@ -125,51 +109,170 @@ def read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
 
 @dataclass
 class _Trace:
-    """What the parts of a module are asked for while it is given an image.
+    """What the parts of a module are asked for while it is given an image, and what is done with what they make.
 
     Attributes:
-        images: the input, and then what each of them made, and how often each had been written to by then.
-        foreign: whether one of them read something else.
+        images: the input, and then what each of the links made, and how often each had been written to by then; None for what the
+            module itself does not have.
+        padded: images with zeros around them: of which one, and what.
+        gates: numbers of images of one pixel, however large the input is.
+        foreign: whether a part read something else.
+        is_inside: whether a part is computing.
     """
 
-    images: list[tuple[Tensor, int]]
-    links: list[Link | PoolingLink] = field(default_factory=list)
+    images: list[tuple[Tensor | None, int]]
+    links: list[AnyLink] = field(default_factory=list)
+    padded: list[tuple[Tensor, int, Zeros]] = field(default_factory=list)
+    gates: set[int] = field(default_factory=set)
     foreign: bool = False
+    is_inside: bool = False
+
+    @property
+    def convolutions(self) -> int:
+        return sum(isinstance(link, Link | PoolingLink) for link in self.links)
 
     def computed(self, path: str, convolution: Any, input: Tensor, epilogue: Epilogue) -> Tensor:
-        source, residual = self._number(input), None
+        with self._inside():
+            output: Tensor = type(convolution).compute(convolution, input, epilogue)
+        found, residual, own = self._source(input, convolution), None, None
         if epilogue.residual is not None:
-            residual = self._number(epilogue.residual)
+            residual = self.number(epilogue.residual)
             self.foreign |= residual is None
         own = convolution.own_weight(normalised=epilogue.normalised)
-        if source is None or own is None or own[0].dtype not in DTYPES:
+        if found is None or own is None or own[0].dtype not in DTYPES:
             self.foreign = True
-        else:
-            self.links.append(Link(path, source, residual, epilogue.normalised, epilogue.activation))
-        return self._made(type(convolution).compute(convolution, input, epilogue))
+            return output
+        source, zeros = found
+        link = Link(path, source, residual, epilogue.normalised, epilogue.activation, zeros)
+        if residual is not None and is_depthwise(own[0].data):  # which adds nothing
+            self._made(None, replace(link, residual=None, activation="none"))
+            sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
+            return self._made(output, sum)
+        return self._made(output, link)
 
     def pooled(self, path: str, pooling: nn.Module, input: Tensor) -> Tensor:
         input = input.tensor if isinstance(input, LazyTensor) else input
-        source = self._number(input)
+        with self._inside():
+            output: Tensor = type(pooling).forward(pooling, input)
+        source = self.number(input)
         if source is None or input.dim() != 4:
             self.foreign = True
-        else:
-            self.links.append(PoolingLink(path, source, input.shape[1]))
-        return self._made(type(pooling).forward(pooling, input))
+            return output
+        return self._made(output, PoolingLink(path, source, input.shape[1]))
+
+    def done(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
+    ) -> None:
+        """Note what an op did, if that may be a link: what is not noted nothing may read.
+
+        Args:
+            writes: it wrote to its first argument, whose version will count that.
+        """
+        if not isinstance(output, Tensor) or output.dim() != 4 or not args or not isinstance(args[0], Tensor):
+            return
+        if (zeros := zeros_around(func, args, kwargs)) is not None:
+            return self._padded(args[0], zeros, output)
+        source = self.number(args[0])
+        if source is None:
+            return
+        channels, known = args[0].shape[1], len(self.images)
+        if names_strides(func, args):
+            self.images[source] = (args[0], args[0]._version + writes)
+        elif is_mean(func, args, kwargs):
+            self._made(output, MeanLink(source, channels))
+        elif (activation := activation_of(func, args, kwargs)) is not None:
+            self._made(output, CombineLink(source, channels, None, False, activation))
+        elif func in COMBINING and len(args) == 2 and not kwargs and isinstance(args[1], Tensor):
+            self._combined(func, source, args, output)
+        if writes and self.images[-1][0] is output and len(self.images) > known:
+            self.images[-1] = (output, output._version + 1)
+
+    def number(self, image: Tensor) -> int | None:
+        """Which image that is, as it was made."""
+        known = (number for number, (tensor, _) in reversed(list(enumerate(self.images))) if tensor is image)
+        number = next(known, None)
+        return None if number is None or image._version != self.images[number][1] else number
 
     def is_last(self, output: Tensor) -> bool:
         """Whether that is what the last of them made, and neither it nor the input was written to."""
-        return self._number(output) == len(self.images) - 1 and self._number(self.images[0][0]) == 0
+        input = self.images[0][0]
+        assert input is not None
+        return self.number(output) == len(self.images) - 1 and self.number(input) == 0
 
-    def _made(self, output: Tensor) -> Tensor:
-        self.images.append((output, output._version))
+    def _combined(self, func: Any, source: int, args: tuple[Any, ...], output: Tensor) -> None:
+        other = self.number(args[1])
+        if other is None or other == source:
+            return
+        first, second = args[:2]
+        if source in self.gates and other not in self.gates and not func._schema.is_mutable:
+            source, other, first, second = other, source, second, first
+        fits = first.shape[:2] == second.shape[:2] and output.shape == first.shape
+        if fits and (second.shape == first.shape or tuple(second.shape[2:]) == (1, 1)):
+            product = func in PRODUCTS
+            self._made(output, CombineLink(source, first.shape[1], other, product, "none"))
+
+    def _padded(self, image: Tensor, zeros: Zeros, output: Tensor) -> None:
+        source = self.number(image)
+        if source is not None:
+            self.padded.append((output, source, zeros))
+
+    def _source(self, input: Tensor, convolution: Any) -> tuple[int, Zeros | None] | None:
+        """Which image a convolution reads, and what is around that."""
+        for padded, source, zeros in self.padded:
+            if padded is not input or padded._version != 0:
+                continue
+            image = self.images[source][0]
+            assert image is not None
+            same = zeros_of_same(image, convolution)
+            if not any(convolution.padding) and replace(zeros, same=True) == same:
+                return source, same
+            fits = zeros.bottom >= zeros.top and zeros.right >= zeros.left
+            return (source, zeros) if fits else None
+        number = self.number(input)
+        return None if number is None else (number, None)
+
+    def _made(self, output: Tensor | None, link: AnyLink) -> Any:
+        self.links.append(link)
+        if isinstance(link, MeanLink) or (
+            link.source in self.gates and (getattr(link, "residual", None) in (None, *self.gates))
+        ):
+            self.gates.add(len(self.images))
+        self.images.append((output, 0 if output is None else output._version))
         return output
 
-    def _number(self, image: Tensor) -> int | None:
-        """Which image that is, as it was made."""
-        known = (number for number, (tensor, _) in enumerate(self.images) if tensor is image)
-        number = next(known, None)
-        return None if number is None or image._version != self.images[number][1] else number
+    @contextmanager
+    def _inside(self) -> Any:
+        before, self.is_inside = self.is_inside, True
+        try:
+            yield
+        finally:
+            self.is_inside = before
+
+
+class _Watch(TorchDispatchMode):
+    """Has `trace` told what is done with images outside of parts. A convolution is computed for an op that cannot join it."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._trace.is_inside:
+            return func(*args, **kwargs)
+        waiting = any(isinstance(arg, DeferredConvolution) for arg in args)
+        if waiting and func in JOINS:
+            joined = JOINS[func](args, kwargs)
+            if joined is not None:
+                return joined
+        args = tuple(arg.tensor if isinstance(arg, DeferredConvolution) else arg for arg in args)
+        output = func(*args, **kwargs)
+        with ours():
+            writes = func._schema.is_mutable and not waiting  # which is counted behind this
+            self._trace.done(func, args, kwargs, output, writes)
+        return output
 
 
 def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
@@ -181,12 +284,11 @@ def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
     def forward(input: Tensor) -> Tensor:
         return trace.pooled(path, module, input)
 
-    if isinstance(module, DeferringConvolution):
-        vars(module)["compute"] = compute
-    else:
-        vars(module)["forward"] = forward
+    listening: dict[str, Callable[..., Tensor]] = (
+        {"compute": compute} if isinstance(module, DeferringConvolution) else {"forward": forward}
+    )
+    vars(module).update(listening)
 
 
-def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:
-    sides = (sizes,) if isinstance(sizes, int) else sizes
-    return sides[0], sides[-1]  # torch takes one number in a tuple, too
+def _are_one(sizes: int | tuple[int, ...]) -> bool:
+    return all(size == 1 for size in ((sizes,) if isinstance(sizes, int) else sizes))

@@ -11,17 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from hf_cpu_accel.ops.convolution_chain import (
-    BoundConvolutions,
-    ConvolutionStep,
-    PoolingStep,
-    bind,
-    convolutions,
-)
+from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
+from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import Steps, join
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
-from hf_cpu_accel.rewrite.convolution.trace import Link
+from hf_cpu_accel.rewrite.convolution.links import Link
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.verify import row_error
@@ -43,6 +38,7 @@ class _Made:
     Attributes:
         nodes: what it is made by: a convolution, a sum and an activation, or a pooling.
         source: None for the image that all are made of.
+        adds: whether another image may be added; depthwise convolutions add none.
     """
 
     nodes: list[Node]
@@ -51,6 +47,7 @@ class _Made:
     convolves: bool
     residual: _Made | None = None
     activation: str = "none"
+    adds: bool = True
 
     @property
     def node(self) -> Node:
@@ -120,7 +117,8 @@ def _read(first: Node, lowered: GraphModule) -> dict[Node, _Made]:
     for node in first.graph.nodes:
         source = node.args[0] if node.args else None
         if _is_convolution(node, lowered) and (source is input or source in made):
-            made[node] = _Made([node], made.get(source), _convolution(lowered, str(node.target)), True)
+            step = _convolution(lowered, str(node.target))
+            made[node] = _Made([node], made.get(source), step, True, adds=not step(0).is_depthwise)
         elif node.target in _RELU and source in made and made[source].is_open:
             _join_in(made, node, made[source]).activation = "relu"
         elif node.target in _POOLING and source in made and (pooling := _pooling(node)) is not None:
@@ -136,7 +134,7 @@ def _add(made: dict[Node, _Made], node: Node) -> None:
     if first is second or (node.target in _IN_PLACE and len(first.node.users) > 1):
         return
     for image, residual in ((first, second), (second, first)):
-        if image.is_open and image.residual is None:
+        if image.is_open and image.adds and image.residual is None:
             _join_in(made, node, image).residual = residual
             return
 

@@ -1,0 +1,147 @@
+// Steps of the op `convolutions`, as its layout has them, what is asked of them, and who reads what they make.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "../tensors.h"
+#include "arguments.h"
+#include "chain.h"
+
+namespace hfca {
+
+// What a step makes of its source: see ops/convolution_chain.py, which writes the numbers.
+enum class StepKind : int64_t { convolution, max_pooling, depthwise, mean, sum, product };
+constexpr int64_t step_kinds = 6;
+
+// One row of the layout of `convolutions`. With a range its output is an image in bytes.
+struct ChainStep {
+  int64_t kind, weight, scale, bias, range, source, residual, out_channels, activation, size[2], stride[2], padding[2], dilation[2],
+      more[2];
+
+  bool is(StepKind of) const { return kind == static_cast<int64_t>(of); }
+  // On images of that size.
+  Window window(const char* op, const Images& source) const { return {side(op, 0, source.height), side(op, 1, source.width)}; }
+  // Pixels beside the image that windows may reach.
+  int64_t border() const { return std::max(border_of(0), border_of(1)); }
+
+ private:
+  static constexpr int64_t same = -1;  // of `more`: as many zeros as ops/convolution_chain.py's same_padding says
+
+  WindowSide side(const char* op, int number, int64_t pixels) const {
+    constexpr int64_t most = 1 << 20;
+    WindowSide found = side_of(op, size[number], stride[number], padding[number], dilation[number]);
+    STD_TORCH_CHECK(more[number] >= same && more[number] <= most, "hf_cpu_accel::", op, ": further padding must not be negative");
+    found.more = more[number];
+    if (found.more != same) return found;
+    const int64_t outputs = (pixels + found.stride - 1) / found.stride;
+    const int64_t zeros = std::max((outputs - 1) * found.stride + found.dilation * (found.size - 1) + 1 - pixels, int64_t{0});
+    found.padding = zeros / 2, found.more = zeros % 2;
+    return found;
+  }
+  int64_t border_of(int number) const {
+    return more[number] == same ? (size[number] - 1) * dilation[number] : padding[number] + more[number];
+  }
+};
+
+constexpr size_t step_numbers = sizeof(ChainStep) / sizeof(int64_t);
+constexpr float largest_end = 1e37f;  // of a range: its length is finite
+
+inline void check_pooling(const char* op, const ChainStep& step, const Images& source, const Window& window) {
+  // Each window then has a pixel of the image.
+  STD_TORCH_CHECK(source.height > 0 && source.width > 0, "hf_cpu_accel::", op, ": a pooling needs an image with rows and columns");
+  const auto fits = [](const WindowSide& side) { return 2 * side.padding <= side.size && side.dilation == 1 && side.more == 0; };
+  const bool alone = step.out_channels == source.channels && step.residual < 0 && step.activation == 0 && step.range < 0;
+  STD_TORCH_CHECK(
+      alone && fits(window.rows) && fits(window.columns), "hf_cpu_accel::", op,
+      ": a pooling has the channels of its input, no residual, range, activation or dilation, and at most half a window of padding");
+}
+
+// Whether a convolution of images in bytes is computed directly, where these have the border that it wants.
+inline bool may_be_direct(const char* op, const Tensor& weight) {
+  return has_direct_convolutions() && kind_of(weight, op) == WeightKind::int8_image;
+}
+
+// `border`, or none where the places of the images would not be known by an int32, or most of them were border.
+inline int64_t fitting_border(Images images, int64_t border) {
+  constexpr int64_t most = 16;
+  images.border = border;
+  return border <= most && images.spare_place() < std::numeric_limits<int32_t>::max() ? border : 0;
+}
+
+// Who reads the images of a chain, and how: 0 is the input, i + 1 the output of step i.
+struct Readers {
+  std::vector<size_t> last;
+  std::vector<Wanted> wanted;
+  bool dense_input = false;  // all channels of a pixel of it together
+};
+
+template <class Part>
+Readers readers_of(const char* op, const ChainStep* steps, size_t count, int64_t channels, const Part& part) {
+  Readers readers{std::vector<size_t>(count + 1, count), std::vector<Wanted>(count + 1)};
+  std::vector<bool> bordered(count + 1);  // whether it may have a border
+  for (size_t i = 0; i < count; ++i) {
+    const ChainStep& step = steps[i];
+    const auto number = static_cast<int64_t>(i);
+    STD_TORCH_CHECK(step.source >= 0 && step.source <= number && step.residual <= number, "hf_cpu_accel::", op, ": step ", number,
+                    " reads images that are not made before it");
+    for (const int64_t place : {step.source, step.residual})
+      if (place >= 0) readers.last[static_cast<size_t>(place)] = i;
+    readers.dense_input |= step.residual == 0;
+    const auto source = static_cast<size_t>(step.source);
+    if (!step.is(StepKind::convolution)) {
+      readers.dense_input |= step.source == 0;
+      for (const int64_t place : {step.source, step.residual})
+        if (place >= 0) bordered[static_cast<size_t>(place)] = false;
+      continue;
+    }
+    STD_TORCH_CHECK(step.weight >= 0, "hf_cpu_accel::", op, ": step ", number, " has no weight");
+    const auto weight = part(step.weight);
+    bordered[i + 1] = step.range >= 0 && !is_winograd(*weight);
+    if (!may_be_direct(op, *weight)) bordered[source] = false;
+    if (is_winograd(*weight) && step.residual >= 0) bordered[static_cast<size_t>(step.residual)] = false;
+    readers.wanted[source].border = std::max(readers.wanted[source].border, step.border());
+    const WeightKind kind = kind_of(*weight, op);
+    const bool several = step.size[0] > 1 || step.size[1] > 1;
+    readers.dense_input |= step.source == 0 && (is_winograd(*weight) || !gathers(kind, channels, several));
+    if (kind != WeightKind::int8_image) continue;
+    Wanted& of = readers.wanted[source];
+    of.steps = true, of.bytes |= several;
+  }
+  for (size_t i = 0; i <= count; ++i)
+    if (!bordered[i]) readers.wanted[i].border = 0;
+  for (size_t i = 0; i < count; ++i)  // the others do not see the range of what they make
+    readers.wanted[i + 1].steps &= steps[i].is(StepKind::convolution) || steps[i].is(StepKind::max_pooling);
+  return readers;
+}
+
+// What numbers of that range, [low, high], become bytes with.
+inline ByteSteps known_steps(const char* op, const Tensor& range) {
+  const bool two = range.scalar_type() == ScalarType::Float && range.is_contiguous() && sizes_of(range) == std::vector<int64_t>{2};
+  const float* const ends = two ? static_cast<const float*>(range.const_data_ptr()) : nullptr;
+  const bool fits = ends && ends[0] <= 0.0f && ends[1] >= 0.0f && ends[0] >= -largest_end && ends[1] <= largest_end;
+  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": a range must be two finite float32 numbers, with 0 between them");
+  return dispatch().kernels.images.steps_of_known(ends[0], ends[1]);
+}
+
+inline const float* depthwise_weight(const char* op, const ChainStep& step, const Images& source, const Tensor& weight) {
+  const std::vector<int64_t> sizes{step.size[0] * step.size[1], 1, source.channels};
+  const bool fits = weight.scalar_type() == ScalarType::Float && weight.is_contiguous() && sizes_of(weight) == sizes;
+  STD_TORCH_CHECK(fits && step.out_channels == source.channels, "hf_cpu_accel::", op, ": a depthwise weight is float32 [", sizes[0],
+                  ", 1, ", source.channels, "], and there are as many output channels");
+  return static_cast<const float*>(weight.const_data_ptr());
+}
+
+// Of sums and products: the other image, which may be none.
+inline void check_other(const char* op, const ChainStep& step, const Images& source, const Images* other, const Window& window) {
+  const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0 && side.more == 0; };
+  STD_TORCH_CHECK(plain(window.rows) && plain(window.columns), "hf_cpu_accel::", op, ": such a step takes pixel by pixel");
+  STD_TORCH_CHECK(other || !step.is(StepKind::product), "hf_cpu_accel::", op, ": a product is one of two images");
+  STD_TORCH_CHECK(step.out_channels == source.channels, "hf_cpu_accel::", op, ": such a step keeps the channels of its input");
+  if (!other) return;
+  const bool same = other->height == source.height && other->width == source.width, one = other->height == 1 && other->width == 1;
+  STD_TORCH_CHECK(other->count == source.count && other->channels == source.channels && (same || one), "hf_cpu_accel::", op,
+                  ": the other image must have the shape of the first, or one pixel");
+}
+
+}  // namespace hfca

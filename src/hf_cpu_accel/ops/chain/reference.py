@@ -1,0 +1,138 @@
+"""What a chain of convolutions computes, in plain torch, and the shape of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_cpu_accel.ops.chain.steps import KINDS, LAYOUT, POINTWISE, SAME, WINDOW
+from hf_cpu_accel.ops.convolution import conv2d_reference, out_size
+from hf_cpu_accel.ops.linear import ACTIVATIONS
+from hf_cpu_accel.packing.convolution import is_of_windows, unpack_conv2d
+from hf_cpu_accel.packing.linear import PackedWeight
+
+
+def steps_in(layout: list[int]) -> list[dict[str, Any]]:
+    width = len(LAYOUT)
+    rows = (layout[start : start + width] for start in range(0, len(layout), width))
+    return [dict(zip(LAYOUT, row, strict=True)) for row in rows]
+
+
+def _windows(step: dict[str, Any], shape: Sequence[int]) -> list[list[int]]:
+    """[size, stride, padding, dilation, more zeros behind the image], each of both sides, on an image of that
+    shape, [B, H, W, C]."""
+    size, stride, padding, dilation, more = (
+        [step[f"{name}_rows"], step[f"{name}_columns"]] for name in WINDOW
+    )
+    for side in (0, 1):
+        if more[side] == SAME:
+            before, after = same_padding(shape[1 + side], size[side], stride[side], dilation[side])
+            padding[side], more[side] = before, after - before
+    return [size, stride, padding, dilation, more]
+
+
+def same_padding(pixels: int, size: int, stride: int, dilation: int) -> tuple[int, int]:
+    """How many zeros TensorFlow puts before and behind so many pixels for its padding "same": there are as many outputs as strides
+    then, and one more zero behind them than before where their number is odd."""
+    zeros = max((-(-pixels // stride) - 1) * stride + dilation * (size - 1) + 1 - pixels, 0)
+    return zeros // 2, zeros - zeros // 2
+
+
+def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
+    """One `conv2d`, pooling, mean, sum or product after another."""
+    images, in_bytes = [input.float()], {0: False}
+    between = torch.bfloat16 if narrow else input.dtype
+    for step in steps_in(layout):
+        kind, range = KINDS[step["kind"]], None if step["range"] < 0 else parts[step["range"]]
+        in_bytes[len(images)] = range is not None or (kind == "max pooling" and in_bytes[step["source"]])
+        output = _computed(kind, step, images, parts, in_bytes[step["source"]])
+        if range is not None:
+            output = _rounded(output, *range.tolist())
+        images.append(output if in_bytes[len(images)] else output.to(between).float())
+    return output.to(input.dtype)
+
+
+def _computed(
+    kind: str, step: dict[str, Any], images: list[Tensor], parts: list[Tensor], in_bytes: bool
+) -> Tensor:
+    """What a step makes of the images before it; in_bytes: the one that it reads is."""
+    source, activation = images[step["source"]], list(POINTWISE)[step["activation"]]
+    residual = None if step["residual"] < 0 else images[step["residual"]]
+    size, stride, padding, dilation, more = _windows(step, source.shape)
+    if kind == "mean":
+        return source.mean((1, 2), keepdim=True)
+    if kind in ("sum", "product"):
+        combined = (
+            source if residual is None else source * residual if kind == "product" else source + residual
+        )
+        return POINTWISE[activation](combined)
+    if kind == "max pooling":
+        return functional.max_pool2d(source.movedim(-1, 1), size, stride, padding).movedim(1, -1)
+    weight, scale, bias = (
+        None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
+    )
+    assert weight is not None
+    if any(more):
+        (top, left), (rows, columns) = padding, more
+        source = functional.pad(source, (0, 0, left, left + columns, top, top + rows))
+        padding = [0, 0]
+    if kind == "depthwise":
+        values = weight.permute(2, 1, 0).unflatten(2, size)
+        outputs = functional.conv2d(
+            source.movedim(-1, 1), values, bias, tuple(stride), tuple(padding), tuple(dilation), len(values)
+        )
+        return ACTIVATIONS[activation](outputs.movedim(1, -1))
+    window = (step["out_channels"], size, stride, padding, dilation)
+    reference = _of_bytes if in_bytes and is_of_windows(weight) else conv2d_reference
+    return reference(source, weight, scale, bias, residual, *window, activation)
+
+
+def _rounded(image: Tensor, low: float, high: float) -> Tensor:
+    """The values of an image in bytes: what is clamped to a range and rounded to 255 steps of it."""
+    step = (high - low) / 255
+    if step == 0:
+        return torch.zeros_like(image)
+    zero = round(-low / step)
+    return ((torch.round(image / step) + zero).clamp(0, 255) - zero) * step
+
+
+def _of_bytes(
+    image: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out_channels: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    activation: str,
+) -> Tensor:
+    """A convolution of an image that needs no more rounding."""
+    packed = PackedWeight(weight, scale, size[0] * size[1] * image.shape[-1], out_channels, "int8")
+    values, offset = unpack_conv2d(packed, size), None if bias is None else bias.float()
+    output = functional.conv2d(
+        image.movedim(-1, 1), values, offset, tuple(stride), tuple(padding), tuple(dilation)
+    )
+    output = output.movedim(1, -1) if residual is None else output.movedim(1, -1) + residual
+    return ACTIVATIONS[activation](output)
+
+
+def output_shape(shape: Sequence[int], layout: list[int]) -> tuple[int, ...]:
+    """[B, H', W', N] of the last step for an input [B, H, W, C] of that shape."""
+    shapes = [tuple(shape)]
+    for step in steps_in(layout):
+        batch, *sides, _ = shapes[step["source"]]
+        if KINDS[step["kind"]] == "mean":
+            sides = [1, 1]
+        else:
+            *windows, more = _windows(step, shapes[step["source"]])
+            padded = [side + zeros for side, zeros in zip(sides, more, strict=True)]
+            sides = [out_size(*side) for side in zip(padded, *windows, strict=True)]
+        shapes.append((batch, *sides, step["out_channels"]))
+    return shapes[-1]

@@ -1,0 +1,171 @@
+"""The links of a chain of convolutions: what a module asks of its parts, and does with what these make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.ops.chain.reference import same_padding
+from hf_cpu_accel.ops.chain.steps import (
+    POINTWISE,
+    SAME,
+    CombineStep,
+    ConvolutionStep,
+    MeanStep,
+    PoolingStep,
+)
+from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """What the module puts around the image before the convolution does.
+
+    Attributes:
+        top, bottom, left, right: rows and columns of zeros.
+        same: they are those of TensorFlow's padding "same", whatever the size of the image.
+    """
+
+    top: int = 0
+    bottom: int = 0
+    left: int = 0
+    right: int = 0
+    same: bool = False
+
+    def around(self, image: Tensor, window: Any) -> Tensor:
+        """`image` with them, for a convolution."""
+        zeros = zeros_of_same(image, window) if self.same else self
+        return functional.pad(image, (zeros.left, zeros.right, zeros.top, zeros.bottom))
+
+
+def zeros_of_same(image: Tensor, window: Any) -> Zeros:
+    """Those of padding "same" of a convolution around an image of that size."""
+    sides = zip(image.shape[2:], window.kernel_size, window.stride, window.dilation, strict=True)
+    (top, bottom), (left, right) = (same_padding(*side) for side in sides)
+    return Zeros(top, bottom, left, right, same=True)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One convolution of a chain.
+
+    Attributes:
+        path: where it is in the module.
+        source, residual: numbers of images: 0 is the module's input, i + 1 the output of link i.
+        normalised, activation: see `Epilogue`.
+        zeros: what is around image `source` besides the convolution's own padding; None for nothing.
+    """
+
+    path: str
+    source: int
+    residual: int | None
+    normalised: bool
+    activation: str
+    zeros: Zeros | None = None
+
+    def step(self, root: nn.Module) -> ConvolutionStep:
+        """What it is in the module now."""
+        convolution: Any = root.get_submodule(self.path)
+        weight, bias = convolution.own_weight(normalised=self.normalised)
+        padding, more = convolution.padding, (0, 0)
+        if self.zeros is not None and self.zeros.same:
+            more = (SAME, SAME)
+        elif self.zeros is not None:
+            zeros = self.zeros
+            padding = (padding[0] + zeros.top, padding[1] + zeros.left)
+            more = (zeros.bottom - zeros.top, zeros.right - zeros.left)
+        return ConvolutionStep(
+            weight=weight,
+            bias=bias,
+            source=self.source,
+            residual=self.residual,
+            kernel_size=convolution.kernel_size,
+            stride=convolution.stride,
+            padding=padding,
+            dilation=convolution.dilation,
+            activation=self.activation,
+            more=more,
+        )
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        convolution: Any = root.get_submodule(self.path)
+        residual = None if self.residual is None else images[self.residual]
+        source = images[self.source]
+        if self.zeros is not None:
+            source = self.zeros.around(source, convolution)
+        output: Tensor = convolution.compute(source, Epilogue(self.normalised, residual, self.activation))
+        return output
+
+
+@dataclass(frozen=True)
+class PoolingLink:
+    """A max pooling in a chain; see `Link`.
+
+    Attributes:
+        channels: of the image.
+    """
+
+    path: str
+    source: int
+    channels: int
+
+    def step(self, root: nn.Module) -> PoolingStep:
+        pooling: Any = root.get_submodule(self.path)
+        windows = (_pair(pooling.kernel_size), _pair(pooling.stride), _pair(pooling.padding))
+        return PoolingStep(self.source, self.channels, *windows)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        output: Tensor = root.get_submodule(self.path)(images[self.source])
+        return output
+
+
+@dataclass(frozen=True)
+class MeanLink:
+    """The means of an image's channels; see `PoolingLink`."""
+
+    source: int
+    channels: int
+
+    def step(self, root: nn.Module) -> MeanStep:
+        return MeanStep(self.source, self.channels)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        return images[self.source].mean((2, 3), keepdim=True)
+
+
+@dataclass(frozen=True)
+class CombineLink:
+    """An activation of an image, or of its sum or product with another one; see `CombineStep`."""
+
+    source: int
+    channels: int
+    residual: int | None
+    product: bool
+    activation: str
+
+    def step(self, root: nn.Module) -> CombineStep:
+        return CombineStep(self.source, self.channels, self.residual, self.product, self.activation)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        image = images[self.source]
+        if self.residual is not None:
+            other = images[self.residual]
+            image = image * other if self.product else image + other
+        return POINTWISE[self.activation](image)
+
+
+AnyLink = Link | PoolingLink | MeanLink | CombineLink
+Chain = tuple[AnyLink, ...]
+
+
+def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:
+    sides = (sizes,) if isinstance(sizes, int) else sizes
+    return sides[0], sides[-1]  # torch takes one number in a tuple, too
