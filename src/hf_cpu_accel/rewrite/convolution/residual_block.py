@@ -1,7 +1,7 @@
 """Layer fusion for networks of convolutions: a residual block (He et al. 2015, arXiv:1512.03385), or a whole stage, in one call.
 
 Which convolution reads what, and what joins it, is not guessed from classes or names: a module is run on a small image, and what
-its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (convolution_trace.py).
+its convolutions and poolings were asked to compute is all that it does if its output is the last of theirs (trace.py).
 The chain is then verified on others.
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.convolution import is_depthwise
@@ -38,6 +38,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import run
+from hf_cpu_accel.runtime.torch_modes import AroundOps
 
 # Of weights that `ops.convolutions` takes, from the finest on.
 DTYPES = ("float32", "bfloat16", "int8")
@@ -92,7 +93,7 @@ def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
         trace = _Trace([(image, image._version)])
         for path, module in parts_of(watched).items():
             _listen(trace, path, module)
-        with _Watch(trace):
+        with AroundOps(partial(_watch, trace)):
             output = call_foreign(run, watched, image)
         if isinstance(output, Refusal):
             return output
@@ -249,30 +250,21 @@ class _Trace:
             self.is_inside = before
 
 
-class _Watch(TorchDispatchMode):
-    """Has `trace` told what is done with images outside of parts. A convolution is computed for an op that cannot join it."""
-
-    def __init__(self, trace: _Trace) -> None:
-        super().__init__()
-        self._trace = trace
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._trace.is_inside:
-            return func(*args, **kwargs)
-        waiting = any(isinstance(arg, DeferredConvolution) for arg in args)
-        if waiting and func in JOINS:
-            joined = JOINS[func](args, kwargs)
-            if joined is not None:
-                return joined
-        args = tuple(arg.tensor if isinstance(arg, DeferredConvolution) else arg for arg in args)
-        output = func(*args, **kwargs)
-        with ours():
-            writes = func._schema.is_mutable and not waiting  # which is counted behind this
-            self._trace.done(func, args, kwargs, output, writes)
-        return output
+def _watch(trace: _Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ops: tell `trace` of those outside of parts. A convolution is computed for one that cannot join it."""
+    if trace.is_inside:
+        return func(*args, **kwargs)
+    waiting = any(isinstance(arg, DeferredConvolution) for arg in args)
+    if waiting and func in JOINS:
+        joined = JOINS[func](args, kwargs)
+        if joined is not None:
+            return joined
+    args = tuple(arg.tensor if isinstance(arg, DeferredConvolution) else arg for arg in args)
+    output = func(*args, **kwargs)
+    with ours():
+        writes = func._schema.is_mutable and not waiting  # which is counted behind this
+        trace.done(func, args, kwargs, output, writes)
+    return output
 
 
 def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
