@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.modes import asks_for_mode
 from hf_cpu_accel.patching.plain_values import is_plain, noted
 from hf_cpu_accel.runtime.tracing import constant_while_traced
 
@@ -77,6 +78,8 @@ def _names(module: nn.Module) -> Iterator[str]:
     if type(module).__module__.startswith(_PACKAGE):
         return
     is_fused = hasattr(type(module), "_original_class")
+    if asks_for_mode(module):
+        yield "training"
     for name, value in vars(module).items():
         if name in _NOT_TOLD or (is_fused and name.startswith("_")):
             continue

@@ -207,6 +207,8 @@ def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
     """Whether something is made of the parameters of `module` that does not follow them."""
     if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts):
         return True
+    if getattr(module, "fold", None) is not None:  # a norm, which the bias went through
+        return True
     if isinstance(module, PackedLinear):
         return len(module.group.ranges) > 1
     return isinstance(module, FusedNorm) and module._shifted is not None

@@ -105,6 +105,10 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         output = self.group.fused_route(0, "none", residual=True)(rows, residual.movedim(1, -1))
         return (output if activation == "none" else torch.relu_(output)).movedim(-1, 1)
 
+    @property
+    def used_bias(self) -> Tensor | None:
+        return self.bias if self.fold is None else self.fold.bias(self.bias)
+
     def own_weight(self, *, normalised: bool) -> OwnWeight | None:
         pixels = self._reads_pixels and len(self.kernel_size) == 2
         return self.group.weight(0, 0) if pixels and normalised == (self.fold is not None) else None
@@ -273,8 +277,7 @@ def _gains_over_time(dtype: str) -> bool:
 
 
 def _follows_sound(path: str, context: Context) -> bool:
-    """Whether it is one of a row of layers of which the first reads the sound itself. That one gains as a linear in every dtype, so
-    the others find their channels last already."""
+    """Whether the first of its row of layers reads sound, which gains as a linear in every dtype: channels are last then."""
     row = re.sub(r"\d+", "*", path)
     return any(
         isinstance(module, nn.Conv1d | LinearConvolution) and _is_of_sound(module)

@@ -8,6 +8,7 @@ convolutions of many pixels and those of a thousand channels.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,11 @@ class GemmConvolution(PackedConvolution):
             scale, sums = packed.scale
             packed = dataclasses.replace(packed, scale=torch.stack((scale * self.fold.gain, sums)))
         return packed, self.fold.bias(self.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GemmConvolution:
+        super()._apply(fn, recurse)
+        self._normalised = self._with_norm()
+        return self
 
     def supports(self, activation: str, *, residual: bool) -> bool:
         return True

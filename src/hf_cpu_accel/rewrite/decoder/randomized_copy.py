@@ -49,7 +49,7 @@ def randomized_copy_of(layer: nn.Module) -> nn.Module:
     for module in copied.modules():
         if isinstance(module, PackedLinear):
             module.weight_dtype = torch.float32
-            module.group.forget_biases()
+            module.group.take_bias(module.index, module.used_bias)
         elif isinstance(module, PackedExperts):
             module.weight_dtype = torch.float32
             module.forget()

@@ -52,6 +52,11 @@ class PackedLinear(PackedModule):
         return self.group.weight(self.index, self.index)[0]
 
     @property
+    def used_bias(self) -> Tensor | None:
+        """What is added to the product."""
+        return self.bias
+
+    @property
     def permutation(self) -> Tensor | None:
         """The input features in the order in which the packed weight has them, or None: as they are."""
         return self.group.permutation
@@ -84,7 +89,7 @@ class PackedLinear(PackedModule):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         super()._apply(fn, recurse)
-        self.group.forget_biases()
+        self.group.take_bias(self.index, self.used_bias)
         return self
 
 

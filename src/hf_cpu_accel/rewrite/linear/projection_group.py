@@ -134,8 +134,9 @@ class ProjectionGroup:
         runs = [route for (first, last), route in self._routes.items() if first <= index <= last]
         return runs + [route for (member, _, _), route in self._fused_routes.items() if member == index]
 
-    def forget_biases(self) -> None:
-        """To be called when the biases were cast or moved."""
+    def take_bias(self, index: int, bias: Tensor | None) -> None:
+        """To be called when that of a member was cast, moved or exchanged."""
+        self.biases = (*self.biases[:index], bias, *self.biases[index + 1 :])
         for (first, last), part in self._parts.items():
             part.bias = self._bias(first, last)
 
