@@ -71,7 +71,7 @@ class Inside:
 
 
 def _names(module: nn.Module) -> Iterator[str]:
-    """Those of plain attributes that its class's forward may read; ours look after their own.
+    """Those of plain attributes that its class's forward may read, its mode among them; ours look after their own.
 
     None and empty containers tell nothing: forwards, ours among them, have them where they will keep what they have made.
     """

@@ -10,7 +10,7 @@
 
 namespace hfca {
 
-// What a step makes of its source: see ops/convolution_chain.py, which writes the numbers.
+// What a step makes of its source: see ops/chain/steps.py, which has the numbers.
 enum class StepKind : int64_t { convolution, max_pooling, depthwise, mean, sum, product };
 constexpr int64_t step_kinds = 6;
 
@@ -26,7 +26,7 @@ struct ChainStep {
   int64_t border() const { return std::max(border_of(0), border_of(1)); }
 
  private:
-  static constexpr int64_t same = -1;  // of `more`: as many zeros as ops/convolution_chain.py's same_padding says
+  static constexpr int64_t same = -1;  // of `more`: as many zeros as same_padding of ops/chain/reference.py says
 
   WindowSide side(const char* op, int number, int64_t pixels) const {
     constexpr int64_t most = 1 << 20;

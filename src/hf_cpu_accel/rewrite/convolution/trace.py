@@ -135,7 +135,7 @@ class _Trace:
     def computed(self, path: str, convolution: Any, input: Tensor, epilogue: Epilogue) -> Tensor:
         with self._inside():
             output: Tensor = type(convolution).compute(convolution, input, epilogue)
-        found, residual, own = self._source(input, convolution), None, None
+        found, residual = self._source(input, convolution), None
         if epilogue.residual is not None:
             residual = self.number(epilogue.residual)
             self.foreign |= residual is None
