@@ -98,6 +98,11 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
             layout += [_kind(step), place(step.weight.data), place(step.weight.scale), place(bias)]
             layout += [place(None if step.range is None else torch.tensor(step.range, dtype=torch.float32))]
         else:
+            activation = getattr(step, "activation", "none")
+            if activation not in POINTWISE:
+                raise ValueError(
+                    f"steps[{number}]: activation={activation!r}: must be one of {', '.join(POINTWISE)}"
+                )
             layout += [_kind(step), -1, -1, -1, -1]
         layout += _images_and_window(step)
     return BoundConvolutions(parts, layout, narrow)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_cpu_accel.ops.chain.steps import PoolingStep
+from hf_cpu_accel.ops.chain.steps import CombineStep, PoolingStep
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import chain, stem
@@ -51,6 +51,11 @@ def test_bad_steps(change: dict[str, object], message: str) -> None:
     steps[1] = replace(steps[1], **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         bind(steps, narrow=False)
+
+
+def test_a_sum_with_an_unknown_activation() -> None:
+    with pytest.raises(ValueError, match=r"steps\[0\]: activation='softmax': must be one of none, "):
+        bind([CombineStep(0, 16, None, product=False, activation="softmax")], narrow=False)
 
 
 def test_no_steps() -> None:
