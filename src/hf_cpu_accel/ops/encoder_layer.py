@@ -111,6 +111,7 @@ class EncoderWeights:
         return tuple([named[name] for name in _WEIGHT_ARGUMENTS])
 
     def bind(self) -> BoundEncoderLayer:
+        """What `bound_encoder_layer` takes. Weights that are written to in place count; after an exchange it is to be made anew."""
         return BoundEncoderLayer(self.arguments())
 
 
