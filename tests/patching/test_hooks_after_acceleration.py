@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from hf_cpu_accel import restore
 from hf_cpu_accel.rewrite.core.verify import row_error
@@ -91,6 +92,28 @@ def test_a_hook_on_any_one_module_changes_what_it_changes_in_the_original(name: 
         assert row_error(ours, theirs) <= 1e-4, path
         for handle in handles:
             handle.remove()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hooks_on_all_modules_that_there_are(name: str) -> None:
+    """As counters of operations and profilers register them."""
+    build, call = MODELS[name]
+    model = build()
+    plain = copy.deepcopy(model)
+    accelerated(model)
+    for one in (model, plain):
+        with torch.no_grad():
+            one(call)
+    counted = []
+    for one in (model, plain):
+        seen: list[nn.Module] = []
+        handle = register_module_forward_hook(lambda module, *_, seen=seen: seen.append(module))
+        with torch.no_grad():
+            one(call)
+        handle.remove()
+        paths = {id(module): path for path, module in one.named_modules()}
+        counted.append(sorted(paths[id(module)] for module in seen))
+    assert counted[0] == counted[1]
 
 
 def test_hooks_stay_with_the_modules_of_the_original_after_restore() -> None:

@@ -94,6 +94,11 @@ class Part(nn.Module):
         self.scale = 0.5
         self.made: Tensor | None = None
         self.by_size: dict[int, Tensor] = {}
+        self.limit: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.made = x
+        return x
 
 
 def _append(part: Part) -> None:
@@ -107,6 +112,7 @@ CHANGES: dict[str, Callable[[Part], Any]] = {
     "dtype": lambda part: setattr(part, "dtype", torch.bfloat16),
     "number": lambda part: setattr(part, "scale", 0.25),
     "gone": lambda part: delattr(part, "scale"),
+    "none before": lambda part: setattr(part, "limit", 1.0),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,13 @@ class Reference:
     is_repeatable: bool = True
 
 
+class NamesTaken(Exception):
+    """A host's class has attributes that a fused one would hide from its own forward."""
+
+
+_PACKAGE = "hf_cpu_accel."
+# What every module has, and classes say anew.
+_OF_MODULES = frozenset((*vars(nn.Module), *vars(nn.Module()), *vars(type("Empty", (nn.Module,), {}))))
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
@@ -97,6 +105,23 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
     return _classes.setdefault((fused, original), mixed)
 
 
+def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
+    """What `layer` has under names that are others' in `fused`, or are among `attributes`, in alphabetical order."""
+    hidden = {name for base in _added(fused) for name in vars(base)}.union(attributes) - _OF_MODULES
+    hosts = [base for base in _added(type(layer)) if not base.__module__.startswith(_PACKAGE)]
+    present = {name for base in hosts for name in vars(base)}.union(
+        layer._modules, layer._parameters, layer._buffers
+    )
+    if not isinstance(layer, FusedModuleMixin):
+        present.update(vars(layer))
+    return sorted(hidden & present)
+
+
+def _added(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
+    """What `cls` adds to `nn.Module`."""
+    return (base for base in cls.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
+
+
 def empty(fused: type[nn.Module], original: type[nn.Module]) -> nn.Module:
     """An instance without attributes, not even a module's own."""
     cls = mixed_class(fused, original)
@@ -107,7 +132,15 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     """`layer` with the forward of `fused` and with `attributes`; the original is not changed.
 
     `_hooks_inside` tells the hooks of the modules in it, present and future ones.
+
+    Raises:
+        NamesTaken: the class's own forward, which runs where the fused one does not, could no longer read what it reads.
     """
+    taken = names_taken(fused, layer, attributes)
+    if taken:
+        raise NamesTaken(
+            f"it has {', '.join(map(repr, taken))} of its own, which the fused forward calls something else"
+        )
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.
     made.__dict__.update(carried_attributes(layer))

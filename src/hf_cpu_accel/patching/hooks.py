@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 HOOKS_OF_DIFFUSERS = "_diffusers_hook"  # the attribute of modules that holds their registry
@@ -17,6 +18,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_GLOBAL = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _CAPTURE = "transformers.utils.output_capturing"
 _KNOWN = (
     _CAPTURE,
@@ -29,6 +31,11 @@ _KNOWN = (
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """The dictionaries of the hooks around the forward of `module`, which change when hooks come and go."""
     return module._forward_hooks, module._forward_pre_hooks
+
+
+def has_global_hooks() -> bool:
+    """Whether something is called around the forwards of all modules there are."""
+    return bool(_GLOBAL[0] or _GLOBAL[1])
 
 
 def share_hooks(original: nn.Module, replacement: nn.Module) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import repeat
 from operator import contains
 from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.class_code import names_in, names_written
+from hf_cpu_accel.patching.hooks import has_global_hooks, own_forward
 from hf_cpu_accel.patching.modes import asks_for_mode
 from hf_cpu_accel.patching.plain_values import is_plain, noted
 from hf_cpu_accel.runtime.tracing import constant_while_traced
@@ -18,6 +20,7 @@ from hf_cpu_accel.runtime.tracing import constant_while_traced
 _NOT_TOLD = frozenset((*vars(nn.Module()), "forward"))
 _CONTAINERS = (list, dict, set)
 _PACKAGE = "hf_cpu_accel."
+_FOUND = ("_states", "_told_by", "_known_by", "_attributes")  # of the modules, anew for each copy
 
 
 class Inside:
@@ -36,9 +39,11 @@ class Inside:
         self._modules = [module for module in modules[1:] if own_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
-        told = modules if by_attributes else []
-        named = [(module, names) for module in told if (names := tuple(_names(module)))]
+        told = [module for module in modules if by_attributes and not _is_ours(module)]
+        written = frozenset[str]().union(*(names_written(_class(module)) for module in told))
+        named = [(module, names) for module in told if (names := tuple(_names(module, written)))]
         self._told = [module for module, _ in named]
+        self._known = [(module, frozenset(vars(module)) | written) for module in told]
         values = [noted(vars(module), names) for module, names in named]
         self._readers, self._values = [read for read, _ in values], [value for _, value in values]
         self._find_states()
@@ -47,6 +52,8 @@ class Inside:
     def has_changed(self) -> bool:
         """Whether it has; while a graph is traced, as of then."""
         if self._children != self._fused_children:
+            return True
+        if has_global_hooks() or (sum(map(len, self._known_by)) != self._attributes and self._has_new()):
             return True
         # Hooks of diffusers that were taken off leave the class's own there.
         is_set = any(map(contains, self._states, repeat("forward")))
@@ -60,9 +67,21 @@ class Inside:
     def _find_states(self) -> None:
         self._states = [vars(module) for module in self._modules]
         self._told_by = list(zip(self._readers, map(vars, self._told), strict=True))
+        self._known_by = [vars(module) for module, _ in self._known]
+        self._attributes = -1  # how many there are: not looked at yet
+
+    def _has_new(self) -> bool:
+        """Whether a module has an attribute that it had not, which its class's forward may ask for: a function in the place of a
+        method, or a number in the place of the class's."""
+        for module, known in self._known:
+            new = vars(module).keys() - known - _NOT_TOLD - _own_names(_type(module))
+            if new & names_in(_class(module)):
+                return True
+        self._attributes = sum(map(len, self._known_by))
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_states", "_told_by")}
+        return {name: value for name, value in vars(self).items() if name not in _FOUND}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy: its modules have dictionaries of their own."""
@@ -70,18 +89,43 @@ class Inside:
         self._find_states()
 
 
-def _names(module: nn.Module) -> Iterator[str]:
-    """Those of plain attributes that its class's forward may read, its mode among them; ours look after their own.
+def _names(module: nn.Module, written: frozenset[str]) -> Iterator[str]:
+    """Those of plain attributes that its class's forward may read, its mode among them.
 
-    None and empty containers tell nothing: forwards, ours among them, have them where they will keep what they have made.
+    None tells nothing where the classes' methods write to that name, `written`, and empty containers never do: there forwards keep
+    what they have made.
     """
-    if type(module).__module__.startswith(_PACKAGE):
-        return
-    is_fused = hasattr(type(module), "_original_class")
+    own = _own_names(_type(module))
     if asks_for_mode(module):
         yield "training"
     for name, value in vars(module).items():
-        if name in _NOT_TOLD or (is_fused and name.startswith("_")):
+        if name in _NOT_TOLD or name in own or not is_plain(value):
             continue
-        if is_plain(value) and not (value is None or (isinstance(value, _CONTAINERS) and not value)):
-            yield name
+        if (value is None and name in written) or (isinstance(value, _CONTAINERS) and not value):
+            continue
+        yield name
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether the class is: those look after their attributes."""
+    return type(module).__module__.startswith(_PACKAGE)
+
+
+def _type(module: nn.Module) -> type:
+    return type(module)
+
+
+def _class(module: nn.Module) -> type:
+    """The host's, of fused ones, too."""
+    original: type = getattr(type(module), "_original_class", type(module))
+    return original
+
+
+@cache
+def _own_names(cls: type) -> frozenset[str]:
+    """The attributes that a fused class adds to the host's, which it looks after."""
+    fused = getattr(cls, "_fused_class", None)
+    if fused is None:
+        return frozenset()
+    bases = [base for base in fused.__mro__ if base.__module__.startswith(_PACKAGE)]
+    return frozenset(name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))

@@ -55,11 +55,14 @@ class Slot:
     def tensor(self) -> Tensor:
         """
         Raises:
-            KeyError: it is there no more.
+            RuntimeError: it is there no more.
         """
-        tensor = self.holder[self.name]
+        tensor = self.holder.get(self.name)
         if tensor is None:
-            raise KeyError(self.name)
+            raise RuntimeError(
+                f"{self.path} was taken away after acceleration, when other values had been made of it: call "
+                "hf_cpu_accel.restore, take it away, and accelerate again"
+            )
         return tensor
 
 
@@ -74,7 +77,7 @@ class EditWatch:
     def __call__(self, module: nn.Module, args: Any) -> None:
         """
         Raises:
-            RuntimeError: a parameter was written to of which packed weights were made.
+            RuntimeError: a parameter was written to of which packed weights were made, or is no longer there.
         """
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._is_unchanged():
             return

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
+from hf_cpu_accel.patching.plain_values import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferredConvolution
 from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -36,6 +39,16 @@ class FoldedNorm(FusedModuleMixin):
 
     fold: Fold
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As `nn.Module` does it, but the numbers that the norm is computed with stay as they are.
+
+        Raises:
+            RuntimeError: one is to be something else.
+        """
+        if name != "training" and not name.startswith("_") and is_plain(vars(self).get(name)):
+            refuse_other(vars(self), name, value)
+        super().__setattr__(name, value)
+
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, DeferredConvolution):
             joined = input.normalised(self.fold)
@@ -53,7 +66,7 @@ def fold_of(norm: nn.Module, channels: int) -> Fold | None:
 
     Told by its values: norms with fixed statistics do that, and those that look at the batch do not.
     """
-    if norm.training or list(norm.children()):
+    if norm.training or list(norm.children()) or names_taken(FoldedNorm, norm, ("fold",)):
         return None
     tensors = [*norm.parameters(), *norm.buffers()]
     if not tensors or any(tensor.shape not in ((channels,), ()) for tensor in tensors):

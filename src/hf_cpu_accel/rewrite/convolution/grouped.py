@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
-from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -89,6 +89,8 @@ class GroupedConvolutionRule:
         if not (large and regular and module.dilation == (1,) and free) or any(forward_hooks(module)):
             return None
         if "forward" in vars(module) or module.weight.dtype not in WEIGHT_DTYPES:
+            return None
+        if names_taken(GroupedConvolution, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
         if dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
