@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.compiler import torch_private as private
 from hf_cpu_accel.compiler.torch_private import versions
+from tests.compiler.background.test_sizes import Windows
 
 
 def test_each_name_has_a_contract() -> None:
@@ -112,6 +113,15 @@ def test_free_sizes_ranges_of_guards_of_and_nested_written_spec() -> None:
     assert all(isinstance(guard, str) for guard in private.guards_of(program))
     nest = private.nested(private.written_spec(program))
     assert nest([1, 2, 3]) == {"halves": (1, 2), "sum": 3}
+
+
+def test_guards_of_are_python_without_names_of_torch() -> None:
+    args, kwargs = (torch.randn(2, 14, 8),), {"extra": {"bias": torch.randn(3)}}
+    free = {"image": private.free_sizes(args)[0], **private.free_sizes(kwargs)}
+    program = torch.export.export(Windows().eval(), args, kwargs, dynamic_shapes=free, strict=False)
+    guards = private.guards_of(program)
+    assert any("max(1, " in guard for guard in guards)
+    assert not any("torch" in guard for guard in guards)
 
 
 def test_sym_sqrt_is_higher_order_and_is_transform() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# torch 2.15 writes the largest and least of two sizes as functions of its own.
+_SYMBOLIC = re.compile(r"\btorch\.sym_(max|min)\(")
 
 
 def free_sizes(arguments: Any) -> Any:
@@ -27,7 +31,7 @@ def free_sizes(arguments: Any) -> Any:
 
 def guards_of(program: torch.export.ExportedProgram) -> tuple[str, ...]:
     """What must be true of the inputs `L` for the program to be right, besides ranges, as Python expressions."""
-    return tuple(program._guards_code)
+    return tuple(_SYMBOLIC.sub(r"\1(", guard) for guard in program._guards_code)
 
 
 def ranges_of(program: torch.export.ExportedProgram) -> dict[str, tuple[int, int | None]]:
