@@ -198,6 +198,29 @@ def test_names_that_a_fused_class_would_hide_are_refused() -> None:
     assert row_error(output_of(model, IMAGE), output_of(eager, IMAGE)) <= 1e-4
 
 
+def test_a_forward_that_leaves_something_for_others_is_not_fused() -> None:
+    class Leaving(Forking):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.first(x))
+            self.seen = y
+            return x + self.second(torch.relu(y))
+
+    class Reading(Leaving):
+        def last(self) -> Tensor:
+            return self.seen
+
+    eager = nn.Sequential(nn.Conv2d(3, CHANNELS, 3), Leaving()).eval()
+    model = accelerate_for_cpu(copy.deepcopy(eager), dtype="float32")
+    assert "its forward leaves 'seen' for others to read" in str(explain(model))
+    for _ in range(2):
+        image = torch.randn(1, 3, 9, 9)
+        assert row_error(output_of(model, image), output_of(eager, image)) <= 1e-4
+        ours, theirs = (one[1].seen.movedim(1, -1) for one in (model, eager))
+        assert row_error(ours, theirs) <= 1e-4
+    own = accelerate_for_cpu(nn.Sequential(nn.Conv2d(3, CHANNELS, 3), Reading()).eval(), dtype="float32")
+    assert isinstance(own[1], FusedResidualBlock)  # what only it reads is its own
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_how_a_convolution_moves_is_refused_in_words_and_restored(dtype: str) -> None:
     eager = forking()

@@ -6,6 +6,7 @@ import dis
 import inspect
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,13 +28,33 @@ def names_in(cls: type) -> frozenset[str]:
 @cache
 def names_written(cls: type) -> frozenset[str]:
     """The attributes, of whichever object, that the methods of `cls` write or delete once a module is made."""
-    return frozenset(
-        instruction.argval
-        for name, code in _codes(cls)
-        if name != "__init__"
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR")
-    )
+    codes = [code for method, code in _codes(cls) if method != "__init__"]
+    return frozenset(name for code in codes for name in _attributes(code, "STORE", "DELETE"))
+
+
+@cache
+def names_kept(cls: type) -> frozenset[str]:
+    """The attributes of its own that the forward of `cls` writes and none of its methods reads: what it leaves for others."""
+    codes = list(_codes(cls))
+    written = {name for method, code in codes if method == "forward" for name in _own_written(code)}
+    read = {name for _, code in codes for name in _attributes(code, "LOAD")}
+    return frozenset(written - read)
+
+
+def _attributes(code: CodeType, *kinds: str) -> Iterator[str]:
+    """Those that the code stores, loads or deletes, of whichever object."""
+    names = {f"{kind}_{what}" for kind in kinds for what in ("ATTR", "METHOD")}
+    return (step.argval for step in dis.get_instructions(code) if step.opname in names)
+
+
+def _own_written(code: CodeType) -> Iterator[str]:
+    """The attributes of its first argument that a function stores."""
+    steps = list(dis.get_instructions(code))
+    for before, step in pairwise(steps):
+        if step.opname == "STORE_ATTR" and before.opname.startswith("LOAD_FAST") and code.co_argcount:
+            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)  # two at once
+            if loaded[-1] == code.co_varnames[0]:
+                yield step.argval
 
 
 def _codes(cls: type) -> Iterator[tuple[str, CodeType]]:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from hf_cpu_accel.patching.class_code import names_kept
 from hf_cpu_accel.patching.hooks import (
     carried_attributes,
     forward_hooks,
     has_foreign_hook,
     is_collecting_inside,
 )
-from hf_cpu_accel.patching.inside import Inside
+from hf_cpu_accel.patching.inside import Inside, class_of
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Reference:
     is_repeatable: bool = True
 
 
-class NamesTaken(Exception):
-    """A host's class has attributes that a fused one would hide from its own forward."""
+class CannotStandIn(Exception):
+    """No fused forward can take the place of a module's own without that being seen."""
 
 
 _PACKAGE = "hf_cpu_accel."
@@ -117,6 +118,10 @@ def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[s
     return sorted(hidden & present)
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
 def _added(cls: type[nn.Module]) -> Iterator[type[nn.Module]]:
     """What `cls` adds to `nn.Module`."""
     return (base for base in cls.__mro__ if issubclass(base, nn.Module) and base is not nn.Module)
@@ -134,12 +139,18 @@ def fused_layer(fused: type[nn.Module], layer: nn.Module, **attributes: Any) -> 
     `_hooks_inside` tells the hooks of the modules in it, present and future ones.
 
     Raises:
-        NamesTaken: the class's own forward, which runs where the fused one does not, could no longer read what it reads.
+        CannotStandIn: the own forward, which runs where the fused one does not, could no longer read what it reads; or it leaves
+            something in attributes for others, which a fused one does not make.
     """
     taken = names_taken(fused, layer, attributes)
     if taken:
-        raise NamesTaken(
-            f"it has {', '.join(map(repr, taken))} of its own, which the fused forward calls something else"
+        raise CannotStandIn(
+            f"it has {_listed(taken)} of its own, which the fused forward calls something else"
+        )
+    kept = sorted(frozenset[str]().union(*(names_kept(class_of(module)) for module in layer.modules())))
+    if kept:
+        raise CannotStandIn(
+            f"its forward leaves {_listed(kept)} for others to read, which a fused one does not make"
         )
     made = empty(fused, type(layer))
     # The hooks' dictionaries are shared on purpose: what transformers installs on either is seen by both.

@@ -40,7 +40,7 @@ class Inside:
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
         told = [module for module in modules if by_attributes and not _is_ours(module)]
-        written = frozenset[str]().union(*(names_written(_class(module)) for module in told))
+        written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
         named = [(module, names) for module in told if (names := tuple(_names(module, written)))]
         self._told = [module for module, _ in named]
         self._known = [(module, frozenset(vars(module)) | written) for module in told]
@@ -75,7 +75,7 @@ class Inside:
         method, or a number in the place of the class's."""
         for module, known in self._known:
             new = vars(module).keys() - known - _NOT_TOLD - _own_names(_type(module))
-            if new & names_in(_class(module)):
+            if new & names_in(class_of(module)):
                 return True
         self._attributes = sum(map(len, self._known_by))
         return False
@@ -115,7 +115,7 @@ def _type(module: nn.Module) -> type:
     return type(module)
 
 
-def _class(module: nn.Module) -> type:
+def class_of(module: nn.Module) -> type:
     """The host's, of fused ones, too."""
     original: type = getattr(type(module), "_original_class", type(module))
     return original

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from hf_cpu_accel.patching.fused_module import NamesTaken
+from hf_cpu_accel.patching.fused_module import CannotStandIn
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 
 P = ParamSpec("P")
@@ -70,8 +70,8 @@ def attempt(path: str, look: Callable[P, T | Refusal], *args: P.args, **kwargs: 
         return look(*args, **kwargs)
     except Refused as refused:
         return refused.refusal
-    except NamesTaken as taken:
-        return Refusal(str(taken))
+    except CannotStandIn as reason:
+        return Refusal(str(reason))
     except MemoryError:
         raise
     except OwnError as error:
