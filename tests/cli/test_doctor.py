@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_healthy_machine(machine: pytest.MonkeyPatch) -> None:
     assert "native, avx512_bf16" in output
     assert "Fake [fast] CPU" in output  # rich would take [fast] for markup
     assert CPU.thread_reason in output
-    assert f"torch {torch.__version__}" in output
+    assert f"torch {importlib.metadata.version('torch')}" in output
 
 
 def test_missing_kernels(machine: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_json(machine: pytest.MonkeyPatch) -> None:
         "instruction tier"
     ]
     assert report["cpu"]["flags"] == ["avx2", "fma"]
-    assert report["versions"]["torch"] == torch.__version__
+    assert report["versions"]["torch"] == importlib.metadata.version("torch")
     assert report["peaks"] is None
 
 

@@ -58,6 +58,9 @@ def make(folder: Path, requirements: list[str], torch_options: list[str]) -> dic
     done = folder / "made"
     if not done.exists():
         venv.create(folder, clear=True, with_pip=True, symlinks=True)
+        pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check"]
+        # Python 3.11 adds an old one, which would be found before that of the other environment.
+        subprocess.run([*pip, "uninstall", "-q", "--yes", "setuptools"], check=True)
         packages = _packages(folder)
         # Behind its own: what it has itself is found first, with its metadata.
         lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
@@ -65,8 +68,7 @@ def make(folder: Path, requirements: list[str], torch_options: list[str]) -> dic
         for requirement in requirements:
             # Without what it needs: CUDA's libraries have gigabytes, and everything else is there.
             apart = ["--no-deps", *torch_options] if requirement.startswith("torch==") else []
-            pip = [folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            subprocess.run([*pip, *apart, requirement], check=True)
+            subprocess.run([*pip, "install", "-q", *apart, requirement], check=True)
         if (packages / "torch/lib/libtorch_cuda.so").exists():
             cuda_stand_ins.make(packages / "torch", folder / "stand-ins")
         done.touch()
