@@ -56,6 +56,9 @@ class FusedModuleMixin(nn.Module):
     _hooks_inside: tuple[dict[int, Any], ...] = ()
     _inside: Inside | None = None  # from when the model is accelerated
     _told_by_attributes: ClassVar[bool] = True
+    _followed: tuple[
+        str, ...
+    ] = ()  # attributes of the host's that each fused call goes by, whatever they are
 
     @property
     def is_edited(self) -> bool:
@@ -86,7 +89,9 @@ def note_insides(root: nn.Module) -> None:
     """From now on, what is put in the place of modules inside of fused ones counts. To be called when all are fused."""
     for module in root.modules():
         if isinstance(module, FusedModuleMixin):
-            module._inside = Inside(module, by_attributes=module._told_by_attributes)
+            module._inside = Inside(
+                module, by_attributes=module._told_by_attributes, followed=module._followed
+            )
 
 
 def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import repeat
 from operator import contains
@@ -32,16 +32,21 @@ class Inside:
     Args:
         root: the module, in which all is as it was when it was fused.
         by_attributes: whether attributes count.
+        followed: those of the root that do not, since the fused forward reads them in each call.
     """
 
-    def __init__(self, root: nn.Module, *, by_attributes: bool = True) -> None:
+    def __init__(self, root: nn.Module, *, by_attributes: bool = True, followed: Sequence[str] = ()) -> None:
         modules = list(root.modules())
         self._modules = [module for module in modules[1:] if own_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
         told = [module for module in modules if by_attributes and not _is_ours(module)]
         written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
-        named = [(module, names) for module in told if (names := tuple(_names(module, written)))]
+        named = [
+            (module, names)
+            for module in told
+            if (names := tuple(_names(module, written, followed if module is root else ())))
+        ]
         self._told = [module for module, _ in named]
         self._known = [(module, frozenset(vars(module)) | written) for module in told]
         values = [noted(vars(module), names) for module, names in named]
@@ -89,7 +94,7 @@ class Inside:
         self._find_states()
 
 
-def _names(module: nn.Module, written: frozenset[str]) -> Iterator[str]:
+def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) -> Iterator[str]:
     """Those of plain attributes that its class's forward may read, its mode among them.
 
     None tells nothing where the classes' methods write to that name, `written`, and empty containers never do: there forwards keep
@@ -99,7 +104,7 @@ def _names(module: nn.Module, written: frozenset[str]) -> Iterator[str]:
     if asks_for_mode(module):
         yield "training"
     for name, value in vars(module).items():
-        if name in _NOT_TOLD or name in own or not is_plain(value):
+        if name in _NOT_TOLD or name in own or name in followed or not is_plain(value):
             continue
         if (value is None and name in written) or (isinstance(value, _CONTAINERS) and not value):
             continue

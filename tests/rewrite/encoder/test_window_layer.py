@@ -134,6 +134,8 @@ def test_an_image_smaller_than_a_window_changes_the_layer_as_ever() -> None:
     for side in sides:
         pixels = torch.randn(1, 3, side, side)
         assert error(run(ours, pixels), run(theirs, pixels)) <= 1e-5
+    assert {layer.shift_size for layer in layers(ours)} == {0}
+    assert all(learnt(layer) and not layer.is_edited for layer in layers(ours))  # so it is fused still
 
 
 def test_a_bias_that_changes_is_seen() -> None:

@@ -81,7 +81,7 @@ def _fused(layer: nn.Module) -> FusedWindowLayer | Refusal:
                 FusedWindowLayer,
                 _tuple=outputs,
                 _tables=tuple(_bias_tables(tried, parts)),
-                _numbers=tuple(name for name, value in vars(layer).items() if type(value) is int),
+                _followed=tuple(name for name, value in vars(layer).items() if type(value) is int),
                 _bound=None,
             )
             fused = fuse(tried, _parts=parts, _known={})

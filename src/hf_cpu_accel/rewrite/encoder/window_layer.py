@@ -42,14 +42,14 @@ class FusedWindowLayer(FusedModuleMixin):
     where more is asked for than hidden states, while a graph is traced, and for the first image of a size.
 
     Attributes:
-        _tables, _numbers: names of the parameters and attributes that say how windows are cut and what is added to their scores.
+        _tables, _followed: names of the parameters and attributes that say how windows are cut and what is added to their scores.
+            A layer fits the numbers to small images itself.
         _known: what was learnt, by size, switches, and the state of those; `_MET` for what was seen once.
     """
 
     _parts: EncoderLayerParts
     _tuple: int | None
     _tables: tuple[str, ...]
-    _numbers: tuple[str, ...]
     _bound: BoundEncoderLayer | None
     _known: dict[Any, Windows | None]
 
@@ -111,7 +111,7 @@ class FusedWindowLayer(FusedModuleMixin):
 
     def _key(self, hidden_states: Tensor, call: tuple[Any, ...]) -> Any:
         state = vars(self)
-        numbers = [state[name] for name in self._numbers]
+        numbers = [state[name] for name in self._followed]
         tables = [self.get_parameter(path) for path in self._tables]
         return hidden_states.shape[1], hidden_states.dtype, call, *numbers, *map(_state, tables)
 
