@@ -73,6 +73,11 @@ class FusedModuleMixin(nn.Module):
         """The same, or whether a caller asked transformers for what passes inside."""
         return (any(self._hooks_inside) and is_collecting_inside()) or self.is_edited
 
+    @property
+    def is_watched_within(self) -> bool:
+        """The same of a layer, whose own outputs are the hidden states that callers ask for."""
+        return (any(self._hooks_inside) and is_collecting_inside(but_hidden_states=True)) or self.is_edited
+
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
         cannot be made twice. Parts that do not define it are not compared."""

@@ -20,6 +20,7 @@ _HOOKS = (
 )
 _GLOBAL = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 _CAPTURE = "transformers.utils.output_capturing"
+_HIDDEN_STATES = frozenset(("hidden_states", "_hidden_states_layers"))  # these, and which of them
 _KNOWN = (
     _CAPTURE,
     "hf_cpu_accel.rewrite.weight_edits",
@@ -97,13 +98,19 @@ def is_collecting(key: str) -> bool:
     return collected is not None and key in collected
 
 
-def is_collecting_inside() -> bool:
-    """Whether a caller of the present forward asked transformers for any outputs of modules."""
+def is_collecting_inside(*, but_hidden_states: bool = False) -> bool:
+    """Whether a caller of the present forward asked transformers for any outputs of modules, by an argument or by the config.
+
+    Args:
+        but_hidden_states: those do not count, which layers give themselves.
+    """
     module = sys.modules.get(_CAPTURE)
     if module is None:
         return False
     collected = module._active_collector.get()
-    return bool(collected)
+    if not collected or not but_hidden_states:
+        return bool(collected)
+    return not _HIDDEN_STATES.issuperset(collected)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -1,11 +1,17 @@
 """The config of an accelerated model says which attention runs, and says what it said after it is restored."""
 
+import copy
+
+import pytest
 import torch
 import transformers
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
 from hf_cpu_accel.rewrite.attention import interface
+from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
+from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
+from tests.patching.test_hooks_after_acceleration import MODELS
 from tests.rewrite.families import FAMILIES, batches
 
 
@@ -96,3 +102,28 @@ def test_a_wrong_attention_is_not_put_in_place(monkeypatch):
     left = [item for item in explain(model).left if item.structure == "attention"]
     assert len(left) == 2
     assert all("differs" in item.reason for item in left)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["bert", "vit", "llama", "mixtral", "gpt2"])
+def test_attention_weights_that_the_config_asks_for(name: str, before: bool) -> None:
+    """Layers are not told: transformers collects them where attention is called."""
+    eager, call = MODELS[name][0](), MODELS[name][1]
+    eager.eval().set_attn_implementation("eager")
+    eager.config.output_attentions = before
+    model = accelerate_for_cpu(copy.deepcopy(eager), dtype="float32")
+    with torch.no_grad():
+        model(call)
+        for one in (eager, model):
+            one.config.output_attentions = True
+        expected, given = eager(call).attentions, model(call).attentions
+        assert len(expected) == len(given) >= 2
+        for ours, theirs in zip(given, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        for one in (eager, model):
+            one.config.output_attentions = False
+        assert not model(call).get("attentions")
+    layers = [
+        module for module in model.modules() if isinstance(module, FusedEncoderLayer | FusedDecoderLayer)
+    ]
+    assert not any(layer.is_watched_within for layer in layers)

@@ -114,7 +114,7 @@ class FusedDecoderLayer(BoundLayer):
                 return None
         if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
             return None
-        if self.is_edited:
+        if self.is_watched_within:
             return None
         rows = hidden_states.shape[0] * q_len
         if rows >= FEWEST_ROWS and not native_everywhere(role.parts.linears(self), rows):

@@ -52,7 +52,7 @@ class FusedDisentangledLayer(FusedEncoderLayer):
             return None
         if hidden_states.dim() != 3 or len(args) > len(self._signature.names):
             return None
-        if self.is_edited:
+        if self.is_watched_within:
             return None
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # what a mask says is not known yet
             return None

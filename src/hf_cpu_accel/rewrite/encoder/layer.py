@@ -94,7 +94,7 @@ class FusedEncoderLayer(FusedModuleMixin):
         if hidden_states.dim() != 3 or len(args) > len(signature.names):
             return None
         # Hooks see (or change) what passes between the submodules.
-        if self.is_edited:
+        if self.is_watched_within:
             return None
         given = self._read(arguments, hidden_states.shape[1])
         if given is None:
