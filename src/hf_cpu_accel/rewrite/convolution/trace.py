@@ -61,16 +61,17 @@ def is_part(module: nn.Module) -> bool:
     return not (module.ceil_mode or module.return_indices) and _are_one(module.dilation)
 
 
-def read(layer: nn.Module, image_of: Callable[[int], Tensor]) -> Chain | Refusal:
+def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2) -> Chain | Refusal:
     """The chain that `layer` is, as far as a few images show.
 
     Args:
         image_of: makes an image that the layer takes, of that height and width.
+        fewest: convolutions and poolings that there must be.
     """
-    chain = _read(layer, image_of(_SMALL))
+    chain = _read(layer, image_of(_SMALL), fewest)
     if isinstance(chain, Refusal) or not any(isinstance(link, Link) and link.zeros for link in chain):
         return chain
-    odd, even = (_read(layer, image_of(size)) for size in _ODD_AND_EVEN)
+    odd, even = (_read(layer, image_of(size), fewest) for size in _ODD_AND_EVEN)
     if isinstance(odd, Refusal) or isinstance(even, Refusal) or len(odd) != len(even):
         return Refusal("it does something else for an image of another size")
     return tuple(map(_reconciled, odd, even))
@@ -84,7 +85,7 @@ def _reconciled(link: AnyLink, other: AnyLink) -> AnyLink:
     return replace(link, zeros=replace(link.zeros, same=is_same))
 
 
-def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
+def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
     shadow = Shadow(layer)
     watched = shadow.module
     # Writes to the tensors of inference mode are not counted.
@@ -101,8 +102,8 @@ def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
             return Refusal(
                 "what its convolutions read is not all made by convolutions, poolings, gates and sums"
             )
-        if trace.convolutions < 2:
-            return Refusal("it calls fewer than two convolutions and poolings")
+        if trace.convolutions < fewest:
+            return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("something else comes after its last convolution")
     return tuple(trace.links)
