@@ -1,5 +1,5 @@
-"""Blocks of convolutions that stand beside one another, as in transformers' MobileNets (Howard et al. 2017, arXiv:1704.04861): a loop
-of their model calls each, and all of them are computed in one call when what the last has made is read.
+"""Blocks of convolutions that stand beside one another, as in transformers' MobileNet (Howard et al. 2017, arXiv:1704.04861): a loop
+of their model calls each, and all are computed in one call when what the last has made is read.
 
 Beside others a single convolution counts as a block, too: to call it takes as long as its arithmetic.
 """
