@@ -1,11 +1,12 @@
-"""Blocks of convolutions that stand beside one another, as in transformers' MobileNet (Howard et al. 2017, arXiv:1704.04861): a loop
-of their model calls each, and all are computed in one call when what the last has made is read.
+"""Blocks of convolutions that stand beside one another, as in transformers' MobileNet (Howard et al. 2017, arXiv:1704.04861): a
+loop of their model calls each, and all are computed in one call when what the last has made is read.
 
 Beside others a single convolution counts as a block, too: to call it takes as long as its arithmetic.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from torch import nn
@@ -47,19 +48,30 @@ def join_neighbours(context: Context) -> list[PlanItem]:
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """Blocks, or what may become one, beside each other: two of them at least."""
+    """Blocks, or what may become one, that follow each other in a list; and those beside such a list."""
     if isinstance(module, FusedResidualBlock):
         return
     children = list(module.children())
-    lists = [child for child in children if isinstance(child, nn.ModuleList)]
-    inside = [part for some in lists for part in some.children() if _may_be_block(part)]
-    beside = [child for child in children if _may_be_block(child)]
-    group = [*inside, *beside]
-    together = len(inside) > 1 or (isinstance(module, nn.Sequential) and len(beside) > 1)
-    if together and not all(map(_is_linear, group)):
+    lists = [module] if isinstance(module, nn.Sequential) else _lists_in(children)
+    runs = [run for some in lists for run in _runs(some)]
+    beside = [child for child in children if module not in lists and runs and _may_be_block(child)]
+    group = [*itertools.chain.from_iterable(runs), *beside]
+    if not all(map(_is_linear, group)):
         yield group
     for child in children:
         yield from _groups(child)
+
+
+def _lists_in(children: list[nn.Module]) -> list[nn.Module]:
+    return [child for child in children if isinstance(child, nn.ModuleList)]
+
+
+def _runs(modules: nn.Module) -> Iterator[list[nn.Module]]:
+    """Those of several blocks without anything else between them."""
+    for is_block, run in itertools.groupby(modules.children(), _may_be_block):
+        blocks = list(run)
+        if is_block and len(blocks) > 1:
+            yield blocks
 
 
 def _may_be_block(module: nn.Module) -> bool:
