@@ -75,7 +75,10 @@ def _runs(modules: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    return isinstance(module, FusedResidualBlock) or may_be_chain(module, fewest=1)
+    """Whether it is one, or has a single convolution: larger ones were looked at."""
+    if isinstance(module, FusedResidualBlock):
+        return True
+    return may_be_chain(module, fewest=1) and not may_be_chain(module, fewest=2)
 
 
 def _is_linear(block: nn.Module) -> bool:
