@@ -24,6 +24,7 @@ from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape
 from hf_cpu_accel.ops.chain.steps import (
     KINDS,
     POINTWISE,
+    ChannelsStep,
     CombineStep,
     ConvolutionStep,
     PoolingStep,
@@ -103,7 +104,10 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
                 raise ValueError(
                     f"steps[{number}]: activation={activation!r}: must be one of {', '.join(POINTWISE)}"
                 )
-            layout += [_kind(step), -1, -1, -1, -1]
+            numbers = (
+                torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None
+            )
+            layout += [_kind(step), place(numbers), -1, -1, -1]
         layout += _images_and_window(step)
     return BoundConvolutions(parts, layout, narrow)
 
@@ -113,6 +117,8 @@ def _kind(step: Step) -> int:
         name = "depthwise" if step.is_depthwise else "convolution"
     elif isinstance(step, CombineStep):
         name = "product" if step.product else "sum"
+    elif isinstance(step, ChannelsStep):
+        name = "channels"
     else:
         name = "max pooling" if isinstance(step, PoolingStep) else "mean"
     return KINDS.index(name)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hf_cpu_accel.ops.chain.steps import CombineStep, ConvolutionStep, PoolingStep, Step
+from hf_cpu_accel.ops.chain.steps import (
+    ChannelsStep,
+    CombineStep,
+    ConvolutionStep,
+    MeanStep,
+    PoolingStep,
+    Step,
+)
 from hf_cpu_accel.packing.convolution import is_of_tiles, is_of_windows
 
 Steps = list[Step]
@@ -21,7 +28,7 @@ def join(chains: Sequence[Sequence[Step]]) -> Steps:
         before, steps = len(joined), list(chain)
         for step in steps:
             moved = replace(step, source=step.source + before)
-            if isinstance(moved, ConvolutionStep | CombineStep) and moved.residual is not None:
+            if not isinstance(moved, PoolingStep | MeanStep) and moved.residual is not None:
                 moved = replace(moved, residual=moved.residual + before)
             joined.append(moved)
     in_bytes = can_be_in_bytes(joined, last=False)
@@ -43,7 +50,7 @@ def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
             can[number] = False
         takes = multiplies_bytes(step) if isinstance(step, ConvolutionStep) else can[number]
         read = [] if takes else [step.source]
-        if isinstance(step, CombineStep) and step.residual is not None:
+        if isinstance(step, CombineStep | ChannelsStep) and step.residual is not None:
             read.append(step.residual)
         for image in read:
             if image > 0:

@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blo
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
+from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.convolution.static_images import make_static
 from hf_cpu_accel.rewrite.core.autotune import autotune
@@ -178,6 +179,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("rules", _apply_rules),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
+    Stage("neighbouring blocks", join_neighbours),
     Stage("static images", make_static),
     Stage("quantised images", join_quantised_images),
     Stage("nested ffns", fuse_nested_ffns),

@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.chain.steps import (
     SAME,
+    ChannelsStep,
     CombineStep,
     ConvolutionStep,
     MeanStep,
@@ -96,10 +97,11 @@ def stem(
 
 
 def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[Step]:
-    """A depthwise convolution, a gate of its channels and a product of matrices, for images of at least so many pixels."""
+    """A depthwise convolution, a gate of its channels, perhaps others of them, and a product of matrices, for images of at least so
+    many pixels."""
     one, none = (1, 1), (0, 0)
 
-    def pixels(outputs: int, source: int, activation: str) -> ConvolutionStep:
+    def pixels(outputs: int, source: int, activation: str, channels: int = channels) -> ConvolutionStep:
         weight = pack_conv2d(torch.randn(outputs, channels, 1, 1) / channels**0.5, "float32")
         return ConvolutionStep(weight, torch.randn(outputs), source, None, one, one, none, one, activation)
 
@@ -114,13 +116,16 @@ def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[
     bias = torch.randn(channels) if rng.random() < 0.7 else None
     activation = rng.choice(["none", "relu", "relu6", "hardswish", "silu", "gelu"])
     window = (size, stride, padding, dilation)
+    moved = rng.sample(range(2 * channels), rng.randint(1, 2 * channels))
+    moves = rng.random() < 0.4
     return [
         ConvolutionStep(weight, bias, 0, None, *window, activation, None, more),
         MeanStep(1, channels),
         pixels(channels, 2, "relu"),
         CombineStep(3, channels, None, False, rng.choice(["sigmoid", "hardsigmoid"])),
         CombineStep(1, channels, 4, rng.random() < 0.7, "none"),
-        pixels(rng.choice([5, 16, 40]), 5, "none"),
+        *([ChannelsStep(5, 1, tuple(moved))] if moves else []),
+        pixels(rng.choice([5, 16, 40]), 6 if moves else 5, "none", len(moved) if moves else channels),
     ]
 
 

@@ -14,6 +14,7 @@ from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape, same
 from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
     SAME,
+    ChannelsStep,
     CombineStep,
     ConvolutionStep,
     MeanStep,
@@ -190,3 +191,55 @@ def test_images_that_these_read_and_make_are_not_in_bytes() -> None:
         joined = join([moved])
         assert isinstance(joined[0], ConvolutionStep)
         assert joined[0].range is None
+
+
+@pytest.mark.parametrize("channels", [1, 5, 16, 33])
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_channels_of_two_images(
+    layout: torch.memory_format, narrow: bool, channels: int, threads: int
+) -> None:
+    """Together, split, and shuffled; of the input, whose pixels may be further apart and of another dtype, and of others."""
+    generator = torch.Generator().manual_seed(channels)
+    image = torch.randn(2, channels + 3, 5, 7).contiguous(memory_format=layout)[:, :channels]
+    both_of, some = channels + 24, max(channels // 2, 1)
+    shuffled = tuple(torch.randperm(both_of, generator=generator).tolist())
+    steps: list[Step] = [
+        pixels(channels, 24, 0),
+        ChannelsStep(0, 1, tuple(range(both_of))),
+        ChannelsStep(2, None, tuple(range(some, both_of))),
+        ChannelsStep(1, 0, shuffled),
+        ChannelsStep(4, 4, (*range(0, both_of, 2), both_of, 0, 0)),
+        ChannelsStep(0, None, tuple(reversed(range(channels)))),
+    ]
+    for count in range(1, len(steps) + 1):
+        given, expected = both(image, steps[:count], narrow)
+        torch.testing.assert_close(
+            given, expected, atol=0.03 if narrow else 1e-5, rtol=0.01 if narrow else 1e-5
+        )
+        given, expected = both(image.bfloat16(), steps[:count], narrow)
+        torch.testing.assert_close(given, expected, atol=0.03, rtol=0.02)
+    given, _ = both(image, [ChannelsStep(0, 0, (0, channels))])
+    assert torch.equal(given, image[:, [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([ChannelsStep(0, None, (16,))], "no channel 16 of 16"),
+        ([ChannelsStep(0, None, (-1,))], "no channel -1"),
+        ([MeanStep(0, 16), ChannelsStep(0, 1, (0, 16))], "same size"),
+    ],
+)
+def test_channels_that_there_are_not(steps: list[Step], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        convolutions(torch.randn(1, 16, 4, 4), bind(steps, narrow=False))
+
+
+def test_channels_are_no_images_in_bytes() -> None:
+    weight = pack_conv2d(torch.randn(64, 64, 3, 3), "int8")
+    convolution = ConvolutionStep(weight, None, 0, None, (3, 3), ONE, ONE, ONE, "relu", (0.0, 3.0))
+    steps: list[Step] = [convolution, replace(convolution, source=0), ChannelsStep(1, 2, tuple(range(64)))]
+    assert can_be_in_bytes(steps, last=True) == [False, False, False]
+    joined = join([[ChannelsStep(0, None, (0,))], [ChannelsStep(0, 0, (0, 1))]])
+    assert joined[1] == ChannelsStep(1, 1, (0, 1))

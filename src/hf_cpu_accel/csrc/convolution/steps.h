@@ -7,12 +7,13 @@
 #include "../tensors.h"
 #include "arguments.h"
 #include "chain.h"
+#include "channel_steps.h"
 
 namespace hfca {
 
 // What a step makes of its source: see ops/chain/steps.py, which has the numbers.
-enum class StepKind : int64_t { convolution, max_pooling, depthwise, mean, sum, product };
-constexpr int64_t step_kinds = 6;
+enum class StepKind : int64_t { convolution, max_pooling, depthwise, mean, sum, product, channels };
+constexpr int64_t step_kinds = 7;
 
 // One row of the layout of `convolutions`. With a range its output is an image in bytes.
 struct ChainStep {
@@ -132,10 +133,31 @@ inline const float* depthwise_weight(const char* op, const ChainStep& step, cons
   return static_cast<const float*>(weight.const_data_ptr());
 }
 
-// Of sums and products: the other image, which may be none.
-inline void check_other(const char* op, const ChainStep& step, const Images& source, const Images* other, const Window& window) {
+// Of steps that take pixel by pixel.
+inline void check_no_window(const char* op, const Window& window) {
   const auto plain = [](const WindowSide& side) { return side.size == 1 && side.stride == 1 && side.padding == 0 && side.more == 0; };
   STD_TORCH_CHECK(plain(window.rows) && plain(window.columns), "hf_cpu_accel::", op, ": such a step takes pixel by pixel");
+}
+
+// Which channels a step that moves them makes its own of.
+inline std::vector<ChannelRun> moved_channels(const char* op, const ChainStep& step, const Images& source, const Images* other,
+                                              const OptionalTensor& numbers, const Window& window) {
+  check_no_window(op, window);
+  const bool fits = numbers && numbers->scalar_type() == ScalarType::Int && numbers->is_contiguous() &&
+                    sizes_of(*numbers) == std::vector<int64_t>{step.out_channels} && step.activation == 0;
+  STD_TORCH_CHECK(fits, "hf_cpu_accel::", op, ": the numbers of moved channels are int32, as many as the output has");
+  const bool alike = !other || (other->count == source.count && other->height == source.height && other->width == source.width);
+  STD_TORCH_CHECK(alike, "hf_cpu_accel::", op, ": images whose channels are put together must have the same size");
+  const int64_t channels = source.channels + (other ? other->channels : 0);
+  const auto* const values = static_cast<const int32_t*>(numbers->const_data_ptr());
+  for (int64_t c = 0; c < step.out_channels; ++c)
+    STD_TORCH_CHECK(values[c] >= 0 && values[c] < channels, "hf_cpu_accel::", op, ": there is no channel ", values[c], " of ", channels);
+  return channel_runs(values, step.out_channels, source.channels);
+}
+
+// Of sums and products: the other image, which may be none.
+inline void check_other(const char* op, const ChainStep& step, const Images& source, const Images* other, const Window& window) {
+  check_no_window(op, window);
   STD_TORCH_CHECK(other || !step.is(StepKind::product), "hf_cpu_accel::", op, ": a product is one of two images");
   STD_TORCH_CHECK(step.out_channels == source.channels, "hf_cpu_accel::", op, ": such a step keeps the channels of its input");
   if (!other) return;

@@ -141,6 +141,10 @@ class BoundChain {
                       ": a mean has the channels of its input, and nothing else");
       return [](const WorkImages& images) { return std::make_unique<ChannelMeans>(images); };
     }
+    if (step.is(StepKind::channels)) {
+      std::vector<ChannelRun> runs = moved_channels(op, step, source, other, part(step.weight), window);
+      return [runs = std::move(runs)](const WorkImages& images) { return std::make_unique<MovedChannels>(images, runs); };
+    }
     check_other(op, step, source, other, window);
     const bool product = step.is(StepKind::product);
     return [=](const WorkImages& images) { return std::make_unique<CombinedImages>(images, product, activation); };

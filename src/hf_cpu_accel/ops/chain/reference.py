@@ -43,7 +43,7 @@ def same_padding(pixels: int, size: int, stride: int, dilation: int) -> tuple[in
 
 
 def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
-    """One `conv2d`, pooling, mean, sum or product after another."""
+    """One `conv2d`, pooling, mean, sum, product or choice of channels after another."""
     images, in_bytes = [input.float()], {0: False}
     between = torch.bfloat16 if narrow else input.dtype
     for step in steps_in(layout):
@@ -65,6 +65,9 @@ def _computed(
     size, stride, padding, dilation, more = _windows(step, source.shape)
     if kind == "mean":
         return source.mean((1, 2), keepdim=True)
+    if kind == "channels":
+        both = source if residual is None else torch.cat((source, residual), -1)
+        return both[..., parts[step["weight"]].long()]
     if kind in ("sum", "product"):
         combined = (
             source if residual is None else source * residual if kind == "product" else source + residual

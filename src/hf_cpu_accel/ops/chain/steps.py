@@ -14,7 +14,7 @@ from hf_cpu_accel.packing.convolution import is_depthwise
 from hf_cpu_accel.packing.linear import PackedWeight
 
 # What a step is, by number.
-KINDS = ("convolution", "max pooling", "depthwise", "mean", "sum", "product")
+KINDS = ("convolution", "max pooling", "depthwise", "mean", "sum", "product", "channels")
 # The numbers of one step in `layout`, in this order (csrc/convolution/steps.h reads it): its kind; places in `parts`, -1 for none;
 # which image it reads and which is added or multiplied into it, -1 for none; and for each side of the window, [height, width], what
 # `conv2d` calls by these names, and how many more zeros lie behind the image than before it, SAME for those of `same_padding`.
@@ -106,4 +106,22 @@ class CombineStep:
     activation: str
 
 
-Step = ConvolutionStep | PoolingStep | MeanStep | CombineStep
+@dataclass(frozen=True)
+class ChannelsStep:
+    """Channels of image[source], or of it and image[residual] beside each other: some of them, or in another order.
+
+    Attributes:
+        source, residual: see `ConvolutionStep`; the two have the same size.
+        numbers: of the channels that are taken, one for each of the output.
+    """
+
+    source: int
+    residual: int | None
+    numbers: tuple[int, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.numbers)
+
+
+Step = ConvolutionStep | PoolingStep | MeanStep | CombineStep | ChannelsStep

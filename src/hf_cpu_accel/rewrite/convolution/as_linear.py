@@ -18,7 +18,7 @@ from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
-from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, padding_of, squeezes
+from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -203,7 +203,7 @@ class ConvolutionLinearRule:
         supported = (
             module.groups == 1
             and module.padding_mode == "zeros"
-            and (module.out_channels >= MIN_OUT_FEATURES or squeezes(module, context))
+            and (module.out_channels >= MIN_OUT_FEATURES or joins_chain(module, context))
             and isinstance(weight, Tensor)
             and weight.dtype in WEIGHT_DTYPES
         )

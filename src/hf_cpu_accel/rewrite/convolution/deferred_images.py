@@ -1,5 +1,5 @@
 """Images between fused blocks of convolutions that are computed when they are read: by all blocks since the last that were, in one
-call, so that what passes between two blocks is in 8 bits, too."""
+call, which takes less time than one for each, and what passes between two blocks may be in 8 bits, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from hf_cpu_accel.ops.joined_convolutions import Steps, join
 
 
 class Block(Protocol):
-    """A fused block whose images have ranges."""
+    """A fused block of convolutions.
+
+    Attributes:
+        narrow: whether what passes between its convolutions may be less than float32; None: nothing does.
+        has_ranges: whether its images have any.
+    """
+
+    @property
+    def narrow(self) -> bool | None: ...
+
+    @property
+    def has_ranges(self) -> bool: ...
 
     def steps(self) -> Steps:
         """What it computes; the same list until its weights change."""
@@ -28,11 +39,13 @@ class DeferredImages(LazyTensor):
     """[N, C, H, W], channels last, after some blocks, which have not run yet.
 
     Whoever reads what a block has made has it computed from the input, or from what was read before. The next block then goes on
-    from there, with what was read instead of its 8 bits.
+    from there, with what was read instead of its 8 bits. Where nothing is in 8 bits, what somebody still holds is made on the way,
+    so that no block runs twice.
     """
 
     _input: Tensor
     _blocks: tuple[Block, ...]
+    _narrow: bool | None  # what the blocks are
     _before: tuple[weakref.ref[DeferredImages], ...]  # after each of the blocks but the last
     _next: weakref.ref[DeferredImages] | None
 
@@ -44,11 +57,16 @@ class DeferredImages(LazyTensor):
             # A copy: it may be a buffer that its owner writes to before what comes of it is read.
             return cls._of(image.clone(), (block,), (), shape)
         with image._lock:
+            narrow, before = block.narrow, image._narrow
+            if image._tensor is None and None not in (narrow, before) and narrow is not before:
+                image.tensor  # noqa: B018 (float32 stays what it is beside weights of fewer bits)
             if image._tensor is not None:
                 made = cls._of(image._tensor, (block,), (), shape)
             else:
-                before = (*image._before, weakref.ref(image))
-                made = cls._of(image._input, (*image._blocks, block), before, shape)
+                made = cls._of(
+                    image._input, (*image._blocks, block), (*image._before, weakref.ref(image)), shape
+                )
+                made._narrow = before if narrow is None else narrow
             made._lock = image._lock  # one for all that make one another's values
             image._next = weakref.ref(made)
             return made
@@ -65,14 +83,20 @@ class DeferredImages(LazyTensor):
         strides = (channels * height * width, 1, width * channels, channels)
         deferred: DeferredImages = cls.like(shape, input.dtype, strides)
         deferred._input, deferred._blocks, deferred._before, deferred._next = input, blocks, before, None
+        deferred._narrow = blocks[-1].narrow
         return deferred
 
     def _make(self) -> Tensor:
         image, done = self._input, 0
+        makes = not any(block.has_ranges for block in self._blocks)
         for number, reference in enumerate(self._before, start=1):
-            read = reference()
-            if read is not None and read._tensor is not None:
-                image, done = read._tensor, number
+            held = reference()
+            if held is None:
+                continue
+            if held._tensor is None and makes:
+                held._tensor = _run(image, self._blocks[done:number])
+            if held._tensor is not None:
+                image, done = held._tensor, number
         return _run(image, self._blocks[done:])
 
     def _forget(self) -> None:
@@ -91,5 +115,6 @@ def _run(image: Tensor, blocks: Sequence[Any]) -> Tensor:
     return convolutions(image, blocks[-1].joined(blocks))
 
 
-def bind_joined(blocks: Sequence[Block], *, narrow: bool) -> BoundConvolutions:
+def bind_joined(blocks: Sequence[Block]) -> BoundConvolutions:
+    narrow = any(block.narrow for block in blocks)
     return bind(join([block.steps() for block in blocks]), narrow=narrow)

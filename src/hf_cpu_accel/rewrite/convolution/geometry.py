@@ -10,6 +10,8 @@ from hf_cpu_accel.rewrite.core.context import Context
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 C = TypeVar("C", nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Channels of what GhostNet (Han et al. 2020, arXiv:1911.11907) calls intrinsic.
+_FEWEST = 8
 
 
 def is_convolution(module: nn.Module, kind: type[C]) -> TypeGuard[C]:
@@ -31,10 +33,19 @@ def padding_of(module: Convolution) -> tuple[int, ...] | None:
     return None if any(cells % 2 for cells in reach) else tuple(cells // 2 for cells in reach)
 
 
-def squeezes(module: nn.Module, context: Context) -> bool:
+def joins_chain(module: nn.Module, context: Context) -> bool:
+    """Whether a convolution of few channels mostly is computed with what is around it: then it counts that ours can be, and not how
+    much of a panel is padding."""
+    if not isinstance(module, nn.Conv2d):
+        return False
+    normalised = module.out_channels >= _FEWEST and id(module) in context.norms_after
+    return normalised or _squeezes(module, context)
+
+
+def _squeezes(module: nn.Conv2d, context: Context) -> bool:
     """Whether it is the first of two convolutions of one pixel that gate channels (Hu et al. 2018, arXiv:1709.01507): however few
     channels there are between them, the two are computed with what is around them."""
-    if not isinstance(module, nn.Conv2d) or tuple(module.kernel_size) != (1, 1):
+    if tuple(module.kernel_size) != (1, 1):
         return False
     siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
     turned = ((1, 1), module.out_channels, module.in_channels)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,6 +14,7 @@ from hf_cpu_accel.ops.chain.reference import same_padding
 from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
     SAME,
+    ChannelsStep,
     CombineStep,
     ConvolutionStep,
     MeanStep,
@@ -162,8 +164,47 @@ class CombineLink:
         return POINTWISE[self.activation](image)
 
 
-AnyLink = Link | PoolingLink | MeanLink | CombineLink
+@dataclass(frozen=True)
+class ChannelsLink:
+    """Channels of an image, or of two beside each other; see `ChannelsStep`."""
+
+    source: int
+    residual: int | None
+    numbers: tuple[int, ...]
+
+    def step(self, root: nn.Module) -> ChannelsStep:
+        return ChannelsStep(self.source, self.residual, self.numbers)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        image = images[self.source]
+        if self.residual is not None:
+            image = torch.cat((image, images[self.residual]), 1)
+        return image[:, list(self.numbers)]
+
+
+AnyLink = Link | PoolingLink | MeanLink | CombineLink | ChannelsLink
 Chain = tuple[AnyLink, ...]
+
+
+def without_unread(links: Sequence[AnyLink]) -> Chain:
+    """The same chain without images that none of the others is made of."""
+    read, kept = {len(links)}, []
+    for number in range(len(links), 0, -1):
+        if number in read:
+            kept.append(number)
+            read.update(_images_read(links[number - 1]).values())
+    numbers = {number: place for place, number in enumerate([0, *reversed(kept)])}
+    chain = []
+    for link in (links[number - 1] for number in reversed(kept)):
+        images: Any = {name: numbers[image] for name, image in _images_read(link).items()}
+        chain.append(replace(link, **images))
+    return tuple(chain)
+
+
+def _images_read(link: AnyLink) -> dict[str, int]:
+    residual = getattr(link, "residual", None)
+    return {"source": link.source} if residual is None else {"source": link.source, "residual": residual}
 
 
 def _pair(sizes: int | tuple[int, ...]) -> tuple[int, int]:

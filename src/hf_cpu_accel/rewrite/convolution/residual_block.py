@@ -54,6 +54,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     Attributes:
         _bf16_intermediates: images between its convolutions are bfloat16, unless all weights are float32.
+        _defers: what it makes is computed with what the blocks beside it make, when that is read (neighbours.py).
         _ranges: of what each link makes, where that may be in 8 bits; None for none (static_images.py).
         _observer: called with the number of each link, and what it made, while examples are watched.
     """
@@ -61,6 +62,8 @@ class FusedResidualBlock(FusedModuleMixin):
     _chain: Chain
     _channels: int
     _bf16_intermediates: bool
+    _defers: bool = False
+    _narrow: tuple[bool | None] | None = None
     _bound: BoundConvolutions | None
     _ranges: tuple[Range | None, ...] | None = None
     _observer: Callable[[int, Tensor], None] | None = None
@@ -73,7 +76,8 @@ class FusedResidualBlock(FusedModuleMixin):
         if not isinstance(image, Tensor) or not self._takes(image) or self.is_watched:
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
-        if self._ranges is not None and (shape := self._output_shape(image)) is not None:
+        defers = (self._defers or self.has_ranges) and self._observer is None
+        if defers and (shape := self._output_shape(image)) is not None:
             return DeferredImages.after(image, self, shape)
         image = image.tensor if isinstance(image, LazyTensor) else image
         if self._observer is not None:
@@ -82,7 +86,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         # To read what is between two blocks, in more than its 8 bits, would change what the call gives.
-        return Reference(args, kwargs) if self._ranges is None else None
+        return None if self.has_ranges else Reference(args, kwargs)
 
     def _takes(self, image: Tensor) -> bool:
         fits = image.dim() == 4 and image.shape[1] == self._channels and image.dtype in WEIGHT_DTYPES
@@ -96,6 +100,18 @@ class FusedResidualBlock(FusedModuleMixin):
     def is_narrow(self) -> bool:
         """Whether what passes between its convolutions may be less than float32."""
         return self._bf16_intermediates and _coarsest(self, self._chain) != "float32"
+
+    @property
+    def narrow(self) -> bool | None:
+        """See `deferred_images.Block`."""
+        if self._narrow is None:
+            self._narrow = (self.is_narrow if len(self._chain) > 1 else None,)
+        return self._narrow[0]
+
+    @property
+    def has_ranges(self) -> bool:
+        """See `deferred_images.Block`."""
+        return self._ranges is not None
 
     def steps(self) -> Steps:
         """See `deferred_images.Block`."""
@@ -112,7 +128,7 @@ class FusedResidualBlock(FusedModuleMixin):
         """See `deferred_images.Block`."""
         parts, known = tuple(block.steps() for block in blocks), self._joined
         if known is None or len(known[0]) != len(parts) or any(map(is_not, known[0], parts)):
-            known = self._joined = parts, bind_joined(blocks, narrow=self.is_narrow)
+            known = self._joined = parts, bind_joined(blocks)
         return known[1]
 
     def _output_shape(self, image: Tensor) -> tuple[int, ...] | None:
@@ -134,7 +150,7 @@ class FusedResidualBlock(FusedModuleMixin):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedResidualBlock:
         super()._apply(fn, recurse)
-        self._bound = self._steps = self._joined = None  # hold the biases
+        self._bound = self._steps = self._joined = self._narrow = None  # hold the biases
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,16 +159,23 @@ class FusedResidualBlock(FusedModuleMixin):
 
 def fuse_residual_blocks(context: Context) -> list[PlanItem]:
     """Fuse the largest modules of the model that are such chains. To be called when convolutions are packed."""
-
-    def named(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
-        return "convolutions", _coarsest(fused, fused._chain)
-
-    return fuse_each(context, STRUCTURE, _looked_at, named, whole=True, expected=is_listed)
+    return fuse_each(context, STRUCTURE, chain_of, op_and_dtype, whole=True, expected=is_listed)
 
 
-def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBlock | Refusal | None:
-    """The layer with the fused forward, if that does what the layer does; None if it holds something else."""
-    if not _may_be_chain(layer):
+def op_and_dtype(fused: FusedResidualBlock, path: str) -> tuple[str, str]:
+    """For the plan."""
+    return "convolutions", _coarsest(fused, fused._chain)
+
+
+def chain_of(
+    layer: nn.Module, path: str, context: Context, *, fewest: int = 2
+) -> FusedResidualBlock | Refusal | None:
+    """The layer with the fused forward, if that does what the layer does; None if it holds something else.
+
+    Args:
+        fewest: convolutions and poolings that there must be.
+    """
+    if not may_be_chain(layer, fewest):
         return None
     reason = refusal_to_swap(layer, path, context)
     if reason is None and any(context.skipped(f"{path}.{part}") for part in parts_of(layer)):
@@ -163,7 +186,7 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
     candidate = next(part for part in layer.modules() if isinstance(part, DeferringConvolution))
-    chain = read(layer, lambda side: _image(candidate, 1, side, side))
+    chain = read(layer, lambda side: _image(candidate, 1, side, side), fewest=fewest)
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)
@@ -179,10 +202,10 @@ def _looked_at(layer: nn.Module, path: str, context: Context) -> FusedResidualBl
     return fuse(layer, _bf16_intermediates=True)
 
 
-def _may_be_chain(layer: nn.Module) -> bool:
-    """Two convolutions, or one and a pooling, at least, and else only what has no state of its own.
+def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
+    """A convolution, so many of them and of poolings at least, and else only what has no state of its own.
 
-    One of them is no linear: those may be faster by another provider, which is asked for each alone.
+    One of several is no linear: those may be faster by another provider, which is asked for each alone.
     """
     if isinstance(layer, PackedModule | FoldedNorm | FusedResidualBlock):
         return False
@@ -192,7 +215,9 @@ def _may_be_chain(layer: nn.Module) -> bool:
             return False
     parts = list(parts_of(layer).values())
     convolutions = [part for part in parts if isinstance(part, DeferringConvolution)]
-    return len(parts) > 1 and any(not isinstance(module, PackedLinear) for module in convolutions)
+    if len(parts) == 1:
+        return len(convolutions) == fewest
+    return len(parts) >= fewest and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 
 def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:

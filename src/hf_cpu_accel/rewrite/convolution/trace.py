@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.convolution import is_depthwise
 from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.rewrite.convolution.channel_moves import ChannelMoves
 from hf_cpu_accel.rewrite.convolution.deferred import JOINS, DeferredConvolution, DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 from hf_cpu_accel.rewrite.convolution.image_ops import (
@@ -32,6 +33,7 @@ from hf_cpu_accel.rewrite.convolution.links import (
     MeanLink,
     PoolingLink,
     Zeros,
+    without_unread,
     zeros_of_same,
 )
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -61,16 +63,17 @@ def is_part(module: nn.Module) -> bool:
     return not (module.ceil_mode or module.return_indices) and _are_one(module.dilation)
 
 
-def read(layer: nn.Module, image_of: Callable[[int], Tensor]) -> Chain | Refusal:
+def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2) -> Chain | Refusal:
     """The chain that `layer` is, as far as a few images show.
 
     Args:
         image_of: makes an image that the layer takes, of that height and width.
+        fewest: convolutions and poolings that there must be.
     """
-    chain = _read(layer, image_of(_SMALL))
+    chain = _read(layer, image_of(_SMALL), fewest)
     if isinstance(chain, Refusal) or not any(isinstance(link, Link) and link.zeros for link in chain):
         return chain
-    odd, even = (_read(layer, image_of(size)) for size in _ODD_AND_EVEN)
+    odd, even = (_read(layer, image_of(size), fewest) for size in _ODD_AND_EVEN)
     if isinstance(odd, Refusal) or isinstance(even, Refusal) or len(odd) != len(even):
         return Refusal("it does something else for an image of another size")
     return tuple(map(_reconciled, odd, even))
@@ -84,7 +87,7 @@ def _reconciled(link: AnyLink, other: AnyLink) -> AnyLink:
     return replace(link, zeros=replace(link.zeros, same=is_same))
 
 
-def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
+def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
     shadow = Shadow(layer)
     watched = shadow.module
     # Writes to the tensors of inference mode are not counted.
@@ -101,11 +104,11 @@ def _read(layer: nn.Module, image: Tensor) -> Chain | Refusal:
             return Refusal(
                 "what its convolutions read is not all made by convolutions, poolings, gates and sums"
             )
-        if trace.convolutions < 2:
-            return Refusal("it calls fewer than two convolutions and poolings")
+        if trace.convolutions < fewest:
+            return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("something else comes after its last convolution")
-    return tuple(trace.links)
+    return without_unread(trace.links)
 
 
 @dataclass
@@ -116,6 +119,7 @@ class _Trace:
         images: the input, and then what each of the links made, and how often each had been written to by then; None for what the
             module itself does not have.
         padded: images with zeros around them: of which one, and what.
+        moves: what is done to channels.
         gates: numbers of images of one pixel, however large the input is.
         foreign: whether a part read something else.
         is_inside: whether a part is computing.
@@ -125,6 +129,7 @@ class _Trace:
     links: list[AnyLink] = field(default_factory=list)
     padded: list[tuple[Tensor, int, Zeros]] = field(default_factory=list)
     gates: set[int] = field(default_factory=set)
+    moves: ChannelMoves = field(default_factory=ChannelMoves)
     foreign: bool = False
     is_inside: bool = False
 
@@ -146,10 +151,10 @@ class _Trace:
         source, zeros = found
         link = Link(path, source, residual, epilogue.normalised, epilogue.activation, zeros)
         if residual is not None and is_depthwise(own[0].data):  # which adds nothing
-            self._made(None, replace(link, residual=None, activation="none"))
+            self.made(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
-            return self._made(output, sum)
-        return self._made(output, link)
+            return self.made(output, sum)
+        return self.made(output, link)
 
     def pooled(self, path: str, pooling: nn.Module, input: Tensor) -> Tensor:
         input = input.tensor if isinstance(input, LazyTensor) else input
@@ -159,7 +164,7 @@ class _Trace:
         if source is None or input.dim() != 4:
             self.foreign = True
             return output
-        return self._made(output, PoolingLink(path, source, input.shape[1]))
+        return self.made(output, PoolingLink(path, source, input.shape[1]))
 
     def done(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
@@ -169,6 +174,8 @@ class _Trace:
         Args:
             writes: it wrote to its first argument, whose version will count that.
         """
+        if self.moves.done(self, func, args, kwargs, output):
+            return None
         if not isinstance(output, Tensor) or output.dim() != 4 or not args or not isinstance(args[0], Tensor):
             return
         if (zeros := zeros_around(func, args, kwargs)) is not None:
@@ -180,9 +187,9 @@ class _Trace:
         if names_strides(func, args):
             self.images[source] = (args[0], args[0]._version + writes)
         elif is_mean(func, args, kwargs):
-            self._made(output, MeanLink(source, channels))
+            self.made(output, MeanLink(source, channels))
         elif (activation := activation_of(func, args, kwargs)) is not None:
-            self._made(output, CombineLink(source, channels, None, False, activation))
+            self.made(output, CombineLink(source, channels, None, False, activation))
         elif func in COMBINING and len(args) == 2 and not kwargs and isinstance(args[1], Tensor):
             self._combined(func, source, args, output)
         if writes and self.images[-1][0] is output and len(self.images) > known:
@@ -210,7 +217,7 @@ class _Trace:
         fits = first.shape[:2] == second.shape[:2] and output.shape == first.shape
         if fits and (second.shape == first.shape or tuple(second.shape[2:]) == (1, 1)):
             product = func in PRODUCTS
-            self._made(output, CombineLink(source, first.shape[1], other, product, "none"))
+            self.made(output, CombineLink(source, first.shape[1], other, product, "none"))
 
     def _padded(self, image: Tensor, zeros: Zeros, output: Tensor) -> None:
         source = self.number(image)
@@ -232,7 +239,8 @@ class _Trace:
         number = self.number(input)
         return None if number is None else (number, None)
 
-    def _made(self, output: Tensor | None, link: AnyLink) -> Any:
+    def made(self, output: Tensor | None, link: AnyLink) -> Any:
+        """Note the image that a link makes."""
         self.links.append(link)
         if isinstance(link, MeanLink) or (
             link.source in self.gates and (getattr(link, "residual", None) in (None, *self.gates))
@@ -259,12 +267,18 @@ def _watch(trace: _Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         joined = JOINS[func](args, kwargs)
         if joined is not None:
             return joined
-    args = tuple(arg.tensor if isinstance(arg, DeferredConvolution) else arg for arg in args)
+    args = tuple(map(_computed, args))
     output = func(*args, **kwargs)
     with ours():
         writes = func._schema.is_mutable and not waiting  # which is counted behind this
         trace.done(func, args, kwargs, output, writes)
     return output
+
+
+def _computed(arg: Any) -> Any:
+    if isinstance(arg, list | tuple):  # of images that are put together
+        return [_computed(part) for part in arg]
+    return arg.tensor if isinstance(arg, DeferredConvolution) else arg
 
 
 def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
