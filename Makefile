@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
+# test-architectures, test-quality, test-spaces, test-tiers, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-arm test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -65,6 +65,12 @@ test-tiers: kernels
 	failed=; for tier in $(TIERS); do echo "HF_CPU_ACCEL_ISA=$$tier"; HF_CPU_ACCEL_ISA=$$tier \
 	  $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) $(TEST_SHARES) tests/ops --ignore tests/ops/test_tiers.py --ignore tests/ops/test_fuzz.py \
 	  || failed="$$failed $$tier"; done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
+# The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: "--tiers neon_dotprod --checks check_linear" for some.
+# All of them take an hour.
+ARM_TESTS ?=
+test-arm: kernels
+	$(BIN)/python -m tests.arm --torch $(TORCH_OF_VENV) $(ARM_TESTS)
 
 # The suite, or what TESTS names, on another torch and with the same kernels: make test-torch TORCH=2.15.0 TESTS=tests/compiler. And with
 # other host libraries: HOSTS="diffusers==0.40.0", or HOSTS=oldest for the oldest that pyproject.toml admits. They lie in build/environments/.

@@ -1,0 +1,147 @@
+"""An aarch64 machine in a folder: a cross compiler, an emulator of processes (qemu-user), Python and torch.
+
+All of it comes from Debian's packages, by the sources that this machine has, and from pip's, and is unpacked into the folder.
+Nothing is installed. The emulator is that of Debian's development branch, since the one of Debian 12 crashes in torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.environments import cuda_stand_ins
+
+EMULATOR_SUITE = "sid"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+TRIPLET = "aarch64-linux-gnu"
+RUNTIME = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1", "zlib1g")
+# What the checks and the package import, and of torch what it needs without CUDA.
+PACKAGES = (
+    *("numpy", "psutil", "safetensors", "tqdm"),
+    *("pytest", "iniconfig", "pluggy", "packaging", "pygments", "hypothesis", "sortedcontainers", "attrs"),
+    *("filelock", "typing-extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec"),
+)
+WHEELS = ("manylinux2014_aarch64", *(f"manylinux_2_{glibc}_aarch64" for glibc in (17, 24, 26, 27, 28)))
+
+
+class Machine:
+    """Attributes:
+    folder: where it lies; it is filled where it is not.
+    compiler: the cross compiler.
+    torch: the folder of the aarch64 torch package.
+    """
+
+    def __init__(self, folder: Path, torch: str) -> None:
+        self.folder = folder
+        self._root, self._site = folder / "root", folder / "site"
+        self.torch = self._site / "torch"
+        done = folder / f"{torch}.made"
+        if not done.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._install(torch)
+            done.touch()
+
+    @property
+    def compiler(self) -> Path:
+        installed = shutil.which(f"{TRIPLET}-g++")
+        return Path(installed) if installed else _only(self.folder / "cross/usr/bin", f"{TRIPLET}-g++-*")
+
+    def run(self, arguments: list[str], cpu: str, environment: dict[str, str]) -> int:
+        """Python there, with one thread, on a CPU that the emulator knows (`max`, `neoverse-n1`); its exit status."""
+        libraries = [self.folder / "stand-ins", *(self._root / part / TRIPLET for part in ("usr/lib", "lib"))]
+        variables = {
+            "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+            "PYTHONHOME": str(self._root / "usr"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            # torch's own kernels without SVE, which the emulator is slowest at.
+            "ATEN_CPU_CAPABILITY": "default",
+            **environment,
+        }
+        variables["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), str(self._site)])
+        emulator = [self.folder / "emulator/usr/bin/qemu-aarch64", "-L", self._root, "-cpu", cpu]
+        given = [word for name, value in variables.items() for word in ("-E", f"{name}={value}")]
+        python = _only(self._root / "usr/bin", "python3.[0-9]*")
+        return subprocess.run([*emulator, *given, python, *arguments]).returncode
+
+    def _install(self, torch: str) -> None:
+        codename = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
+        if not codename or not Path(KEYRING).exists():
+            raise RuntimeError(
+                "the emulated machine is made from Debian's packages, so this runs on Debian only"
+            )
+        self._unpack("emulator", EMULATOR_SUITE, "amd64", ("qemu-user",))
+        self._unpack("root", codename[1], "arm64", RUNTIME)
+        if not shutil.which(f"{TRIPLET}-g++"):
+            self._unpack("cross", codename[1], "amd64", (f"g++-{TRIPLET}",))
+            # The one path that is not relative to the compiler.
+            script = self.folder / f"cross/usr/{TRIPLET}/lib/libc.so"
+            script.write_text(script.read_text().replace(f"/usr/{TRIPLET}", str(script.parents[1])))
+        version = _only(self._root / "usr/bin", "python3.[0-9]*").name.removeprefix("python")
+        platforms = [word for name in WHEELS for word in ("--platform", name)]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--upgrade",
+        ]
+        pip += ["--only-binary=:all:", "--python-version", version, *platforms, "--target", str(self._site)]
+        subprocess.run([*pip, torch, *PACKAGES], check=True)
+        if (self.torch / "lib/libtorch_cuda.so").exists():
+            compiler = str(self.compiler).replace("g++", "gcc")
+            cuda_stand_ins.make(self.torch, self.folder / "stand-ins", compiler)
+
+    def _unpack(self, name: str, suite: str, architecture: str, packages: tuple[str, ...]) -> None:
+        """Packages of Debian with all that they need, in a folder of that name."""
+        apt = self.folder / f"apt-{name}"
+        for part in ("state/lists/partial", "cache/archives/partial"):
+            (apt / part).mkdir(parents=True, exist_ok=True)
+        (apt / "status").touch()  # nothing is installed
+        (apt / "sources.list").write_text(
+            f"deb [arch={architecture} signed-by={KEYRING}] {_debian()} {suite} main\n"
+        )
+        settings = {
+            "Dir::Etc::SourceList": apt / "sources.list",
+            "Dir::Etc::SourceParts": "/dev/null",
+            "Dir::State": apt / "state",
+            "Dir::State::Status": apt / "status",
+            "Dir::Cache": apt / "cache",
+            "APT::Architecture": architecture,
+            "APT::Architectures": architecture,
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "",
+            "Debug::NoLocking": "1",
+        }
+        command = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in settings.items())]
+        subprocess.run([*command, "update"], check=True)
+        subprocess.run([*command, "--yes", "--download-only", "install", *packages], check=True)
+        for package in sorted((apt / "cache/archives").glob("*.deb")):
+            subprocess.run(["dpkg-deb", "--extract", package, self.folder / name], check=True)
+        shutil.rmtree(apt)
+
+
+def _debian() -> str:
+    """Where this machine gets Debian's packages from."""
+    form = "$(REPO_URI) $(ORIGIN) $(LABEL)"
+    command = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        if line.endswith(" Debian Debian"):
+            return line.split()[0]
+    raise RuntimeError("apt knows no source of Debian's packages here; run `apt-get update` first")
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    """The shortest name of those: python3.11 and not python3.11-config."""
+    found = sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
+    if not found:
+        raise RuntimeError(f"{folder} holds no {pattern}: remove {folder.parents[1]} and run this again")
+    return found[0]
