@@ -1,4 +1,4 @@
-"""`make test-arm`: the kernels for aarch64, cross-compiled and emulated here. It says whether they are right, not how fast they are.
+"""`make test-arm`: the kernels for aarch64, cross-compiled and emulated here. It says whether they are right, not how fast.
 
 What test_tiers.py checks on every tier runs here on the tiers of ARM, each on a CPU that has nothing above it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,12 @@ from tests.ops.test_tiers import CHECKS
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "test-arm"
 # The emulator's name of a CPU whose best tier that is.
-CPUS = {"generic": "cortex-a57"}
+CPUS = {"generic": "cortex-a57", "neon_dotprod": "neoverse-n1", "neon_i8mm_bf16": "max"}
+# Instructions that a tier may not have: a CPU without them would stop there.
+FORBIDDEN = {
+    "generic": r"\w*dot|\w*mmla|bfmlal\w|bfcvt\w*",
+    "neon_dotprod": r"usdot|sudot|bfdot|\w*mmla|bfmlal\w|bfcvt\w*",
+}
 SEED = 1
 
 
@@ -34,6 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     machine = Machine(FOLDER, arguments.torch)
     package = build(machine)
+    check_objects(machine)
     failed = [tier for tier in arguments.tiers if not passes(machine, package, tier, arguments.checks)]
     print(f"{len(arguments.tiers) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
@@ -56,6 +63,18 @@ def build(machine: Machine) -> Path:
         if entry.parent.parent == FOLDER / "library" or not entry.name.startswith("_C"):
             (folder / "hf_cpu_accel" / entry.name).symlink_to(entry)
     return folder
+
+
+def check_objects(machine: Machine) -> None:
+    """No tier's object has an instruction of a higher tier, and the higher ones have theirs."""
+    instructions = {
+        tier: machine.instructions(ROOT / f"build/kernels-aarch64/tier_{tier}.o") for tier in CPUS
+    }
+    for tier, pattern in FORBIDDEN.items():
+        found = {name for name in instructions[tier] if re.fullmatch(pattern, name)}
+        assert not found, f"tier {tier} has instructions of a higher one: {', '.join(sorted(found))}"
+    assert "sdot" in instructions["neon_dotprod"]
+    assert {"sdot", "bfdot"} <= instructions["neon_i8mm_bf16"]
 
 
 def passes(machine: Machine, package: Path, tier: str, checks: list[str]) -> bool:

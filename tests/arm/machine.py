@@ -50,6 +50,12 @@ class Machine:
         installed = shutil.which(f"{TRIPLET}-g++")
         return Path(installed) if installed else _only(self.folder / "cross/usr/bin", f"{TRIPLET}-g++-*")
 
+    def instructions(self, library: Path) -> set[str]:
+        """Names of all instructions of an object file."""
+        command = [self.compiler.parent / f"{TRIPLET}-objdump", "-d", "--no-show-raw-insn", library]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return set(re.findall(r"^ +[0-9a-f]+:\t(\S+)", text, re.MULTILINE))
+
     def run(self, arguments: list[str], cpu: str, environment: dict[str, str]) -> int:
         """Python there, with one thread, on a CPU that the emulator knows (`max`, `neoverse-n1`); its exit status."""
         libraries = [self.folder / "stand-ins", *(self._root / part / TRIPLET for part in ("usr/lib", "lib"))]

@@ -29,7 +29,7 @@
 namespace hfca {
 
 const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
-#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+#if HFCA_DOT_BF16
   using Bf16 = HFCA_TIER::DotBf16;
 #else
   using Bf16 = HFCA_TIER::DotBf16Widen;

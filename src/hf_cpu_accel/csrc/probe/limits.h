@@ -43,7 +43,7 @@ inline float read_stream(const float* p, int64_t n) {
 inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
   switch (kind) {
     case hfca::WeightKind::float32: return run_multiply_adds<DotF32>(iterations, 1);
-#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+#if HFCA_DOT_BF16
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16>(iterations, 2);
 #else
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16Widen>(iterations, 1);
