@@ -74,7 +74,7 @@ def check_objects(machine: Machine) -> None:
         found = {name for name in instructions[tier] if re.fullmatch(pattern, name)}
         assert not found, f"tier {tier} has instructions of a higher one: {', '.join(sorted(found))}"
     assert "sdot" in instructions["neon_dotprod"]
-    assert {"sdot", "bfdot"} <= instructions["neon_i8mm_bf16"]
+    assert {"sdot", "smmla", "bfdot", "bfmmla"} <= instructions["neon_i8mm_bf16"]
 
 
 def passes(machine: Machine, package: Path, tier: str, checks: list[str]) -> bool:
