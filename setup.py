@@ -54,8 +54,14 @@ TILE_TIERS = {
     "amx": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     "amx_emulated": [*AVX512, "-mavx512vnni", "-DHFCA_EMULATED_TILES=1"],
 }
+NEON = "-march=armv8.2-a+dotprod"
+ARM_TIERS = {
+    "neon_dotprod": ([NEON], "HFCA_SIMD_NEON"),
+    "neon_i8mm_bf16": ([f"{NEON}+i8mm+bf16"], "HFCA_SIMD_NEON"),
+}
 X86 = MACHINE in ("x86_64", "amd64")
-TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else {})}
+ARM = MACHINE == "aarch64"  # as Linux calls it: what a CPU has is asked of Linux
+TIERS = {"generic": ([], "HFCA_SIMD_GENERIC"), **(X86_TIERS if X86 else ARM_TIERS if ARM else {})}
 # (tier, source, flags)
 TIER_OBJECTS = [
     *((tier, "tier.cpp", [*flags, f"-D{simd}=1"]) for tier, (flags, simd) in TIERS.items()),
@@ -134,7 +140,7 @@ class BuildKernels(build_ext):
             "-Wno-array-bounds",
             "-Wno-stringop-overread",
         ]  # gcc 12 warns inside its own AVX-512 headers, and of vectors that are never stored whole
-        common += ["-DHFCA_X86=1"] if X86 else []
+        common += ["-DHFCA_X86=1"] if X86 else ["-DHFCA_ARM=1"] if ARM else []
         # No -ffast-math: NaN and infinity must pass through. errno and traps are of no use to the kernels.
         common += ["-fno-math-errno", "-fno-trapping-math"]
         common += SANITIZER if sanitize else []

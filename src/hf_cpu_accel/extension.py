@@ -19,7 +19,7 @@ class ExtensionStatus:
     loaded: whether the C++ kernels serve.
     error: why they do not, None if they do.
     tier: instruction-set tier chosen at load: "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx"
-        ("amx_emulated" where it is asked for); None if not loaded.
+        ("amx_emulated" where it is asked for), on ARM "generic", "neon_dotprod", "neon_i8mm_bf16"; None if not loaded.
     bf16_dot: bfloat16 GEMMs use the CPU's products of bfloat16: by AMX, or because they measured faster than float32 FMA.
     path: the library file, None if there is none.
     without_tiles: why AMX is not used although nothing forbids it, None if it is or was not asked for.

@@ -31,7 +31,7 @@ class _Needs:
     symbols: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
-def make(torch: Path, into: Path) -> list[str]:
+def make(torch: Path, into: Path, compiler: str = "gcc") -> list[str]:
     """Compile those that the libraries of a torch package lack into a folder for LD_LIBRARY_PATH; returns their names."""
     needs = _needs(sorted(torch.glob("lib/*.so*")))
     into.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def make(torch: Path, into: Path) -> list[str]:
         symbols = set().union(*groups.values())
         if name == min(needs.libraries):
             symbols |= {symbol for symbol in needs.symbols[""] if _UNVERSIONED.match(symbol)}
-        _compile(into / name, symbols, groups)
+        _compile(into / name, symbols, groups, compiler)
     return sorted(needs.libraries)
 
 
@@ -64,7 +64,7 @@ def _needs(libraries: list[Path]) -> _Needs:
     return needs
 
 
-def _compile(library: Path, symbols: set[str], groups: dict[str, set[str]]) -> None:
+def _compile(library: Path, symbols: set[str], groups: dict[str, set[str]], compiler: str) -> None:
     answers = {symbol: _NO_DEVICE if symbol == "cudaGetDeviceCount" else 0 for symbol in sorted(symbols)}
     source = "".join(f"long {symbol}(void) {{ return {answer}; }}\n" for symbol, answer in answers.items())
     script = library.with_suffix(".versions")
@@ -76,7 +76,7 @@ def _compile(library: Path, symbols: set[str], groups: dict[str, set[str]]) -> N
     )
     versions = [f"-Wl,--version-script={script}"] * bool(groups)
     flags = ["-shared", "-fPIC", "-fno-builtin", "-w", f"-Wl,-soname,{library.name}", *versions]
-    subprocess.run(["gcc", *flags, "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+    subprocess.run([compiler, *flags, "-x", "c", "-", "-o", library], input=source, text=True, check=True)
 
 
 def _readelf(option: str, library: Path) -> str:

@@ -19,6 +19,7 @@ from tests.children import run_child
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 ZEN4 = AVX512 | {"avx512_vnni", "avx512_bf16"}
+NEOVERSE = {"asimd", "asimddp", "i8mm", "bf16"}
 SAPPHIRE_RAPIDS = ZEN4 | {"avx_vnni", "amx_tile", "amx_bf16", "amx_int8"}
 CPU = "sys/devices/system/cpu"
 
@@ -54,7 +55,11 @@ def machine(root: Path, flags: set[str], *, cores: int = 4, smt: int = 2, quota:
 @pytest.mark.parametrize(
     ("flags", "tier"),
     [
-        pytest.param(set(), "generic", id="arm-or-old"),
+        pytest.param(set(), "generic", id="old"),
+        pytest.param({"asimd", "i8mm", "bf16"}, "generic", id="arm-without-dot-products"),
+        pytest.param({"asimd", "asimddp"}, "neon_dotprod", id="graviton2-altra"),
+        pytest.param({"asimddp", "i8mm"}, "neon_dotprod", id="i8mm-without-bf16-is-no-tier"),
+        pytest.param(NEOVERSE, "neon_i8mm_bf16", id="graviton3-axion-cobalt"),
         pytest.param({"avx2", "fma"}, "generic", id="avx2-without-f16c"),
         pytest.param(AVX2, "avx2", id="haswell-zen3"),
         pytest.param(AVX2 | {"avx_vnni"}, "avx2_vnni", id="alder-lake-n100"),
@@ -98,6 +103,10 @@ def test_cap_is_never_passed_and_never_below_what_it_allows(flags: frozenset[str
         pytest.param(ZEN4, "amx_emulated", "amx_emulated", id="emulated-where-asked-for"),
         pytest.param(SAPPHIRE_RAPIDS, "amx_emulated", "amx_emulated", id="emulated-beside-the-hardware"),
         pytest.param(AVX2, "amx_emulated", "avx2", id="emulated-needs-vnni"),
+        pytest.param(NEOVERSE, "neon_dotprod", "neon_dotprod", id="the-cap-on-arm"),
+        pytest.param(NEOVERSE, "generic", "generic", id="generic-on-arm"),
+        pytest.param(NEOVERSE, "avx2", "neon_i8mm_bf16", id="cap-of-x86-on-arm"),
+        pytest.param(AVX512, "neon_dotprod", "avx512", id="cap-of-arm-on-x86"),
     ],
 )
 def test_cap(flags: set[str], cap: str | None, tier: str) -> None:

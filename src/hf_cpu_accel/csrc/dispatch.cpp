@@ -9,6 +9,9 @@
 #include "amx_permission.h"
 #include "tile_check.h"
 #include "tile_tier.h"
+#elif defined(HFCA_ARM)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace hfca {
@@ -40,6 +43,12 @@ bool runs_avx2_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return runs_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
 }
+#elif defined(HFCA_ARM)
+bool runs_neon_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+bool runs_neon_i8mm_bf16() {
+  constexpr unsigned long both = HWCAP2_I8MM | HWCAP2_BF16;
+  return runs_neon_dotprod() && (getauxval(AT_HWCAP2) & both) == both;
+}
 #endif
 
 constexpr Tier tiers[] = {
@@ -52,6 +61,9 @@ constexpr Tier tiers[] = {
     {"avx512_bf16", &runs_avx512_bf16, &kernels_avx512_bf16},
     {"amx", &runs_amx, &kernels_avx512_bf16, &use_tiles_amx, "avx512_bf16"},
     {"amx_emulated", &runs_avx512_vnni, &kernels_avx512_vnni, &use_tiles_amx_emulated, "avx512_vnni", true},
+#elif defined(HFCA_ARM)
+    {"neon_dotprod", &runs_neon_dotprod, &kernels_neon_dotprod},
+    {"neon_i8mm_bf16", &runs_neon_i8mm_bf16, &kernels_neon_i8mm_bf16},
 #endif
 };
 
@@ -117,6 +129,8 @@ Dispatch choose() {
   if (tier.use_tiles) choose_tiles(d, tier);
   const char* cap = std::getenv("HF_CPU_ACCEL_ISA");
   if (!tier.use_tiles && (!cap || !*cap || std::strcmp(cap, "amx") == 0)) d.without_tiles = no_tiles_because();
+#elif defined(HFCA_ARM)
+  d.bf16_dot = tier.kernels == &kernels_neon_i8mm_bf16;
 #endif
   return d;
 }

@@ -57,6 +57,9 @@ const Kernels& kernels_avx2_vnni();
 const Kernels& kernels_avx512();
 const Kernels& kernels_avx512_vnni();
 const Kernels& kernels_avx512_bf16();
+#elif defined(HFCA_ARM)
+const Kernels& kernels_neon_dotprod();
+const Kernels& kernels_neon_i8mm_bf16();
 #endif
 
 }  // namespace hfca

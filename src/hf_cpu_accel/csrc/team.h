@@ -20,6 +20,11 @@ namespace hfca {
 inline void relax(int spins) {
 #if defined(HFCA_X86)
   if (spins < 2000) return _mm_pause();
+#elif defined(__aarch64__)
+  if (spins < 2000) {
+    asm volatile("yield");
+    return;
+  }
 #endif
 #if defined(__linux__) || defined(__APPLE__)
   if (spins >= 2000) sched_yield();  // more threads than cores: let the one that we wait for run

@@ -13,6 +13,7 @@
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
+#include "gemm/mmla.h"
 #include "norm/group_norm_rows.h"
 #include "norm/norm_rows.h"
 #include "probe/limits.h"
@@ -29,7 +30,7 @@
 namespace hfca {
 
 const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
-#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+#if HFCA_DOT_BF16
   using Bf16 = HFCA_TIER::DotBf16;
 #else
   using Bf16 = HFCA_TIER::DotBf16Widen;
@@ -67,7 +68,12 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       {},
       HFCA_TIER::pointwise_kernels(),
   };
+#if HFCA_MMLA
+  static constexpr Kernels with_pairs = HFCA_TIER::with_pairs(table);
+  return with_pairs;
+#else
   return table;
+#endif
 }
 
 }  // namespace hfca

@@ -25,6 +25,7 @@ ISA_VARIABLE = "HF_CPU_ACCEL_ISA"
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
+_NEON_DOTPROD = frozenset({"asimddp"})
 _TIER_FLAGS: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": _AVX2,
@@ -33,8 +34,12 @@ _TIER_FLAGS: dict[str, frozenset[str]] = {
     "avx512_vnni": _AVX512 | {"avx512_vnni"},
     "avx512_bf16": _AVX512_BF16,
     "amx": _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "neon_dotprod": _NEON_DOTPROD,
+    "neon_i8mm_bf16": _NEON_DOTPROD | {"i8mm", "bf16"},
 }
 TIERS: tuple[str, ...] = tuple(_TIER_FLAGS)
+# Of each architecture: a tier of another one is no cap.
+_X86_TIERS, _ARM_TIERS = TIERS[:7], ("generic", *TIERS[7:])
 # The kernels of amx on a machine without it, where they are asked for by name: slow, for tests.
 EMULATED_AMX = "amx_emulated"
 
@@ -156,7 +161,7 @@ def probe(
 
 
 def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
-    """The highest of ``TIERS``, up to ``cap`` unless that is empty, that a CPU with these ``flags`` runs.
+    """The highest of ``TIERS``, up to ``cap`` if that is one of its architecture, that a CPU with these ``flags`` runs.
 
     ``EMULATED_AMX``, which is none of them, is only given to who names it as ``cap``. Raises ValueError if ``cap`` is no tier.
     """
@@ -168,8 +173,8 @@ def best_tier(flags: Iterable[str], cap: str | None = None) -> str:
             f"{ISA_VARIABLE}={cap!r} is no instruction tier; accepted: {', '.join(TIERS)}. "
             "Unset it to use the best tier that this CPU has."
         )
-    allowed = TIERS[: TIERS.index(cap) + 1] if cap else TIERS
-    return [tier for tier in allowed if _TIER_FLAGS[tier] <= available][-1]
+    above = {tier for own in (_X86_TIERS, _ARM_TIERS) if cap in own for tier in own[own.index(cap) + 1 :]}
+    return [tier for tier in TIERS if tier not in above and _TIER_FLAGS[tier] <= available][-1]
 
 
 def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, str]:

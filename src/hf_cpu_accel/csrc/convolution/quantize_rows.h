@@ -36,7 +36,7 @@ inline void image_range(const hfca::Matrix& pixels, int64_t channels, int64_t be
 inline void quantise_image(const hfca::Matrix& pixels, int64_t channels, int64_t begin, int64_t end, const hfca::ByteSteps& with,
                            uint8_t* to) {
   each_four_vectors(pixels, channels, begin, end,
-                    [&](const Simd::Float(&values)[4], int64_t at) HFCA_INLINE { store_as_bytes(to + at, values, with); });
+                    [&](const Simd::Float(&values)[4], int64_t at) HFCA_INLINE { store_as_bytes<false>(to + at, values, with); });
 }
 
 constexpr hfca::QuantizeImageKernels quantize_image_kernels() {

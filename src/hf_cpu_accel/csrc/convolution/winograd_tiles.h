@@ -42,7 +42,7 @@ inline void pack_winograd(const Gemm& g, const hfca::WinogradRows& tiles, int64_
         for (int position = 0; position < hfca::tile_positions; ++position) {
           const hfca::ByteSteps steps = Words::pack_row(tiles.scratch + position * g.k, g.k, out + position * tiles.words_apart, rows, i);
           const int64_t at = position * tiles.rows_apart + row + i;
-          g.input_scale[at] = steps.scale, g.input_zero[at] = steps.zero;
+          g.input_scale[at] = steps.scale, g.input_zero[at] = packed_zero(steps.zero);
         }
       } else {
         transform_tile(pixels, g.k, load, [&](int position, int64_t c, Simd::Float x) HFCA_INLINE {

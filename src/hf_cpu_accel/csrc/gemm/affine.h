@@ -16,6 +16,7 @@
 #pragma once
 #include <cstring>
 
+#include "half.h"
 #include "microkernel.h"
 
 namespace HFCA_TIER {
@@ -30,7 +31,7 @@ struct AffineBytes;
 
 template <>
 struct AffineBytes<4> {
-  static constexpr int pair_bytes = 4 * hfca::panel_columns;
+  static constexpr int pair_bytes = 4 * hfca::panel_columns, less_by = 0;
   static WordPair load(const uint8_t* p) {
     const Simd::Int packed = DotInt8::load(reinterpret_cast<const uint32_t*>(p));
 #if defined(HFCA_SIMD_AVX512)
@@ -39,6 +40,10 @@ struct AffineBytes<4> {
 #elif defined(HFCA_SIMD_AVX2)
     const Simd::Int half = _mm256_set1_epi8(15);
     return {_mm256_and_si256(packed, half), _mm256_and_si256(_mm256_srli_epi16(packed, 4), half)};
+#elif defined(HFCA_SIMD_NEON)
+    const auto low = [](int32x4_t x) { return vandq_s32(x, vdupq_n_s32(0x0F0F0F0F)); };
+    const auto high = [](int32x4_t x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); };
+    return {{low(packed.low), low(packed.high)}, { high(packed.low), high(packed.high) }};
 #else
     return {packed & 0x0F0F0F0F, packed >> 4 & 0x0F0F0F0F};
 #endif
@@ -47,11 +52,21 @@ struct AffineBytes<4> {
 
 template <>
 struct AffineBytes<8> {
-  static constexpr int pair_bytes = 8 * hfca::panel_columns;
+  static constexpr int pair_bytes = 8 * hfca::panel_columns, less_by = packed_less;  // bytes are multiplied as so much less than they are
   static WordPair load(const uint8_t* p) {
     const auto* words = reinterpret_cast<const uint32_t*>(p);
-    return {DotInt8::load(words), DotInt8::load(words + hfca::panel_columns)};
+    return {less(DotInt8::load(words)), less(DotInt8::load(words + hfca::panel_columns))};
   }
+
+ private:
+#if defined(HFCA_SIMD_NEON)
+  static Simd::Int less(Simd::Int x) {
+    const int32x4_t signs = vdupq_n_s32(static_cast<int32_t>(0x80808080u));
+    return {veorq_s32(x.low, signs), veorq_s32(x.high, signs)};
+  }
+#else
+  static Simd::Int less(Simd::Int x) { return x; }
+#endif
 };
 
 // Bytes without a sign in the lanes, times the four bytes with a sign of one word of the input. (DotInt8 has it the other way around.)
@@ -66,34 +81,17 @@ struct AffineDot {
            x.byte[3] * (weights >> 24 & 0xFF);
   }
 };
+#elif defined(HFCA_SIMD_NEON)
+struct AffineDot {
+  static DotInt8::Input broadcast(const uint32_t* p) { return DotInt8::broadcast(p); }
+  static Simd::Int step(Simd::Int sum, Simd::Int weights, DotInt8::Input x) { return DotInt8::step(sum, x, weights); }
+};
 #else
 struct AffineDot {
   static DotInt8::Input broadcast(const uint32_t* p) { return DotInt8::broadcast(p); }
   static Simd::Int step(Simd::Int sum, Simd::Int weights, DotInt8::Input x) { return DotInt8::step(sum, weights, x); }
 };
 #endif
-
-// IEEE half precision; infinities and NaN are not among scales.
-inline Simd::Float load_half(const uint16_t* p) {
-#if defined(HFCA_SIMD_AVX512)
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(HFCA_SIMD_AVX2)
-  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7FFF)), 13);
-  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
-  const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p112f));  // the exponent's bias: 127 - 15
-  return _mm256_or_ps(value, _mm256_castsi256_ps(sign));
-#else
-  Simd::Float r;
-  for (int i = 0; i < Simd::width; ++i) {
-    const uint32_t magnitude = static_cast<uint32_t>(p[i] & 0x7FFF) << 13;
-    float value;
-    std::memcpy(&value, &magnitude, sizeof(value));
-    r[i] = value * (p[i] & 0x8000 ? -0x1p112f : 0x1p112f);
-  }
-  return r;
-#endif
-}
 
 constexpr int line_features = 4 * packed_words;
 
@@ -236,7 +234,8 @@ struct AffineGemm {
           unroll<0, together>([&](auto v) HFCA_INLINE {
             constexpr int column_bytes = Simd::width * scale_bytes;
             const Simd::Float scale = load_scales<half_scales>(scales + (part * together + v) * column_bytes);
-            const Simd::Float offset = load_scales<half_scales>(offsets + (part * together + v) * column_bytes);
+            Simd::Float offset = load_scales<half_scales>(offsets + (part * together + v) * column_bytes);
+            if constexpr (Bytes::less_by != 0) offset = Simd::fma(scale, Simd::set1(Bytes::less_by), offset);
             unroll<0, rows>([&](auto i) HFCA_INLINE {
               Simd::Int halves[2];
               unroll<0, 2>([&](auto h) HFCA_INLINE {

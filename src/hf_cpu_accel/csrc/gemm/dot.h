@@ -11,17 +11,35 @@ namespace HFCA_TIER {
 // Weights are loaded once: gcc would repeat the load as the memory operand of each multiplication, one for every row of a tile.
 template <class T>
 inline T in_register(T x) {
-#if !defined(HFCA_SIMD_GENERIC)
+#if defined(HFCA_SIMD_AVX2) || defined(HFCA_SIMD_AVX512)
   asm("" : "+v"(x));
 #endif
   return x;
 }
 
+#if defined(HFCA_SIMD_NEON)
+// NEON multiplies a vector by one lane of another: a word of the input is loaded without being spread, which would take a turn of the
+// multipliers. As a float, whatever it holds, since that is the type of a word in a vector register.
+struct DotLane {
+  using Input = float;
+  static Input broadcast(const uint32_t* p) {
+    Input x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+  }
+};
+// In inline assembly, since gcc spreads the lane all the same, for all vectors that it is multiplied by.
+inline Simd::Float fma_lane(Simd::Float acc, float a, Simd::Float b) {
+  asm("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(acc.low) : "w"(b.low), "w"(a));
+  asm("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(acc.high) : "w"(b.high), "w"(a));
+  return acc;
+}
+#endif
+
 struct DotF32 {
   using Words = FloatWords<1>;
   using Acc = Simd::Float;
   using Weight = Simd::Float;
-  using Input = Simd::Float;
   static constexpr int rows = Simd::registers == 32 ? 14 : 6, substeps = 1;
 #if !defined(HFCA_SIMD_GENERIC)
   static constexpr int vectors = 2;
@@ -32,8 +50,15 @@ struct DotF32 {
   static Acc zero() { return Simd::zero(); }
   static Weight load(const uint32_t* p) { return in_register(Simd::load(reinterpret_cast<const float*>(p))); }
   static Weight widen(Weight w, int) { return w; }
+#if defined(HFCA_SIMD_NEON)
+  using Input = DotLane::Input;
+  static Input broadcast(const uint32_t* p) { return DotLane::broadcast(p); }
+  static Acc step(Acc acc, Input a, Weight b) { return fma_lane(acc, a, b); }
+#else
+  using Input = Simd::Float;
   static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
   static Acc step(Acc acc, Input a, Weight b) { return Simd::fma(a, b, acc); }
+#endif
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
 };
 
@@ -41,12 +66,12 @@ struct DotF32 {
 struct DotBf16Widen {
   using Words = FloatWords<2>;
   using Acc = Simd::Float;
-  using Input = Simd::Float;
+  using Input = DotF32::Input;
   static constexpr int rows = Simd::registers == 32 ? 12 : 4, substeps = 2, vectors = DotF32::vectors;
   static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
   static Acc zero() { return Simd::zero(); }
-  static Input broadcast(const uint32_t* p) { return Simd::set1(*reinterpret_cast<const float*>(p)); }
-  static Acc step(Acc acc, Input a, Simd::Float b) { return Simd::fma(a, b, acc); }
+  static Input broadcast(const uint32_t* p) { return DotF32::broadcast(p); }
+  static Acc step(Acc acc, Input a, Simd::Float b) { return DotF32::step(acc, a, b); }
   static void store(float* p, Acc acc) { Simd::store(p, acc); }
 #if defined(HFCA_SIMD_AVX512)
   using Weight = __m512i;
@@ -62,6 +87,14 @@ struct DotBf16Widen {
     return _mm256_castsi256_ps(substep == 0 ? _mm256_slli_epi32(w, 16)
                                             : _mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
   }
+#elif defined(HFCA_SIMD_NEON)
+  using Weight = Simd::Int;
+  static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
+  static Simd::Float widen(Weight w, int substep) { return {widen(w.low, substep), widen(w.high, substep)}; }
+  static float32x4_t widen(int32x4_t w, int substep) {
+    const int32x4_t mask = vdupq_n_s32(static_cast<int32_t>(0xFFFF0000u));
+    return vreinterpretq_f32_s32(substep == 0 ? vshlq_n_s32(w, 16) : vandq_s32(w, mask));
+  }
 #else
   using Weight = Simd::Int;
   static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
@@ -75,6 +108,7 @@ struct DotBf16Widen {
 };
 
 #if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+#define HFCA_DOT_BF16 1
 // vdpbf16ps: both sides in bfloat16, products and sums in float32.
 struct DotBf16 {
   using Words = Bf16Words;
@@ -92,6 +126,27 @@ struct DotBf16 {
     return acc;
   }
   static void store(float* p, Acc acc) { _mm512_storeu_ps(p, acc); }
+};
+#endif
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(HFCA_SIMD_NEON)
+#define HFCA_DOT_BF16 1
+// bfdot: as vdpbf16ps.
+struct DotBf16 : DotLane {
+  using Words = Bf16Words;
+  using Acc = Simd::Float;
+  using Weight = Simd::Int;
+  static constexpr int rows = 6, substeps = 1, vectors = 2;
+  static Acc add(Acc a, Acc b) { return Simd::add(a, b); }
+  static Acc zero() { return Simd::zero(); }
+  static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
+  static Weight widen(Weight w, int) { return w; }
+  static Acc step(Acc acc, Input a, Weight b) {
+    asm("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc.low) : "w"(b.low), "w"(a));
+    asm("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc.high) : "w"(b.high), "w"(a));
+    return acc;
+  }
+  static void store(float* p, Acc acc) { Simd::store(p, acc); }
 };
 #endif
 
@@ -148,6 +203,22 @@ struct DotInt8 {
     return acc;
   }
 #endif
+#elif defined(HFCA_SIMD_NEON)
+  // Both sides have a sign here: see packed_less.
+  using Acc = Simd::Int;
+  using Weight = Simd::Int;
+  using Input = DotLane::Input;
+  static constexpr int rows = 6, steps = 253, vectors = 2;
+  static Acc add(Acc a, Acc b) { return {vaddq_s32(a.low, b.low), vaddq_s32(a.high, b.high)}; }
+  static Acc zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  static Weight load(const uint32_t* p) { return Simd::load_int(reinterpret_cast<const int32_t*>(p)); }
+  static Input broadcast(const uint32_t* p) { return DotLane::broadcast(p); }
+  static Acc step(Acc acc, Input a, Weight b) {
+    asm("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc.low) : "w"(b.low), "w"(a));
+    asm("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc.high) : "w"(b.high), "w"(a));
+    return acc;
+  }
+  static void store(float* p, Acc acc) { Simd::store(p, Simd::to_float(acc)); }
 #else
   using Acc = Simd::Int;
   using Weight = Simd::Int;  // four bytes per lane

@@ -53,6 +53,25 @@ inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
   const __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(bytes, high), m), even = _mm256_mullo_epi16(bytes, m);
   return _mm256_or_si256(odd, _mm256_andnot_si256(high, even));
 }
+#elif defined(HFCA_SIMD_NEON)
+inline Levels load_levels(const uint8_t* p) {
+  const int8x16_t table = vld1q_s8(level_table);
+  const uint8x16_t low = vld1q_u8(p), high = vld1q_u8(p + 16), half = vdupq_n_u8(15);
+  const auto levels = [&](uint8x16_t index) HFCA_INLINE { return vreinterpretq_s32_s8(vqtbl1q_s8(table, index)); };
+  return {{levels(vandq_u8(low, half)), levels(vandq_u8(high, half))}, {levels(vshrq_n_u8(low, 4)), levels(vshrq_n_u8(high, 4))}};
+}
+inline Simd::Int load_multipliers(const uint8_t* p) { return Simd::load_bytes(reinterpret_cast<const int8_t*>(p)); }
+// In all bytes: there is a product of bytes here.
+inline Simd::Int both_halves(Simd::Int m) {
+  const auto spread = [](int32x4_t x) { return vmulq_s32(vandq_s32(x, vdupq_n_s32(0xFF)), vdupq_n_s32(0x01010101)); };
+  return {spread(m.low), spread(m.high)};
+}
+inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
+  const auto product = [](int32x4_t a, int32x4_t b) {
+    return vreinterpretq_s32_s8(vmulq_s8(vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b)));
+  };
+  return {product(bytes.low, m.low), product(bytes.high, m.high)};
+}
 #else
 typedef int8_t SignedBytes __attribute__((vector_size(32)));
 typedef uint8_t Bytes __attribute__((vector_size(32)));
@@ -106,6 +125,8 @@ struct BlockSum {
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm512_mullo_epi32(sum, m); }
 #elif defined(HFCA_SIMD_AVX2)
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm256_mullo_epi32(sum, m); }
+#elif defined(HFCA_SIMD_NEON)
+  static Simd::Int times(Simd::Int sum, Simd::Int m) { return {vmulq_s32(sum.low, m.low), vmulq_s32(sum.high, m.high)}; }
 #else
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return sum * m; }
 #endif

@@ -20,7 +20,7 @@ struct WideBytes : DotInt8::Words {
         const bool finite = magnitude <= largest_float;
         const float inverse = finite && scale > 1e-35f ? 1.0f / scale : 0.0f;  // smaller rows count as zero
         g.input_scale[row + i] = !finite ? not_a_number : inverse > 0.0f ? scale : 0.0f;
-        g.input_zero[row + i] = middle;
+        g.input_zero[row + i] = middle - packed_less * (radix + 1);
         return [=](int64_t w, const Simd::Float(&values)[4]) HFCA_INLINE {
           Simd::Float high[4], low[4];
           unroll<0, 4>([&](auto v) HFCA_INLINE {
@@ -29,8 +29,8 @@ struct WideBytes : DotInt8::Words {
             high[v] = Simd::round(Simd::fma(integer, Simd::set1(1.0f / radix), Simd::set1(0.5f / radix - 0.5f)));
             low[v] = Simd::fnma(high[v], Simd::set1(radix), integer);
           });
-          Simd::store_bytes(reinterpret_cast<uint8_t*>(packed_word(out, 2 * rows, 2 * i, w)), high);
-          Simd::store_bytes(reinterpret_cast<uint8_t*>(packed_word(out, 2 * rows, 2 * i + 1, w)), low);
+          store_packed_bytes(reinterpret_cast<uint8_t*>(packed_word(out, 2 * rows, 2 * i, w)), high);
+          store_packed_bytes(reinterpret_cast<uint8_t*>(packed_word(out, 2 * rows, 2 * i + 1, w)), low);
         };
       });
     });

@@ -122,7 +122,7 @@ struct TierGemm {
     return {Dot::rows, 4 * hfca::panel_columns, &input_words, &panel_bytes, &pack_image_rows, &compute, nullptr, nullptr, packed_words * 4};
   }
 
- private:
+ protected:
   static void add(const float* a, const float* b, int rows, float* to) {
     for (int i = 0; i < rows * hfca::panel_columns; i += Simd::width) Simd::store(to + i, Simd::add(Simd::load(a + i), Simd::load(b + i)));
   }

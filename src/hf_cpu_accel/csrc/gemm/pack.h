@@ -6,6 +6,7 @@
 #include "../simd/simd.h"
 #include "../simd/unroll.h"
 #include "gemm.h"
+#include "packed_bytes.h"
 #include "rotate.h"
 
 namespace HFCA_TIER {
@@ -29,7 +30,6 @@ inline float first_of(Simd::Float x) {
 }
 
 constexpr float largest_float = 3.402823466e38f, not_a_number = __builtin_nanf("");
-constexpr int packed_words = 16;  // of a row, side by side
 
 constexpr int64_t padded_words(int64_t words) { return (words + packed_words - 1) / packed_words * packed_words; }
 
@@ -167,11 +167,12 @@ inline hfca::ByteSteps known_byte_steps(float low, float high, int count) {
   return {scale, inverse, first_of(Simd::round(Simd::set1(-low * inverse))), most};
 }
 
-// values[0, 4 * width) in bytes.
+// values[0, 4 * width) in bytes, of an image or `packed`.
+template <bool packed>
 HFCA_INLINE inline void store_as_bytes(uint8_t* to, const Simd::Float (&values)[4], const hfca::ByteSteps& with) {
   Simd::Float bytes[4];
   unroll<0, 4>([&](auto v) HFCA_INLINE { bytes[v] = Simd::fma(values[v], Simd::set1(with.inverse), Simd::set1(with.zero)); });
-  Simd::store_bytes(to, bytes);
+  packed ? store_packed_bytes(to, bytes) : Simd::store_bytes(to, bytes);
 }
 
 // Four uint8 per word. Rows are rotated (rotate.h) and then quantised, each over the range of its own values.
@@ -185,7 +186,7 @@ struct ByteWords {
     each_row(g, row, rows, [&](int i, const auto* x) {
       const hfca::ByteSteps with = pack_row(x, g.k, out, rows, i);
       g.input_scale[row + i] = with.scale;
-      g.input_zero[row + i] = with.zero;
+      g.input_zero[row + i] = packed_zero(with.zero);
     });
   }
 
@@ -196,7 +197,7 @@ struct ByteWords {
     convert(x, k, [&](const Range& range) HFCA_INLINE {
       with = byte_steps(range.least(), range.largest(), steps);
       return [=](int64_t w, const Simd::Float(&values)[4])
-                 HFCA_INLINE { store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(tile, rows, i, w)), values, with); };
+                 HFCA_INLINE { store_as_bytes<true>(reinterpret_cast<uint8_t*>(packed_word(tile, rows, i, w)), values, with); };
     });
     return with;
   }
@@ -258,28 +259,31 @@ inline void pack_lines(const Gemm& g, int64_t row, int rows) {
   if (!g.runs.starts) {
     for (int64_t at = 0; at < g.k; at += line)
       for (int i = 0; i < rows; ++i, to += packed_words)
-        std::memcpy(to, static_cast<const char*>(g.input.data) + g.input.offset(row + i) + at, line);
+        pack_line(to, static_cast<const char*>(g.input.data) + g.input.offset(row + i) + at);
     return;
   }
   for (int64_t j = 0; j < g.runs.count; ++j)
     for (int64_t at = 0; at < g.runs.length; at += line)
-      for (int i = 0; i < rows; ++i, to += packed_words)
-        std::memcpy(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at, line);
+      for (int i = 0; i < rows; ++i, to += packed_words) pack_line(to, static_cast<const char*>(g.runs.starts[i * g.runs.count + j]) + at);
 }
 
 // Rows of images in whole lines of bytes, or, with steps, of numbers that become these.
 inline void pack_image_rows(const Gemm& g, int64_t row, int rows) {
   if (g.input.bytes)
-    for (int i = 0; i < rows; ++i) g.input_scale[row + i] = g.input.bytes->scale, g.input_zero[row + i] = g.input.bytes->zero;
-  if (!g.image_steps) return pack_lines(g, row, rows);
+    for (int i = 0; i < rows; ++i) g.input_scale[row + i] = g.input.bytes->scale, g.input_zero[row + i] = packed_zero(g.input.bytes->zero);
+  if (!g.image_steps) {
+    if constexpr (packed_less != 0)  // the caller has just written those of images with a zero point each
+      for (int i = 0; i < rows && !g.input.bytes; ++i) g.input_zero[row + i] = packed_zero(g.input_zero[row + i]);
+    return pack_lines(g, row, rows);
+  }
   uint32_t* const out = g.words + row * g.input_words;
   each_row(g, row, rows, [&](int i, const auto* x) {
     const hfca::ByteSteps with = g.image_steps[(g.first_row + row + i) / g.image_rows];
-    g.input_scale[row + i] = with.scale, g.input_zero[row + i] = with.zero;
+    g.input_scale[row + i] = with.scale, g.input_zero[row + i] = packed_zero(with.zero);
     for (int64_t c = 0; c < g.k; c += 4 * Simd::width) {
       Simd::Float values[4];
       unroll<0, 4>([&](auto v) HFCA_INLINE { values[v] = load_as_float(x + c + v * Simd::width); });
-      store_as_bytes(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, c / 4)), values, with);
+      store_as_bytes<true>(reinterpret_cast<uint8_t*>(packed_word(out, rows, i, c / 4)), values, with);
     }
   });
 }

@@ -64,7 +64,7 @@ inline void requantise_tile(const Gemm& g, const Sum* sums, const PanelTile& of)
     Simd::Float offset = bias.data ? load_any_n(bias, 0, c, n) : Simd::zero();
     if constexpr (quantised) {
       const Simd::Float scale = Simd::mul(Simd::load_n(g.weight_scale + c, n), Simd::set1(g.input.bytes->scale));
-      offset = Simd::fnma(Simd::mul(Simd::load_n(g.weight_sum + c, n), Simd::set1(g.input.bytes->zero)), scale, offset);
+      offset = Simd::fnma(Simd::mul(Simd::load_n(g.weight_sum + c, n), Simd::set1(packed_zero(g.input.bytes->zero))), scale, offset);
       factor[v] = Simd::mul(scale, inverse);
     }
     summand[v] = Simd::fma(offset, inverse, zero);

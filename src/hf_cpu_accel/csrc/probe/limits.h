@@ -1,6 +1,7 @@
 // What a perfect kernel would reach: the inner instruction of each GEMM in a loop without memory traffic, and plain reads.
 #pragma once
 #include "../gemm/dot.h"
+#include "../gemm/mmla.h"
 #include "../simd/unroll.h"
 #include "../kernels.h"
 
@@ -30,6 +31,26 @@ inline double run_multiply_adds(int64_t iterations, int per_lane) {
   return 2.0 * per_lane * Simd::width * chains * static_cast<double>(iterations);
 }
 
+#if HFCA_MMLA
+// The same of products of two rows by two columns.
+template <class Mmla>
+inline double run_products_of_pairs(int64_t iterations) {
+  constexpr int chains = 24;
+  alignas(64) int32_t words[chains + 4] = {};
+  int32x4_t acc[chains];
+  unroll<0, chains>([&](auto c) HFCA_INLINE { acc[c] = vdupq_n_s32(0); });
+  for (int64_t i = 0; i < iterations; ++i) {
+    asm volatile("" : : "r"(words) : "memory");
+    const int32x4_t rows = vld1q_s32(words), columns = vld1q_s32(words + 4);
+    unroll<0, chains>([&](auto c) HFCA_INLINE { Mmla::step(acc[c], rows, columns); });
+  }
+  alignas(64) float out[chains][4];
+  unroll<0, chains>([&](auto c) HFCA_INLINE { vst1q_f32(out[c], Mmla::sums(acc[c])); });
+  asm volatile("" : : "r"(out) : "memory");
+  return 2.0 * 4 * Mmla::depth * chains * static_cast<double>(iterations);
+}
+#endif
+
 // Reads n floats (a multiple of 8 vectors), as fast as loads go.
 inline float read_stream(const float* p, int64_t n) {
   Simd::Float sum[8];
@@ -43,13 +64,19 @@ inline float read_stream(const float* p, int64_t n) {
 inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
   switch (kind) {
     case hfca::WeightKind::float32: return run_multiply_adds<DotF32>(iterations, 1);
-#if defined(__AVX512BF16__) && defined(HFCA_SIMD_AVX512)
+#if HFCA_MMLA
+    case hfca::WeightKind::bfloat16: return run_products_of_pairs<MmlaBf16>(iterations);
+    case hfca::WeightKind::int8:
+    case hfca::WeightKind::int8_image: return run_products_of_pairs<MmlaInt8>(iterations);
+#else
+#if HFCA_DOT_BF16
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16>(iterations, 2);
 #else
     case hfca::WeightKind::bfloat16: return run_multiply_adds<DotBf16Widen>(iterations, 1);
 #endif
     case hfca::WeightKind::int8:
     case hfca::WeightKind::int8_image:
+#endif
     case hfca::WeightKind::int8_weight:
     case hfca::WeightKind::int4:
     case hfca::WeightKind::affine4:

@@ -1,5 +1,5 @@
 // The vector wrapper of the tier being compiled. A kernel file is compiled once per tier; the build defines HFCA_TIER (the
-// tier's namespace) and exactly one of HFCA_SIMD_{GENERIC,AVX2,AVX512}. Every wrapper has the same static interface:
+// tier's namespace) and exactly one of HFCA_SIMD_{GENERIC,AVX2,AVX512,NEON}. Every wrapper has the same static interface:
 //   Float, Int, width, registers; zero set1 load load_n store store_n; add sub mul div max min fma fnma rotate_pairs where_equal abs copysign round fraction
 //   scale_by_power_of_two select_n rotate transpose reduce_add reduce_max; highest reduce_highest lowest reduce_lowest;
 //   load_bf16[_n] store_bf16[_n] load_int8[_n] load_uint8[_n] store_uint8[_n]; to_float load_int store_bytes store_pairs (where VNNI may be)
@@ -18,6 +18,8 @@
 #include "avx512.h"
 #elif defined(HFCA_SIMD_AVX2)
 #include "avx2.h"
+#elif defined(HFCA_SIMD_NEON)
+#include "neon.h"
 #else
 #include "generic.h"
 #endif
