@@ -205,9 +205,13 @@ def test_a_forward_that_leaves_something_for_others_is_not_fused() -> None:
             self.seen = y
             return x + self.second(torch.relu(y))
 
-    class Reading(Leaving):
         def last(self) -> Tensor:
             return self.seen
+
+    class Reading(Leaving):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.norm(self.first(x))
+            return x + self.second(torch.relu(self.last()))
 
     eager = nn.Sequential(nn.Conv2d(3, CHANNELS, 3), Leaving()).eval()
     model = accelerate_for_cpu(copy.deepcopy(eager), dtype="float32")

@@ -17,12 +17,7 @@ from torch import nn
 def names_in(cls: type) -> frozenset[str]:
     """All that the methods of `cls`, a class of modules, may ask one for: the names in their code, and the words, which may be
     given to `getattr`."""
-    codes = [code for _, code in _codes(cls)]
-    names = {name for code in codes for name in code.co_names}
-    words = {
-        word for code in codes for word in code.co_consts if isinstance(word, str) and word.isidentifier()
-    }
-    return frozenset(names | words)
+    return frozenset(name for _, code in _codes(cls) for name in (*code.co_names, *_words(code)))
 
 
 @cache
@@ -34,11 +29,29 @@ def names_written(cls: type) -> frozenset[str]:
 
 @cache
 def names_kept(cls: type) -> frozenset[str]:
-    """The attributes of its own that the forward of `cls` writes and none of its methods reads: what it leaves for others."""
-    codes = list(_codes(cls))
-    written = {name for method, code in codes if method == "forward" for name in _own_written(code)}
-    read = {name for _, code in codes for name in _attributes(code, "LOAD")}
-    return frozenset(written - read)
+    """The attributes of its own that the forward of `cls` writes, and neither it nor what it calls reads: left for others."""
+    codes: dict[str, list[CodeType]] = {}
+    for method, code in _codes(cls):
+        codes.setdefault(method, []).append(code)
+    called, found = set[str](), {"forward"}
+    while found:
+        called |= found
+        found = {
+            name for method in found for code in codes.get(method, ()) for name in code.co_names
+        } - called
+        found &= codes.keys()
+    read = {
+        name
+        for method in called
+        for code in codes.get(method, ())
+        for name in (*_attributes(code, "LOAD"), *_words(code))
+    }
+    return frozenset(name for code in codes.get("forward", ()) for name in _own_written(code)) - read
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Constants that may be given to `getattr`."""
+    return (word for word in code.co_consts if isinstance(word, str) and word.isidentifier())
 
 
 def _attributes(code: CodeType, *kinds: str) -> Iterator[str]:
