@@ -15,7 +15,7 @@ from hf_cpu_accel.patching.hooks import (
     has_foreign_hook,
     is_collecting_inside,
 )
-from hf_cpu_accel.patching.inside import Inside, class_of
+from hf_cpu_accel.patching.inside import Inside, class_of, is_ours
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class CannotStandIn(Exception):
     """No fused forward can take the place of a module's own without that being seen."""
 
 
-_PACKAGE = "hf_cpu_accel."
 # What every module has, and classes say anew.
 _OF_MODULES = frozenset((*vars(nn.Module), *vars(nn.Module()), *vars(type("Empty", (nn.Module,), {}))))
 _classes: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
@@ -56,9 +55,7 @@ class FusedModuleMixin(nn.Module):
     _hooks_inside: tuple[dict[int, Any], ...] = ()
     _inside: Inside | None = None  # from when the model is accelerated
     _told_by_attributes: ClassVar[bool] = True
-    _followed: tuple[
-        str, ...
-    ] = ()  # attributes of the host's that each fused call goes by, whatever they are
+    _followed: tuple[str, ...] = ()  # attributes of the host's that each fused call goes by
 
     @property
     def is_edited(self) -> bool:
@@ -119,7 +116,7 @@ def mixed_class(fused: type[nn.Module], original: type[nn.Module]) -> type[nn.Mo
 def names_taken(fused: type[nn.Module], layer: nn.Module, attributes: Iterable[str] = ()) -> list[str]:
     """What `layer` has under names that are others' in `fused`, or are among `attributes`, in alphabetical order."""
     hidden = {name for base in _added(fused) for name in vars(base)}.union(attributes) - _OF_MODULES
-    hosts = [base for base in _added(type(layer)) if not base.__module__.startswith(_PACKAGE)]
+    hosts = [base for base in _added(type(layer)) if not is_ours(base)]
     present = {name for base in hosts for name in vars(base)}.union(
         layer._modules, layer._parameters, layer._buffers
     )

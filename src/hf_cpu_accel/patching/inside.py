@@ -40,7 +40,7 @@ class Inside:
         self._modules = [module for module in modules[1:] if own_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
-        told = [module for module in modules if by_attributes and not _is_ours(module)]
+        told = [module for module in modules if by_attributes and not is_ours(type(module))]
         written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
         named = [
             (module, names)
@@ -111,9 +111,9 @@ def _names(module: nn.Module, written: frozenset[str], followed: Sequence[str]) 
         yield name
 
 
-def _is_ours(module: nn.Module) -> bool:
-    """Whether the class is: those look after their attributes."""
-    return type(module).__module__.startswith(_PACKAGE)
+def is_ours(cls: type) -> bool:
+    """Whether this package defines it; its modules look after their own attributes."""
+    return cls.__module__.startswith(_PACKAGE)
 
 
 def _type(module: nn.Module) -> type:
@@ -132,5 +132,5 @@ def _own_names(cls: type) -> frozenset[str]:
     fused = getattr(cls, "_fused_class", None)
     if fused is None:
         return frozenset()
-    bases = [base for base in fused.__mro__ if base.__module__.startswith(_PACKAGE)]
+    bases = [base for base in fused.__mro__ if is_ours(base)]
     return frozenset(name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ())))

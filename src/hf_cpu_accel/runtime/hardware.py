@@ -39,7 +39,8 @@ _TIER_FLAGS: dict[str, frozenset[str]] = {
 }
 TIERS: tuple[str, ...] = tuple(_TIER_FLAGS)
 # Of each architecture: a tier of another one is no cap.
-_X86_TIERS, _ARM_TIERS = TIERS[:7], ("generic", *TIERS[7:])
+_ARM_TIERS = ("generic", "neon_dotprod", "neon_i8mm_bf16")
+_X86_TIERS = tuple(tier for tier in TIERS if tier == "generic" or tier not in _ARM_TIERS)
 # The kernels of amx on a machine without it, where they are asked for by name: slow, for tests.
 EMULATED_AMX = "amx_emulated"
 
