@@ -84,7 +84,7 @@ class PatchConvolution {
         threads_(threads),
         words_(most_input_words(g)),
         image_rows_(patches.out_height * patches.out_width),
-        blocks_(g.m, words_, threads),
+        blocks_(g.m, words_, threads, g.n),
         plain_(patches.are_pixels()),
         quantises_(bytes && !patches.have_several_pixels()),
         patches_(bytes && !quantises_ ? bytes->patches(patches) : patches) {

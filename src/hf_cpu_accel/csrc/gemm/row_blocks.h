@@ -30,12 +30,13 @@ inline Gemm rows_of(const Gemm& problem, int64_t row, int64_t rows) {
 // 169343 rows of 128 features were packed at 87 MB before the first of them was multiplied; 1280 of them fit the cache.
 class RowBlocks {
  public:
-  // `words`: of four bytes that a row takes on its way, without its input and output.
-  RowBlocks(int64_t m, int64_t words, int64_t threads) : m_(m) {
+  // `words`: of four bytes that a row takes on its way, without its input and output. outputs: features that it becomes. Where there are
+  // more rows than these, all weights are less to read than all rows, and threads that keep to their rows need not wait for one another.
+  RowBlocks(int64_t m, int64_t words, int64_t threads, int64_t outputs = INT64_MAX) : m_(m) {
     constexpr int64_t least_rows = 128;  // every block reads all weights
     const int64_t room = level2_bytes() * 5 / 16 / 4, rows = std::max(room / std::max(words, int64_t{1}), least_rows);
     const int64_t turns = (m + threads * rows - 1) / (threads * rows);
-    apart_ = m >= 2 * threads * rows;
+    apart_ = m >= 2 * threads * rows || (m >= outputs && m >= threads * least_rows);
     count_ = apart_ ? turns * threads : 1;
   }
 
