@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.convolution import is_depthwise
+from hf_cpu_accel.packing.convolution import is_grouped
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.rewrite.convolution.channel_moves import ChannelMoves
 from hf_cpu_accel.rewrite.convolution.deferred import JOINS, DeferredConvolution, DeferringConvolution
@@ -150,7 +150,7 @@ class _Trace:
             return output
         source, zeros = found
         link = Link(path, source, residual, epilogue.normalised, epilogue.activation, zeros)
-        if residual is not None and is_depthwise(own[0].data):  # which adds nothing
+        if residual is not None and is_grouped(own[0].data):  # which adds nothing
             self.made(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
             return self.made(output, sum)
