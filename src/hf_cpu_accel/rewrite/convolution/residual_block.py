@@ -25,11 +25,12 @@ from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
-from hf_cpu_accel.rewrite.convolution.links import Chain, Link
-from hf_cpu_accel.rewrite.convolution.trace import DTYPES, parts_of, read
+from hf_cpu_accel.rewrite.convolution.links import AffineLink, Chain, Link
+from hf_cpu_accel.rewrite.convolution.trace import DTYPES, read
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -185,16 +186,16 @@ def chain_of(
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
-    candidate = next(part for part in layer.modules() if isinstance(part, DeferringConvolution))
+    candidate = next(part for part in layer.modules() if _reads_images(part))
     chain = read(layer, lambda side: _image(candidate, 1, side, side), fewest=fewest)
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)
     if first is None:
-        return Refusal("no convolution in it reads its input")
+        return Refusal("no convolution or norm in it reads its input")
     shadow = Shadow(layer)
     fuse: Callable[..., FusedResidualBlock] = partial(
-        fused_layer, FusedResidualBlock, _chain=chain, _channels=first.in_channels, _bound=None
+        fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
     if not _agree(fused, shadow, first, _coarsest(layer, chain)):
@@ -211,9 +212,9 @@ def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
         return False
     for module in layer.modules():
         has_state = module._parameters or module._buffers
-        if has_state and not isinstance(module, DeferringConvolution | FoldedNorm):
+        if has_state and not (isinstance(module, DeferringConvolution | FoldedNorm) or is_norm(module)):
             return False
-    parts = list(parts_of(layer).values())
+    parts = [part for part in parts_of(layer).values() if not is_norm(part)]
     convolutions = [part for part in parts if isinstance(part, DeferringConvolution)]
     if len(parts) == 1:
         return len(convolutions) == fewest
@@ -240,8 +241,8 @@ def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
 
 
 def _first(layer: nn.Module, chain: Chain) -> Any:
-    """The first convolution that reads the layer's input, or None."""
-    readers = (link for link in chain if link.source == 0 and isinstance(link, Link))
+    """The first convolution or norm that reads the layer's input, or None."""
+    readers = (link for link in chain if link.source == 0 and isinstance(link, Link | AffineLink))
     link = next(readers, None)
     return None if link is None else layer.get_submodule(link.path)
 
@@ -252,7 +253,17 @@ def _coarsest(layer: nn.Module, chain: Chain) -> str:
     return next(dtype for dtype in reversed(DTYPES) if dtype in dtypes)
 
 
-def _image(convolution: Any, batch: int, height: int, width: int) -> Tensor:
+def _reads_images(part: nn.Module) -> bool:
+    return isinstance(part, DeferringConvolution) or is_norm(part)
+
+
+def _channels_of(reader: Any) -> int:
+    channels: int = reader.num_features if is_norm(reader) else reader.in_channels
+    return channels
+
+
+def _image(reader: Any, batch: int, height: int, width: int) -> Tensor:
+    """One that a convolution or norm reads."""
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(batch, convolution.in_channels, height, width, generator=generator)
-    return image.to(convolution.weight_dtype)
+    image = torch.randn(batch, _channels_of(reader), height, width, generator=generator)
+    return image.to(reader.running_mean.dtype if is_norm(reader) else reader.weight_dtype)
