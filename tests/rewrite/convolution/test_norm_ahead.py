@@ -171,3 +171,16 @@ def test_other_poolings_are_left(pool: nn.Module) -> None:
         isinstance(m, FusedResidualBlock) and PoolingLink in map(type, m._chain) for m in network.modules()
     )
     torch.testing.assert_close(network(image), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", WITHIN)
+def test_a_network_that_takes_no_small_image_is_read_on_a_larger_one(dtype: str) -> None:
+    network = of(*(Transition(nn.AvgPool2d(2)) for _ in range(4)))
+    images = [torch.randn(1, 32, 16, 17), torch.randn(2, 32, 40, 33)]
+    expected = [network(image) for image in images]
+    accelerate_for_cpu(network, dtype=dtype)
+    assert fused(network) == ["0"]
+    for image, theirs in zip(images, expected, strict=True):
+        assert distance(network(image), theirs) < 2 * WITHIN[dtype]
+    with pytest.raises(RuntimeError):
+        network(torch.randn(1, 32, 9, 9))

@@ -44,6 +44,8 @@ STRUCTURE = "residual blocks"
 # [batch, height, width]: for matching, and for verification.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
+# Times as large are those for networks that take none of a few pixels: poolings without padding halve an image to nothing.
+_LARGER = 7
 _PIXELS = (3, 1, 1)  # where layers that halve an image leave its shape; not all take one
 
 
@@ -187,18 +189,21 @@ def chain_of(
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
     candidate = next(part for part in layer.modules() if _reads_images(part))
+    shadow, times = Shadow(layer), 1
     chain = read(layer, lambda side: _image(candidate, 1, side, side), fewest=fewest)
+    if isinstance(chain, Refusal) and not _takes_image(shadow, _image(candidate, *_IMAGE)):
+        times = _LARGER
+        chain = read(layer, lambda side: _image(candidate, 1, side, side, times), fewest=fewest)
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)
     if first is None:
         return Refusal("no convolution or norm in it reads its input")
-    shadow = Shadow(layer)
     fuse: Callable[..., FusedResidualBlock] = partial(
         fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
-    if not _agree(fused, shadow, first, _coarsest(layer, chain)):
+    if not _agree(fused, shadow, lambda *sizes: _image(first, *sizes, times), _coarsest(layer, chain)):
         return Refusal("on other images it computes something else than on the one it was read from")
     return fuse(layer, _bf16_intermediates=True)
 
@@ -221,12 +226,17 @@ def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
     return len(parts) >= fewest and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 
-def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
+def _takes_image(shadow: Shadow, image: Tensor) -> bool:
+    with shadow.running():
+        return run_alone(shadow.module, image) is not None
+
+
+def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dtype: str) -> bool:
     """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
     layer = shadow.module
     with shadow.running():
         for sizes in (*_OTHERS, _PIXELS):
-            ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, image_of(*sizes)) for module in (fused, layer))
             if sizes is _PIXELS and theirs is None:
                 continue
             if ours is None or theirs is None:
@@ -234,7 +244,7 @@ def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
             if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > RESIDUAL_BLOCKS.of(dtype):
                 return False
         for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
-            ours, theirs = (run_alone(module, _image(first, *_IMAGE).to(other)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, image_of(*_IMAGE).to(other)) for module in (fused, layer))
             if theirs is not None and (ours is None or ours.dtype is not theirs.dtype):
                 return False
     return True
@@ -262,8 +272,9 @@ def _channels_of(reader: Any) -> int:
     return channels
 
 
-def _image(reader: Any, batch: int, height: int, width: int) -> Tensor:
-    """One that a convolution or norm reads."""
+def _image(reader: Any, batch: int, height: int, width: int, times: int = 1) -> Tensor:
+    """One that a convolution or norm reads, so many times as large."""
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(batch, _channels_of(reader), height, width, generator=generator)
+    sides = (times * height + times // 2, times * width + times // 2)
+    image = torch.randn(batch, _channels_of(reader), *sides, generator=generator)
     return image.to(reader.running_mean.dtype if is_norm(reader) else reader.weight_dtype)
