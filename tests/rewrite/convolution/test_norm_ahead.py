@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.convolution.links import AffineLink, ChannelsLink, CombineLink, PoolingLink
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
 from tests.rewrite.convolution.test_mobile_blocks import WITHIN, distance, fused, of
@@ -114,6 +114,15 @@ def test_what_a_growing_list_has_in_common_is_put_together_once() -> None:
     assert chain_in(network).count(ChannelsLink) == 4
     assert chain_in(network).count(AffineLink) == 8
     assert CombineLink not in chain_in(network)  # each activation is its norm's
+
+
+def test_the_plan_tells_of_norms_once() -> None:
+    network = of(PreActivated())
+    accelerate_for_cpu(network, dtype="float32")
+    rows = [item for item in explain(network).items if item.structure in ("batch norm", "BatchNorm2d")]
+    assert [(row.name, row.op, row.reason) for row in rows] == [
+        (f"0.0.branch.{number}.0", "convolutions", None) for number in range(3)
+    ]
 
 
 def test_a_sum_and_its_activation_are_one_step() -> None:

@@ -203,7 +203,7 @@ def chain_of(
         fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
-    if not _agree(fused, shadow, lambda *sizes: _image(first, *sizes, times), _coarsest(layer, chain)):
+    if not _agree(fused, shadow, partial(_image, first, times=times), _coarsest(layer, chain)):
         return Refusal("on other images it computes something else than on the one it was read from")
     return fuse(layer, _bf16_intermediates=True)
 
