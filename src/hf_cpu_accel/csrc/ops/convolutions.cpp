@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "../convolution/pointwise_steps.h"
-#include "../convolution/pooling.h"
 #include "../convolution/steps.h"
 #include "../kept.h"
 #include "../tensors.h"
