@@ -24,6 +24,7 @@ from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape
 from hf_cpu_accel.ops.chain.steps import (
     KINDS,
     POINTWISE,
+    AffineStep,
     ChannelsStep,
     CombineStep,
     ConvolutionStep,
@@ -94,7 +95,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
         if isinstance(step, ConvolutionStep):
             check_activation(step.activation)
             bias = step.bias
-            if step.is_depthwise:
+            if step.is_grouped:
                 bias = torch.zeros(step.weight.out_features) if bias is None else bias.float()
             layout += [_kind(step), place(step.weight.data), place(step.weight.scale), place(bias)]
             layout += [place(None if step.range is None else torch.tensor(step.range, dtype=torch.float32))]
@@ -104,23 +105,30 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
                 raise ValueError(
                     f"steps[{number}]: activation={activation!r}: must be one of {', '.join(POINTWISE)}"
                 )
-            numbers = (
-                torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None
-            )
-            layout += [_kind(step), place(numbers), -1, -1, -1]
+            weight, bias = _vectors(step)
+            layout += [_kind(step), place(weight), -1, place(bias), -1]
         layout += _images_and_window(step)
     return BoundConvolutions(parts, layout, narrow)
 
 
+def _vectors(step: Step) -> tuple[Tensor | None, Tensor | None]:
+    """What such a step knows of each channel, as its weight and its bias."""
+    if isinstance(step, AffineStep):
+        return step.gain.float(), step.shift.float()
+    return (torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None), None
+
+
 def _kind(step: Step) -> int:
     if isinstance(step, ConvolutionStep):
-        name = "depthwise" if step.is_depthwise else "convolution"
+        name = "grouped" if step.is_grouped else "convolution"
     elif isinstance(step, CombineStep):
         name = "product" if step.product else "sum"
     elif isinstance(step, ChannelsStep):
         name = "channels"
+    elif isinstance(step, AffineStep):
+        name = "affine"
     else:
-        name = "max pooling" if isinstance(step, PoolingStep) else "mean"
+        name = step.kind if isinstance(step, PoolingStep) else "mean"
     return KINDS.index(name)
 
 

@@ -9,7 +9,6 @@ from hf_cpu_accel.ops.chain.steps import (
     ChannelsStep,
     CombineStep,
     ConvolutionStep,
-    MeanStep,
     PoolingStep,
     Step,
 )
@@ -28,7 +27,7 @@ def join(chains: Sequence[Sequence[Step]]) -> Steps:
         before, steps = len(joined), list(chain)
         for step in steps:
             moved = replace(step, source=step.source + before)
-            if not isinstance(moved, PoolingStep | MeanStep) and moved.residual is not None:
+            if isinstance(moved, ConvolutionStep | CombineStep | ChannelsStep) and moved.residual is not None:
                 moved = replace(moved, residual=moved.residual + before)
             joined.append(moved)
     in_bytes = can_be_in_bytes(joined, last=False)
@@ -45,8 +44,8 @@ def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
     can[-1] = last
     for number in reversed(range(len(steps))):
         step = steps[number]
-        multiplies = isinstance(step, ConvolutionStep) and not step.is_depthwise
-        if not multiplies and not isinstance(step, PoolingStep):
+        multiplies = isinstance(step, ConvolutionStep) and not step.is_grouped
+        if not multiplies and not _keeps_bytes(step):
             can[number] = False
         takes = multiplies_bytes(step) if isinstance(step, ConvolutionStep) else can[number]
         read = [] if takes else [step.source]
@@ -56,6 +55,10 @@ def can_be_in_bytes(steps: Steps, *, last: bool) -> list[bool]:
             if image > 0:
                 can[image - 1] = False
     return can
+
+
+def _keeps_bytes(step: Step) -> bool:
+    return isinstance(step, PoolingStep) and step.kind == "max pooling"
 
 
 def multiplies_bytes(step: ConvolutionStep) -> bool:

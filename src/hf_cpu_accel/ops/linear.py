@@ -34,6 +34,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
     "relu6": F.relu6,
     "hardswish": F.hardswish,
+    "leaky_relu": F.leaky_relu,
+    "leaky_relu_tenth": lambda x: F.leaky_relu(x, 0.1),
 }
 
 

@@ -5,7 +5,7 @@ have other dimensions:
 
     windows      data[panel, pixel of the window, channel word, feature in panel, value in word]
     tiles        data[panel, row of the tile, column of the tile, channel word, feature in panel, value in word]
-    depthwise    data[pixel of the window, 1, channel], float32
+    groups       data[pixel of the window, channel of the group, channel], float32
 
 The first are int8 weights that meet images which are quantised as a whole, since windows share pixels, and are not rotated. The
 second meet images that are cut into tiles (winograd.py): 16 weights of linear layers, int8 ones with a scale and sum for each,
@@ -70,22 +70,23 @@ def pack_conv2d(weight: Tensor, dtype: str, *, tiled: bool = False) -> PackedWei
     return pack_linear(windows.flatten(1), dtype)
 
 
-def pack_depthwise(weight: Tensor) -> PackedWeight:
-    """The weight [C, 1, kernel height, kernel width] of a convolution that takes every channel by itself, in float32.
+def pack_grouped(weight: Tensor) -> PackedWeight:
+    """The weight [C, channels of a group, kernel height, kernel width] of a convolution of C channels in groups, each of as many
+    outputs as inputs, in float32.
 
     Raises:
         ValueError: for a weight of another shape.
     """
-    if weight.dim() != 4 or weight.shape[1] != 1:
+    if weight.dim() != 4 or 0 in weight.shape or weight.shape[0] % weight.shape[1]:
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)}: a depthwise convolution has [channels, 1, height, width]"
+            f"weight of shape {tuple(weight.shape)}: a convolution in groups has [channels, channels of a group, height, width]"
         )
     data = weight.detach().float().flatten(2).permute(2, 1, 0).contiguous()
-    return PackedWeight(data, None, len(data), data.shape[2], "float32")
+    return PackedWeight(data, None, weight[0].numel(), data.shape[2], "float32")
 
 
-def is_depthwise(data: Tensor) -> bool:
-    """Whether that is the data of a weight that takes every channel by itself."""
+def is_grouped(data: Tensor) -> bool:
+    """Whether that is the data of a weight of groups."""
     return data.dim() == 3 and data.dtype is torch.float32
 
 

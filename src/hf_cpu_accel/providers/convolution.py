@@ -31,6 +31,8 @@ ACTIVATIONS: dict[str, tuple[str, list[float], str]] = {
     "tanh": ("tanh", [], ""),
     "relu6": ("hardtanh", [0.0, 6.0], ""),
     "hardswish": ("hardswish", [], ""),
+    "leaky_relu": ("leaky_relu", [0.01], ""),
+    "leaky_relu_tenth": ("leaky_relu", [0.1], ""),
 }
 ACTIVATIONS_OF_SUMS = ("none", "relu")
 # As in providers/layer.py: what a fused chain gains besides.

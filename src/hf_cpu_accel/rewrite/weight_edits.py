@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from hf_cpu_accel.ops.values import KeptValues
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.restore import Journal
+from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
@@ -190,7 +191,8 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
     within = (*around, module)
     parametrized = any(isinstance(part, GroupedConvolution) for part in within)
     folded = parametrized or isinstance(module, FoldedNorm)
-    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if folded else [])]
+    normalises = folded or (is_norm(module) and _are(within, FusedResidualBlock))
+    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalises else [])]
     for holder in holders:
         for name, tensor in holder.items():
             packed = folded or (isinstance(module, PackedModule) and name == "weight")

@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.chain.reference import chain_reference
 from hf_cpu_accel.ops.chain.steps import (
+    POINTWISE,
     SAME,
+    AffineStep,
     ChannelsStep,
     CombineStep,
     ConvolutionStep,
@@ -21,7 +24,7 @@ from hf_cpu_accel.ops.chain.steps import (
 )
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise, takes_tiles, unpack_conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped, takes_tiles, unpack_conv2d
 
 # Of the largest value, after three convolutions on the weights that were packed. What is narrow is rounded to 8 bits once or twice
 # more than what the kernels read; integers add a step of their input for every convolution.
@@ -97,8 +100,8 @@ def stem(
 
 
 def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[Step]:
-    """A depthwise convolution, a gate of its channels, perhaps others of them, and a product of matrices, for images of at least so
-    many pixels."""
+    """A convolution in groups, a gate of its channels, perhaps others of them, a product of matrices, a norm and a pooling, for
+    images of at least so many pixels."""
     one, none = (1, 1), (0, 0)
 
     def pixels(outputs: int, source: int, activation: str, channels: int = channels) -> ConvolutionStep:
@@ -112,12 +115,15 @@ def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[
         padding, more = none, (SAME, SAME)
     if any(side < step * (reach - 1) + 1 for side, step, reach in zip(sides, dilation, size, strict=True)):
         dilation = one
-    weight = pack_depthwise(torch.randn(channels, 1, *size) / (size[0] * size[1]) ** 0.5)
+    group = rng.choice([1, 1, *(wide for wide in (2, 3, 4, 8, 16, 40) if channels % wide == 0)])
+    weight = pack_grouped(torch.randn(channels, group, *size) / (group * size[0] * size[1]) ** 0.5)
     bias = torch.randn(channels) if rng.random() < 0.7 else None
     activation = rng.choice(["none", "relu", "relu6", "hardswish", "silu", "gelu"])
     window = (size, stride, padding, dilation)
     moved = rng.sample(range(2 * channels), rng.randint(1, 2 * channels))
     moves = rng.random() < 0.4
+    outputs, last = rng.choice([5, 16, 40]), 7 if moves else 6
+    pooled = rng.choice(["max pooling", "average pooling", "average pooling within"])
     return [
         ConvolutionStep(weight, bias, 0, None, *window, activation, None, more),
         MeanStep(1, channels),
@@ -125,7 +131,9 @@ def gated(rng: random.Random, *, channels: int, sides: tuple[int, int]) -> list[
         CombineStep(3, channels, None, False, rng.choice(["sigmoid", "hardsigmoid"])),
         CombineStep(1, channels, 4, rng.random() < 0.7, "none"),
         *([ChannelsStep(5, 1, tuple(moved))] if moves else []),
-        pixels(rng.choice([5, 16, 40]), 6 if moves else 5, "none", len(moved) if moves else channels),
+        pixels(outputs, last - 1, "none", len(moved) if moves else channels),
+        AffineStep(last, torch.randn(outputs), torch.randn(outputs), rng.choice(list(POINTWISE))),
+        PoolingStep(last + 1, outputs, (2, rng.randint(2, 3)), (rng.randint(1, 2), 1), one, pooled),
     ]
 
 
@@ -183,3 +191,18 @@ def check_stem(dtype: str, seed: int) -> None:
         got = convolutions(image, bound)
         error = float((got - expected).abs().max() / expected.abs().max().clamp_min(1.0))
         assert error <= BOUND[dtype], f"{dtype} {seed} {threads} {order}: {error:.2e}"
+
+
+def check_gated(seed: int) -> None:
+    """A block that has no products of matrices but its last, of any number of channels."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    channels, sides = rng.choice([8, 24, 40, 56, 80, 200]), (rng.randint(9, 20), rng.randint(9, 30))
+    steps, image = gated(rng, channels=channels, sides=sides), torch.randn(1, *sides, channels)
+    bound = bind(steps, narrow=False)
+    expected = chain_reference(image, bound.parts, bound.layout, narrow=False).permute(0, 3, 1, 2)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        given = convolutions(image.permute(0, 3, 1, 2), bound)
+        error = float((given - expected).abs().max() / expected.abs().max().clamp_min(1.0))
+        assert error <= ALIKE["float32"], f"{seed} {threads}: {error:.2e}"

@@ -13,11 +13,13 @@ from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import pack_conv2d
-from tests.ops.convolution.chain_cases import ALIKE, BOUND, chain, check, check_stem, stem, truth
+from tests.ops.convolution.chain_cases import ALIKE, BOUND, chain, check, check_gated, check_stem, stem, truth
 
 
 def check_convolutions(seed: int) -> None:
     """What test_tiers.py runs on every tier."""
+    for more in range(4):
+        check_gated(4 * seed + more)
     for dtype in BOUND:
         check_stem(dtype, seed)
         for channels in (32, 64):

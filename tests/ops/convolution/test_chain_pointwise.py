@@ -23,7 +23,7 @@ from hf_cpu_accel.ops.chain.steps import (
 )
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes, join
-from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise
+from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped
 from tests.ops.convolution.chain_cases import gated
 
 ONE, NONE = (1, 1), (0, 0)
@@ -45,7 +45,7 @@ def depthwise(
     *,
     biased: bool = True,
 ) -> ConvolutionStep:
-    weight, bias = pack_depthwise(torch.randn(channels, 1, *size)), torch.randn(channels) if biased else None
+    weight, bias = pack_grouped(torch.randn(channels, 1, *size)), torch.randn(channels) if biased else None
     return ConvolutionStep(weight, bias, 0, None, size, stride, padding, dilation, activation, None, more)
 
 
@@ -150,13 +150,14 @@ def test_zeros_of_tensorflow(side: int) -> None:
 
 def test_a_depthwise_weight_is_that_of_groups() -> None:
     convolution = nn.Conv2d(32, 32, 3, padding=1, groups=32)
-    weight = pack_depthwise(convolution.weight)
+    weight = pack_grouped(convolution.weight)
     step = ConvolutionStep(weight, convolution.bias, 0, None, (3, 3), ONE, ONE, ONE, "none")
     image = torch.randn(2, 32, 9, 10)
     with torch.no_grad():
         torch.testing.assert_close(convolutions(image, bind([step], narrow=False)), convolution(image))
-    with pytest.raises(ValueError, match="depthwise"):
-        pack_depthwise(torch.randn(32, 2, 3, 3))
+    for other in (torch.randn(32, 3, 3, 3), torch.randn(32, 1, 3)):
+        with pytest.raises(ValueError, match="in groups"):
+            pack_grouped(other)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_depthwise_weight_is_that_of_groups() -> None:
         ([MeanStep(0, 8)], "channels of its input"),
         ([MeanStep(0, 16), CombineStep(1, 16, 0, True, "none")], "one pixel"),
         ([PoolingStep(0, 16, (2, 2), (2, 2), NONE), CombineStep(0, 16, 1, False, "none")], "one pixel"),
-        ([depthwise(24)], "depthwise weight"),
+        ([depthwise(24)], "weight of groups"),
         ([replace(depthwise(16), residual=0)], "adds nothing"),
         ([depthwise(16, more=(-2, 0))], "must not be negative"),
     ],

@@ -158,7 +158,7 @@ def test_what_is_read_twice_is_computed_twice_only_once(calls: list[tuple[str, b
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_residual_blocks(dtype: str, calls: list[tuple[str, bool]]) -> None:
-    model = with_statistics(nn.Sequential(Bottleneck(32, 16), Residual(32), Residual(32)))
+    model = with_statistics(nn.Sequential(Bottleneck(32, 24), Residual(48), Residual(48)))
     x = torch.randn(2, 32, 8, 8)
     expected = model(x).detach()
     accelerate_for_cpu(model, dtype=dtype)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.convolution.residual_block import STRUCTURE
 
 WITHIN = {"float32": 1e-4, "bfloat16": 3e-2, "int8": 6e-2}
 
@@ -91,7 +92,7 @@ def of(*blocks: nn.Module) -> nn.Module:
 
 def fused(network: nn.Module) -> list[str]:
     """The paths of what is one call."""
-    return [item.name for item in explain(network).replaced if item.op == "convolutions"]
+    return [item.name for item in explain(network).replaced if item.structure == STRUCTURE]
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:

@@ -143,8 +143,8 @@ def test_other_channels_are_refused_as_ever() -> None:
         model["stage"](torch.randn(1, 31, 9, 9))
 
 
-def test_convolutions_of_groups_are_no_links() -> None:
-    model, x = host(Bottleneck(32, 32)), image()
+def test_convolutions_of_groups_that_fill_no_vectors_are_no_links() -> None:
+    model, x = host(Bottleneck(32, 24)), image()
     expected = model["stage"](x).detach()
     accelerate_for_cpu(model, dtype="int8")
     assert STRUCTURE not in explain(model).counts()

@@ -35,7 +35,7 @@ def test_a_stem_with_its_pooling(dtype: str, pooling: nn.Module) -> None:
     [
         nn.MaxPool2d(3, 2, ceil_mode=True),
         nn.MaxPool2d(3, 2, dilation=2),
-        nn.AvgPool2d(3, 2),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
         nn.AdaptiveMaxPool2d(3),
     ],
 )

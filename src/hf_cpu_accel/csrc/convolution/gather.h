@@ -29,7 +29,9 @@ struct GatherKernels {
   void (*gather)(const Pieces& pieces, char* to);
   // The largest of `count` dense pixels in each channel; NaN where one is. range: as Gemm::range, may be null.
   void (*largest)(const void* const* from, bool from_bf16, int64_t count, int64_t channels, void* to, bool to_bf16, float* range);
-  // The same of bytes, whatever they stand for.
+  // Their sum times `factor` in each channel.
+  void (*mean)(const void* const* from, bool from_bf16, int64_t count, int64_t channels, float factor, void* to, bool to_bf16);
+  // The largest of bytes, whatever they stand for.
   void (*largest_bytes)(const void* const* from, int64_t count, int64_t channels, void* to);
 };
 

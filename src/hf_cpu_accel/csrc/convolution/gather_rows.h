@@ -88,6 +88,17 @@ inline void largest_pixels(const void* const* from, bool from_bf16, int64_t coun
   if (seen) Simd::store(seen, range.low), Simd::store(seen + hfca::range_numbers / 2, range.high);
 }
 
+inline void mean_pixels(const void* const* from, bool from_bf16, int64_t count, int64_t channels, float factor, void* to, bool to_bf16) {
+  typed_pair(from[0], from_bf16, to, to_bf16, [&](const auto* first, auto* out) HFCA_INLINE {
+    for (int64_t c = 0; c < channels; c += Simd::width) {
+      const int n = lanes_left(c, channels);
+      Simd::Float sum = load_as_float_n(first + c, n);
+      for (int64_t i = 1; i < count; ++i) sum = Simd::add(sum, load_as_float_n(static_cast<decltype(first)>(from[i]) + c, n));
+      store_from_float(out + c, Simd::mul(sum, Simd::set1(factor)), n);
+    }
+  });
+}
+
 inline void largest_bytes(const void* const* from, int64_t count, int64_t channels, void* to) {
   auto* const out = static_cast<uint8_t*>(to);
   std::memcpy(out, from[0], static_cast<size_t>(channels));
@@ -97,6 +108,6 @@ inline void largest_bytes(const void* const* from, int64_t count, int64_t channe
   }
 }
 
-constexpr hfca::GatherKernels gather_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels, &largest_bytes}; }
+constexpr hfca::GatherKernels gather_kernels() { return {&copy_pixels, &gather_pieces, &largest_pixels, &mean_pixels, &largest_bytes}; }
 
 }  // namespace HFCA_TIER

@@ -4,14 +4,15 @@
 
 namespace hfca {
 
-// One row of the outputs of a depthwise convolution, channels [begin, end) of it. Distances count elements.
-struct DepthwiseRow {
+// One row of the outputs of a convolution in groups of so many channels, as many outputs as inputs; channels [begin, end) of it. Distances
+// count elements.
+struct GroupedRow {
   const void* input;  // the first pixel of the first row of the window that lies within the image
   bool input_bf16;
   int64_t row_apart, pixel_apart;  // of `input`: from one row of the window to the next, and from one pixel to the next
-  const float* weight;             // [rows][size][channels]: of the rows of the window that lie within the image
+  const float* weight;             // [rows][size][group][channels]: of the rows of the window that lie within the image
   const float* bias;               // [channels]
-  int64_t rows, channels;
+  int64_t rows, channels, group;
   int64_t size, stride, padding, dilation;  // of columns
   int64_t width, out_width;
   int64_t begin, end;
@@ -31,9 +32,21 @@ struct CombinedPixels {
   bool output_bf16;
 };
 
+// Pixels, of which each channel is multiplied by a number, and has one added. Distances count elements.
+struct AffinePixels {
+  const void* input;
+  bool input_bf16;
+  int64_t pixels, channels, apart;  // apart: from one pixel of `input` to the next
+  const float *gain, *shift;        // [channels]
+  Activation activation;
+  void* output;  // its pixels are `channels` apart
+  bool output_bf16;
+};
+
 struct PointwiseKernels {
-  void (*depthwise)(const DepthwiseRow&);
+  void (*grouped)(const GroupedRow&);
   void (*combine)(const CombinedPixels&);
+  void (*affine)(const AffinePixels&);
   // sums[c] += channel c of `count` pixels that are so many elements apart.
   void (*add_pixels)(const void* pixels, bool bf16, int64_t count, int64_t apart, int64_t channels, float* sums);
   // to[c] = sums[c] * factor.

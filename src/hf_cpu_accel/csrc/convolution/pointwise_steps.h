@@ -1,4 +1,5 @@
-// Steps of a chain by the kernels of pointwise.h: depthwise convolutions, means of images, and sums and products of two.
+// Steps of a chain that are no products of matrices, by the kernels of pointwise.h and, for poolings, gather.h: convolutions in groups,
+// means of images, sums and products of two, norms and poolings.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -11,16 +12,16 @@ namespace hfca {
 // Pixels of the input of an op may be further apart than they have channels.
 inline int64_t bytes_apart(const Images& images) { return images.pixels.stride * images.element_bytes(); }
 
-// A convolution of each channel by itself (Howard et al. 2017, arXiv:1704.04861).
-class DepthwiseConvolution final : public ImageWork {
+// A convolution in groups of few channels (Xie et al. 2017, arXiv:1611.05431), most often of one (Howard et al. 2017, arXiv:1704.04861).
+class GroupedConvolution final : public ImageWork {
  public:
-  // weight: [rows of the window][columns][channels]; bias: [channels].
-  DepthwiseConvolution(const WorkImages& images, const float* weight, const float* bias, Activation activation)
+  // weight: [rows of the window][columns][channels of a group][channels]; bias: [channels].
+  GroupedConvolution(const WorkImages& images, int64_t group, const float* weight, const float* bias, Activation activation)
       : source_(images.source), output_(images.output), patches_(images.patches), weight_(weight) {
     const WindowSide& columns = patches_.columns;
     row_.input_bf16 = source_.pixels.bf16, row_.output_bf16 = output_.pixels.bf16;
     row_.pixel_apart = source_.pixels.stride, row_.row_apart = patches_.rows.dilation * source_.width * source_.pixels.stride;
-    row_.bias = bias, row_.activation = activation, row_.channels = source_.channels;
+    row_.bias = bias, row_.activation = activation, row_.channels = source_.channels, row_.group = group;
     row_.size = columns.size, row_.stride = columns.stride, row_.padding = columns.padding, row_.dilation = columns.dilation;
     row_.width = source_.width, row_.out_width = output_.width;
   }
@@ -31,7 +32,7 @@ class DepthwiseConvolution final : public ImageWork {
     const int64_t rows = output_.count * output_.height, channels = source_.channels;
     const int64_t parts = rows >= enough ? 1 : std::max(channels / least, int64_t{1});
     team.each(rows * parts, [&](int64_t begin, int64_t end) {
-      DepthwiseRow row = row_;
+      GroupedRow row = row_;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t part = i % parts;
         row.begin = part * least, row.end = part + 1 < parts ? row.begin + least : channels;
@@ -41,7 +42,7 @@ class DepthwiseConvolution final : public ImageWork {
   }
 
  private:
-  void compute(DepthwiseRow& row, int64_t number) const {
+  void compute(GroupedRow& row, int64_t number) const {
     const WindowSide& side = patches_.rows;
     const int64_t image = number / output_.height, y = number % output_.height * side.stride - side.padding;
     const int64_t above = y < 0 ? (-y + side.dilation - 1) / side.dilation : 0;  // rows of the window above the image
@@ -49,15 +50,15 @@ class DepthwiseConvolution final : public ImageWork {
     row.rows = std::max(std::min(side.size, within) - above, int64_t{0});
     const int64_t first = (image * source_.height + y + above * side.dilation) * source_.width * source_.pixels.stride;
     row.input = static_cast<const char*>(source_.pixels.data) + first * source_.element_bytes();
-    row.weight = weight_ + above * row.size * row.channels;
+    row.weight = weight_ + above * row.size * row.group * row.channels;
     row.output = static_cast<char*>(output_.pixels.data) + number * output_.width * output_.pixel_bytes();
-    dispatch().kernels.pointwise.depthwise(row);
+    dispatch().kernels.pointwise.grouped(row);
   }
 
   Images source_, output_;
   Patches patches_;
   const float* weight_;
-  DepthwiseRow row_{};
+  GroupedRow row_{};
 };
 
 // The mean of each channel over all pixels of an image.
@@ -143,6 +144,72 @@ class CombinedImages final : public ImageWork {
   const void* other_ = nullptr;
   int64_t other_bytes_ = 0;
   bool is_one_ = false, is_dense_ = true;
+};
+
+// A batch norm with fixed statistics (Ioffe and Szegedy 2015, arXiv:1502.03167) ahead of a convolution, and the activation between them.
+class AffineImages final : public ImageWork {
+ public:
+  // gain, shift: [channels].
+  AffineImages(const WorkImages& images, const float* gain, const float* shift, Activation activation)
+      : source_(images.source), output_(images.output) {
+    part_.input_bf16 = source_.pixels.bf16, part_.output_bf16 = output_.pixels.bf16;
+    part_.channels = source_.channels, part_.apart = source_.pixels.stride;
+    part_.gain = gain, part_.shift = shift, part_.activation = activation;
+  }
+
+  void run(const Team& team) const override {
+    team.each(source_.count * source_.height * source_.width, [&](int64_t begin, int64_t end) {
+      AffinePixels part = part_;
+      part.input = static_cast<const char*>(source_.pixels.data) + begin * bytes_apart(source_);
+      part.output = static_cast<char*>(output_.pixels.data) + begin * output_.pixel_bytes();
+      part.pixels = end - begin;
+      dispatch().kernels.pointwise.affine(part);
+    });
+  }
+
+ private:
+  Images source_, output_;
+  AffinePixels part_{};
+};
+
+// What is made of a window: its zeros count for one kind of mean, and not for the other.
+enum class Pooled { largest, mean, mean_within };
+
+class Pooling final : public ImageWork {
+ public:
+  // The input's pixels are bytes if the output's are, which only the largest may be.
+  Pooling(const WorkImages& images, Pooled kind)
+      : output_(images.output), patches_(images.patches), input_bf16_(images.source.pixels.bf16), kind_(kind), range_(images.range) {}
+
+  size_t bytes(int64_t threads) const override { return Workspace::size_of<const void*>(threads * patches_.pixels()); }
+  void take(Workspace& from, int64_t threads) override { starts_ = from.take<const void*>(threads * patches_.pixels()); }
+
+  void run(const Team& team) const override {
+    const void** const starts = starts_ + team.slot() * patches_.pixels();
+    float* const range = range_ ? range_ + team.slot() * range_numbers : nullptr;
+    const int64_t pixel_bytes = output_.channels * output_.element_bytes();
+    team.each(output_.count * output_.height * output_.width, [&](int64_t begin, int64_t end) {
+      Patches::Place place = patches_.place_of(begin);
+      char* to = static_cast<char*>(output_.pixels.data) + begin * pixel_bytes;
+      const GatherKernels& pixels = dispatch().kernels.pixels;
+      for (int64_t i = begin; i < end; ++i, patches_.advance(place), to += pixel_bytes) {
+        const int64_t count = patches_.within(place, starts);
+        if (kind_ != Pooled::largest) {
+          const int64_t counted = kind_ == Pooled::mean ? patches_.pixels() : count;
+          pixels.mean(starts, input_bf16_, count, output_.channels, 1.0f / static_cast<float>(counted), to, output_.pixels.bf16);
+        } else if (output_.pixels.bytes) pixels.largest_bytes(starts, count, output_.channels, to);
+        else pixels.largest(starts, input_bf16_, count, output_.channels, to, output_.pixels.bf16, range);
+      }
+    });
+  }
+
+ private:
+  Images output_;
+  Patches patches_;
+  bool input_bf16_;
+  Pooled kind_;
+  float* range_;
+  const void** starts_ = nullptr;
 };
 
 }  // namespace hfca

@@ -12,8 +12,8 @@
 namespace hfca {
 
 // What a step makes of its source: see ops/chain/steps.py, which has the numbers.
-enum class StepKind : int64_t { convolution, max_pooling, depthwise, mean, sum, product, channels };
-constexpr int64_t step_kinds = 7;
+enum class StepKind : int64_t { convolution, max_pooling, grouped, mean, sum, product, channels, affine, average_pooling, average_within };
+constexpr int64_t step_kinds = 10;
 
 // One row of the layout of `convolutions`. With a range its output is an image in bytes.
 struct ChainStep {
@@ -21,6 +21,7 @@ struct ChainStep {
       more[2];
 
   bool is(StepKind of) const { return kind == static_cast<int64_t>(of); }
+  bool pools() const { return is(StepKind::max_pooling) || is(StepKind::average_pooling) || is(StepKind::average_within); }
   // On images of that size.
   Window window(const char* op, const Images& source) const { return {side(op, 0, source.height), side(op, 1, source.width)}; }
   // Pixels beside the image that windows may reach.
@@ -125,11 +126,13 @@ inline ByteSteps known_steps(const char* op, const Tensor& range) {
   return dispatch().kernels.images.steps_of_known(ends[0], ends[1]);
 }
 
-inline const float* depthwise_weight(const char* op, const ChainStep& step, const Images& source, const Tensor& weight) {
-  const std::vector<int64_t> sizes{step.size[0] * step.size[1], 1, source.channels};
-  const bool fits = weight.scalar_type() == ScalarType::Float && weight.is_contiguous() && sizes_of(weight) == sizes;
-  STD_TORCH_CHECK(fits && step.out_channels == source.channels, "hf_cpu_accel::", op, ": a depthwise weight is float32 [", sizes[0],
-                  ", 1, ", source.channels, "], and there are as many output channels");
+// The weight of a convolution in groups, [pixels of the window, channels of a group, channels].
+inline const float* grouped_weight(const char* op, const ChainStep& step, const Images& source, const Tensor& weight) {
+  const bool shaped = weight.scalar_type() == ScalarType::Float && weight.is_contiguous() && weight.dim() == 3;
+  const bool fits = shaped && weight.size(0) == step.size[0] * step.size[1] && weight.size(2) == source.channels && weight.size(1) > 0 &&
+                    source.channels % weight.size(1) == 0;
+  STD_TORCH_CHECK(fits && step.out_channels == source.channels, "hf_cpu_accel::", op, ": the weight of groups is float32 [",
+                  step.size[0] * step.size[1], ", channels of a group, ", source.channels, "], and there are as many output channels");
   return static_cast<const float*>(weight.const_data_ptr());
 }
 
@@ -153,6 +156,16 @@ inline std::vector<ChannelRun> moved_channels(const char* op, const ChainStep& s
   for (int64_t c = 0; c < step.out_channels; ++c)
     STD_TORCH_CHECK(values[c] >= 0 && values[c] < channels, "hf_cpu_accel::", op, ": there is no channel ", values[c], " of ", channels);
   return channel_runs(values, step.out_channels, source.channels);
+}
+
+// Of a step that multiplies and shifts channels: what by, [channels].
+inline const float* channel_vector(const char* op, const char* name, const ChainStep& step, const Images& source,
+                                   const OptionalTensor& part) {
+  const bool fits =
+      part && part->scalar_type() == ScalarType::Float && part->is_contiguous() && sizes_of(*part) == std::vector<int64_t>{source.channels};
+  STD_TORCH_CHECK(fits && step.out_channels == source.channels, "hf_cpu_accel::", op, ": the ", name,
+                  " of an affine step is float32, one number for each of the ", source.channels, " channels of its input");
+  return static_cast<const float*>(part->const_data_ptr());
 }
 
 // Of sums and products: the other image, which may be none.

@@ -30,6 +30,8 @@ inline Simd::Float activate(Simd::Float x) {
   } else if constexpr (act == Activation::hardswish) {  // x min(max(x + 3, 0), 6) / 6
     const Simd::Float gate = Simd::min(Simd::set1(6.0f), Simd::max(Simd::zero(), Simd::add(x, Simd::set1(3.0f))));
     return Simd::mul(Simd::mul(x, gate), Simd::set1(1.0f / 6.0f));
+  } else if constexpr (act == Activation::leaky_relu || act == Activation::leaky_relu_tenth) {
+    return Simd::max(Simd::mul(x, Simd::set1(act == Activation::leaky_relu ? 0.01f : 0.1f)), x);
   } else if constexpr (act == Activation::sigmoid) {
     return sigmoid(x);
   } else if constexpr (act == Activation::hardsigmoid) {  // min(max(x + 3, 0), 6) / 6

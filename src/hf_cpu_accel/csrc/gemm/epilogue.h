@@ -95,6 +95,7 @@ inline void finish_panel(const Gemm& g, float* sums, int64_t row, int rows, int6
       HFCA_ACTIVATION(silu)
       // clang-format off
       HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
+      HFCA_ACTIVATION(leaky_relu) HFCA_ACTIVATION(leaky_relu_tenth)
     default: break;  // no op asks for others
 #undef HFCA_ACTIVATION
       // clang-format on

@@ -25,8 +25,12 @@ constexpr int panel_columns = 32;
 enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5, affine4 = 6, affine8 = 7 };
 constexpr int weight_kinds = 8;
 // sigmoid and hardsigmoid: of pixels (convolution/pointwise.h), not of products.
-enum class Activation : int { none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh, relu2, relu6, hardswish, sigmoid, hardsigmoid };
-constexpr int activations = 10, pointwise_activations = 12;
+enum class Activation : int {
+  // clang-format off
+  none = 0, gelu, gelu_tanh, relu, silu, quick_gelu, tanh, relu2, relu6, hardswish, leaky_relu, leaky_relu_tenth, sigmoid, hardsigmoid
+  // clang-format on
+};
+constexpr int activations = 12, pointwise_activations = 14;
 
 // A float32 or bfloat16 array.
 struct Array {

@@ -141,6 +141,7 @@ inline void finish_bytes(const Gemm& g, const float* sums, const PanelTile& tile
     HFCA_ACTIVATION(silu)
     // clang-format off
     HFCA_ACTIVATION(quick_gelu) HFCA_ACTIVATION(tanh) HFCA_ACTIVATION(relu2) HFCA_ACTIVATION(relu6) HFCA_ACTIVATION(hardswish)
+    HFCA_ACTIVATION(leaky_relu) HFCA_ACTIVATION(leaky_relu_tenth)
     default: break;  // no op asks for others
 #undef HFCA_ACTIVATION
     // clang-format on

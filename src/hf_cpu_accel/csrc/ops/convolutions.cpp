@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "../convolution/pointwise_steps.h"
-#include "../convolution/pooling.h"
 #include "../convolution/steps.h"
 #include "../kept.h"
 #include "../tensors.h"
@@ -122,18 +121,22 @@ class BoundChain {
     const auto activation = static_cast<Activation>(step.activation);
     STD_TORCH_CHECK(step.is(StepKind::max_pooling) || (step.range < 0 && (!other || !other->pixels.bytes)), "hf_cpu_accel::", op,
                     ": such a step neither reads nor makes an image in bytes");
-    if (step.is(StepKind::max_pooling)) {
+    if (step.pools()) {
       check_pooling(op, step, source, window);
-      return [](const WorkImages& images) { return std::make_unique<MaxPooling>(images); };
+      const Pooled kind = step.is(StepKind::max_pooling)       ? Pooled::largest
+                          : step.is(StepKind::average_pooling) ? Pooled::mean
+                                                               : Pooled::mean_within;
+      return [kind](const WorkImages& images) { return std::make_unique<Pooling>(images, kind); };
     }
-    if (step.is(StepKind::depthwise)) {
+    if (step.is(StepKind::grouped)) {
       const OptionalTensor weight = part(step.weight), bias = part(step.bias);
-      STD_TORCH_CHECK(weight && bias && !other, "hf_cpu_accel::", op, ": a depthwise step has a weight and a bias, and adds nothing");
-      const float* const values = depthwise_weight(op, step, source, *weight);
+      STD_TORCH_CHECK(weight && bias && !other, "hf_cpu_accel::", op, ": a step of groups has a weight and a bias, and adds nothing");
+      const float* const values = grouped_weight(op, step, source, *weight);
       const Array offset = as_vector(bias, source.channels, op, "bias");
-      STD_TORCH_CHECK(!offset.bf16, "hf_cpu_accel::", op, ": the bias of a depthwise step is float32");
+      STD_TORCH_CHECK(!offset.bf16, "hf_cpu_accel::", op, ": the bias of a step of groups is float32");
+      const int64_t group = weight->size(1);
       return [=](const WorkImages& images) {
-        return std::make_unique<DepthwiseConvolution>(images, values, static_cast<const float*>(offset.data), activation);
+        return std::make_unique<GroupedConvolution>(images, group, values, static_cast<const float*>(offset.data), activation);
       };
     }
     if (step.is(StepKind::mean)) {
@@ -144,6 +147,13 @@ class BoundChain {
     if (step.is(StepKind::channels)) {
       std::vector<ChannelRun> runs = moved_channels(op, step, source, other, part(step.weight), window);
       return [runs = std::move(runs)](const WorkImages& images) { return std::make_unique<MovedChannels>(images, runs); };
+    }
+    if (step.is(StepKind::affine)) {
+      check_no_window(op, window);
+      STD_TORCH_CHECK(!other, "hf_cpu_accel::", op, ": an affine step adds no image");
+      const float* const gain = channel_vector(op, "gain", step, source, part(step.weight));
+      const float* const shift = channel_vector(op, "shift", step, source, part(step.bias));
+      return [=](const WorkImages& images) { return std::make_unique<AffineImages>(images, gain, shift, activation); };
     }
     check_other(op, step, source, other, window);
     const bool product = step.is(StepKind::product);

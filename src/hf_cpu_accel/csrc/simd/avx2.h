@@ -55,6 +55,9 @@ struct Simd {
   static Float rotate(Float x, int n) {
     return _mm256_permutevar8x32_ps(x, _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(n)));
   }
+  static Float pick(Float x, const int32_t (&lanes)[width]) {
+    return _mm256_permutevar8x32_ps(x, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes)));
+  }
   static void transpose(Float (&r)[width]) {
     Float t[width];
 #pragma GCC unroll 8

@@ -48,6 +48,7 @@ struct Simd {
     const Int lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(n)), x);
   }
+  static Float pick(Float x, const int32_t (&lanes)[width]) { return _mm512_permutexvar_ps(_mm512_loadu_si512(lanes), x); }
   static Float swap_halves(Float x) { return _mm512_shuffle_f32x4(x, x, 0x4E); }
   static void transpose(Float (&r)[width]) {
     Float t[width];

@@ -67,6 +67,11 @@ struct Simd {
     for (int i = 0; i < width; ++i) r[i] = x[(i + n) % width];
     return r;
   }
+  static Float pick(Float x, const int32_t (&lanes)[width]) {
+    Float r;
+    for (int i = 0; i < width; ++i) r[i] = x[lanes[i]];
+    return r;
+  }
   static void transpose(Float (&r)[width]) {
     for (int i = 0; i < width; ++i)
       for (int j = 0; j < i; ++j) {

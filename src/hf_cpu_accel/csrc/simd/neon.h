@@ -80,6 +80,12 @@ struct Simd {
     store(twice + width, x);
     return load(twice + n);
   }
+  static Float pick(Float x, const int32_t (&lanes)[width]) {
+    float from[width], to[width];
+    store(from, x);
+    for (int i = 0; i < width; ++i) to[i] = from[lanes[i]];
+    return load(to);
+  }
   static void transpose(Float (&r)[width]) {
     transpose4(r[0].low, r[1].low, r[2].low, r[3].low);
     transpose4(r[4].high, r[5].high, r[6].high, r[7].high);

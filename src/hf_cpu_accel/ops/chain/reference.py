@@ -43,7 +43,7 @@ def same_padding(pixels: int, size: int, stride: int, dilation: int) -> tuple[in
 
 
 def chain_reference(input: Tensor, parts: list[Tensor], layout: list[int], narrow: bool) -> Tensor:
-    """One `conv2d`, pooling, mean, sum, product or choice of channels after another."""
+    """One `conv2d`, pooling, mean, sum, product, choice of channels, or gain and shift of these after another."""
     images, in_bytes = [input.float()], {0: False}
     between = torch.bfloat16 if narrow else input.dtype
     for step in steps_in(layout):
@@ -68,6 +68,8 @@ def _computed(
     if kind == "channels":
         both = source if residual is None else torch.cat((source, residual), -1)
         return both[..., parts[step["weight"]].long()]
+    if kind == "affine":
+        return POINTWISE[activation](torch.addcmul(parts[step["bias"]], source, parts[step["weight"]]))
     if kind in ("sum", "product"):
         combined = (
             source if residual is None else source * residual if kind == "product" else source + residual
@@ -75,6 +77,10 @@ def _computed(
         return POINTWISE[activation](combined)
     if kind == "max pooling":
         return functional.max_pool2d(source.movedim(-1, 1), size, stride, padding).movedim(1, -1)
+    if kind.startswith("average pooling"):
+        zeros = kind == "average pooling"
+        image = source.movedim(-1, 1)
+        return functional.avg_pool2d(image, size, stride, padding, count_include_pad=zeros).movedim(1, -1)
     weight, scale, bias = (
         None if step[name] < 0 else parts[step[name]] for name in ("weight", "scale", "bias")
     )
@@ -83,10 +89,11 @@ def _computed(
         (top, left), (rows, columns) = padding, more
         source = functional.pad(source, (0, 0, left, left + columns, top, top + rows))
         padding = [0, 0]
-    if kind == "depthwise":
+    if kind == "grouped":
         values = weight.permute(2, 1, 0).unflatten(2, size)
+        image, groups = source.movedim(-1, 1), len(values) // values.shape[1]
         outputs = functional.conv2d(
-            source.movedim(-1, 1), values, bias, tuple(stride), tuple(padding), tuple(dilation), len(values)
+            image, values, bias, tuple(stride), tuple(padding), tuple(dilation), groups
         )
         return ACTIVATIONS[activation](outputs.movedim(1, -1))
     window = (step["out_channels"], size, stride, padding, dilation)

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
-from hf_cpu_accel.packing.convolution import is_depthwise
+from hf_cpu_accel.packing.convolution import is_grouped
 from hf_cpu_accel.packing.linear import PackedWeight
 
 # What a step is, by number.
-KINDS = ("convolution", "max pooling", "depthwise", "mean", "sum", "product", "channels")
+KINDS = (
+    *("convolution", "max pooling", "grouped", "mean", "sum", "product", "channels", "affine"),
+    *("average pooling", "average pooling within"),
+)
 # The numbers of one step in `layout`, in this order (csrc/convolution/steps.h reads it): its kind; places in `parts`, -1 for none;
 # which image it reads and which is added or multiplied into it, -1 for none; and for each side of the window, [height, width], what
 # `conv2d` calls by these names, and how many more zeros lie behind the image than before it, SAME for those of `same_padding`.
@@ -38,7 +41,7 @@ class ConvolutionStep:
 
     Attributes:
         source, residual: numbers of images: 0 is the input of the op, i + 1 the output of step i. residual may be None.
-        weight: with the data of `packing.convolution.pack_depthwise`, every channel is convolved by itself; nothing is added then.
+        weight: with the data of `packing.convolution.pack_grouped`, channels are convolved in groups, and nothing is added.
         range: (low, high) that the output is clamped to, with 0 between them: it is an image in bytes then, which
             may be pooled, added to others, and read by int8 weights of windows and tiles. None: a floating point image.
         more: how many zeros lie behind the image besides `padding`, which then is before it; SAME for both sides: padding as
@@ -58,19 +61,21 @@ class ConvolutionStep:
     more: tuple[int, int] = (0, 0)
 
     @property
-    def is_depthwise(self) -> bool:
-        return is_depthwise(self.weight.data)
+    def is_grouped(self) -> bool:
+        return is_grouped(self.weight.data)
 
 
 @dataclass(frozen=True)
 class PoolingStep:
-    """The largest pixel of each window of image[source], by channel; arguments as those of `torch.nn.functional.max_pool2d`.
+    """The largest pixel of each window of image[source], by channel, or their mean; arguments as those of
+    `torch.nn.functional.max_pool2d`.
 
-    Of an image in bytes it makes one of the same range.
+    Of an image in bytes the largest ones are one of the same range.
 
     Attributes:
         source: see `ConvolutionStep`.
         channels: of that image.
+        kind: one of KINDS; "average pooling" counts the zeros around the image, "average pooling within" does not.
     """
 
     source: int
@@ -78,6 +83,7 @@ class PoolingStep:
     kernel_size: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
+    kind: str = "max pooling"
 
 
 @dataclass(frozen=True)
@@ -124,4 +130,24 @@ class ChannelsStep:
         return len(self.numbers)
 
 
-Step = ConvolutionStep | PoolingStep | MeanStep | CombineStep | ChannelsStep
+@dataclass(frozen=True, eq=False)
+class AffineStep:
+    """activation(gain * image[source] + shift), channel by channel: a batch norm ahead of a convolution.
+
+    Attributes:
+        source: see `ConvolutionStep`.
+        gain, shift: [channels] float32.
+        activation: one of POINTWISE.
+    """
+
+    source: int
+    gain: Tensor
+    shift: Tensor
+    activation: str
+
+    @property
+    def channels(self) -> int:
+        return len(self.gain)
+
+
+Step = ConvolutionStep | PoolingStep | MeanStep | CombineStep | ChannelsStep | AffineStep

@@ -25,6 +25,9 @@ class Images(Protocol):
     def number(self, image: Tensor) -> int | None:
         """Which image that is."""
 
+    def copied(self, image: Tensor, source: int) -> None:
+        """Note that `image` is image `source` once more."""
+
     def made(self, output: Tensor | None, link: AnyLink) -> Any:
         """Note the image that a link makes."""
 
@@ -58,16 +61,21 @@ class ChannelMoves:
 
     def _put_together(self, images: Images, parts: Sequence[Tensor], dimension: int, output: Tensor) -> None:
         numbers = [images.number(part) if part.dim() == 4 else None for part in parts]
-        if dimension % 4 != 1 or None in numbers or len(parts) < 2:
+        if dimension % 4 != 1 or None in numbers:
             return
         first, channels = numbers[0], parts[0].shape[1]
         assert first is not None
+        if len(parts) == 1:  # of a list that is to grow
+            images.copied(output, first)
         for part, number in zip(parts[1:], numbers[1:], strict=True):
             channels += part.shape[1]
-            images.made(
-                output if part is parts[-1] and channels == output.shape[1] else None,
-                ChannelsLink(first, number, tuple(range(channels))),
-            )
+            link = ChannelsLink(first, number, tuple(range(channels)))
+            is_whole = part is parts[-1] and channels == output.shape[1]
+            # A list of images that grows (Huang et al. 2016) is put together anew for each that reads it.
+            if link in images.links and not is_whole:
+                first = images.links.index(link) + 1
+                continue
+            images.made(output if is_whole else None, link)
             first = len(images.links)
 
     def _split(self, images: Images, image: Tensor, dimension: int, parts: Sequence[Tensor]) -> None:

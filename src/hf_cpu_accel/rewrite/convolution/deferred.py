@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
 from hf_cpu_accel.packing.linear import PackedWeight
-from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
+from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
 from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.runtime.tracing import is_compiling
@@ -217,6 +217,11 @@ def _clamped(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None
     return args[0]._activated("relu6", in_place=in_place) if args[1:] == (0, 6) and not kwargs else None
 
 
+def _leaky(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
+    name = leaky_name(args, kwargs)
+    return None if name is None else args[0]._activated(name, in_place=in_place)
+
+
 def _sum(args: Any, kwargs: Any, *, in_place: bool = False) -> Tensor | None:
     first, second = args
     if kwargs.get("alpha", 1) != 1:
@@ -248,6 +253,8 @@ JOINS: dict[Any, Callable[[Any, Any], Tensor | None]] = {
     _ATEN.gelu.default: _gelu,
     _ATEN.hardtanh.default: _clamped,
     _ATEN.hardtanh_.default: partial(_clamped, in_place=True),
+    _ATEN.leaky_relu.default: _leaky,
+    _ATEN.leaky_relu_.default: partial(_leaky, in_place=True),
     _ATEN.hardswish.default: _activation("hardswish"),
     _ATEN.hardswish_.default: _activation("hardswish", in_place=True),
     _ATEN.add.Tensor: _sum,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,3 +22,12 @@ class Epilogue(NamedTuple):
 
 PLAIN = Epilogue()
 NORMALISED = Epilogue(normalised=True)
+
+# Slopes below zero (Maas et al. 2013), and the activations of `ops.linear.ACTIVATIONS` that have them.
+_SLOPES = {0.01: "leaky_relu", 0.1: "leaky_relu_tenth"}
+
+
+def leaky_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Which activation ATen's leaky_relu computes of these arguments; None for other slopes."""
+    slope = args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01)
+    return _SLOPES.get(slope) if isinstance(slope, float) else None

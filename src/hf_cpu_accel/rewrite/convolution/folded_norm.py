@@ -25,7 +25,7 @@ from hf_cpu_accel.runtime.tracing import is_compiling
 from hf_cpu_accel.tolerance import AFFINE
 
 STRUCTURE = "batch norm"
-_JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish")
+_JOINING = ("relu", "silu", "gelu", "gelu_tanh", "relu6", "hardswish", "leaky_relu", "leaky_relu_tenth")
 
 
 class FoldedNorm(FusedModuleMixin):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hf_cpu_accel.rewrite.convolution.epilogue import leaky_name
 from hf_cpu_accel.rewrite.convolution.links import Zeros
 
 _ATEN = torch.ops.aten
@@ -24,6 +25,8 @@ def activation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         return "relu6" if args[1:] == (0, 6) and not kwargs else None
     if func is _ATEN.gelu.default:
         return {"none": "gelu", "tanh": "gelu_tanh"}[kwargs.get("approximate", "none")]
+    if func in (_ATEN.leaky_relu.default, _ATEN.leaky_relu_.default):
+        return leaky_name(args, kwargs)
     return _ACTIVATIONS.get(func) if len(args) == 1 and not kwargs else None
 
 

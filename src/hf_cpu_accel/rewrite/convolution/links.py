@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +15,14 @@ from hf_cpu_accel.ops.chain.reference import same_padding
 from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
     SAME,
+    AffineStep,
     ChannelsStep,
     CombineStep,
     ConvolutionStep,
     MeanStep,
     PoolingStep,
 )
+from hf_cpu_accel.rewrite.convolution.chain_parts import gain_and_shift
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
 
 
@@ -106,7 +109,7 @@ class Link:
 
 @dataclass(frozen=True)
 class PoolingLink:
-    """A max pooling in a chain; see `Link`.
+    """A pooling in a chain; see `Link`.
 
     Attributes:
         channels: of the image.
@@ -119,12 +122,33 @@ class PoolingLink:
     def step(self, root: nn.Module) -> PoolingStep:
         pooling: Any = root.get_submodule(self.path)
         windows = (_pair(pooling.kernel_size), _pair(pooling.stride), _pair(pooling.padding))
-        return PoolingStep(self.source, self.channels, *windows)
+        kind = "max pooling"
+        if isinstance(pooling, nn.AvgPool2d):
+            kind = "average pooling" if pooling.count_include_pad else "average pooling within"
+        return PoolingStep(self.source, self.channels, *windows, kind)
 
     def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
         """What it makes of the images before it."""
         output: Tensor = root.get_submodule(self.path)(images[self.source])
         return output
+
+
+@dataclass(frozen=True)
+class AffineLink:
+    """A batch norm that stands ahead of a convolution, and the activation between them; see `PoolingLink`."""
+
+    path: str
+    source: int
+    channels: int
+    activation: str = "none"
+
+    def step(self, root: nn.Module) -> AffineStep:
+        gain, shift = gain_and_shift(root.get_submodule(self.path))
+        return AffineStep(self.source, gain, shift, self.activation)
+
+    def compute(self, root: nn.Module, images: Sequence[Tensor]) -> Tensor:
+        """What it makes of the images before it."""
+        return POINTWISE[self.activation](root.get_submodule(self.path)(images[self.source]))
 
 
 @dataclass(frozen=True)
@@ -183,12 +207,25 @@ class ChannelsLink:
         return image[:, list(self.numbers)]
 
 
-AnyLink = Link | PoolingLink | MeanLink | CombineLink | ChannelsLink
+AnyLink = Link | PoolingLink | AffineLink | MeanLink | CombineLink | ChannelsLink
 Chain = tuple[AnyLink, ...]
 
 
-def without_unread(links: Sequence[AnyLink]) -> Chain:
-    """The same chain without images that none of the others is made of."""
+def shortened(links: Sequence[AnyLink]) -> Chain:
+    """The same chain without images that none of the others is made of, and with activations in the step that makes what they read,
+    where nobody else reads that."""
+    chain = list(_without_unread(links))
+    readers = Counter(image for link in chain for image in _images_read(link).values())
+    for number, link in enumerate(chain):
+        before = chain[link.source - 1] if link.source > 0 else None
+        if not (isinstance(link, CombineLink) and link.residual is None and readers[link.source] == 1):
+            continue
+        if isinstance(before, AffineLink | CombineLink) and before.activation == "none":
+            chain[number] = replace(before, activation=link.activation)
+    return _without_unread(chain)
+
+
+def _without_unread(links: Sequence[AnyLink]) -> Chain:
     read, kept = {len(links)}, []
     for number in range(len(links), 0, -1):
         if number in read:

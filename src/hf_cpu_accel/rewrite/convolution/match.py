@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.packing.convolution import pack_conv2d, pack_depthwise
+from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import (
@@ -29,6 +29,9 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_source import taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+
+# Channels of groups that ours computes: of RegNets and ResNeXts. Wider ones are products of matrices.
+_GROUPS = (1, 2, 4, 8, 16, 32)
 
 
 class OneDNNConvolution(PackedConvolution):
@@ -64,19 +67,24 @@ class OneDNNConvolution(PackedConvolution):
         return output.to(input.dtype)
 
     def own_weight(self, *, normalised: bool) -> OwnWeight | None:
-        """Of a depthwise convolution, and of a small one that reads the image itself, where chains of mobile networks begin: they
-        have so few weights that a second copy does not count. Larger ones may be the better part of a stem: of a ResNet's 7 x 7
-        window it was measured who is faster."""
-        if normalised != (self.fold is not None) or not (self._is_depthwise or self._is_first):
+        """Of a convolution in groups of few channels, and of a small one that reads the image itself, where chains of mobile
+        networks begin: they have so few weights that a second copy does not count. Larger ones may be the better part of a
+        stem: of a ResNet's 7 x 7 window it was measured who is faster."""
+        if normalised != (self.fold is not None) or not (self._is_grouped or self._is_first):
             return None
         if self._own is None:
             plain = self.packed.to_dense().float()
-            self._own = pack_depthwise(plain) if self._is_depthwise else pack_conv2d(plain, "float32")
+            self._own = pack_grouped(plain) if self._is_grouped else pack_conv2d(plain, "float32")
         return self._own, self._bias
 
     @property
-    def _is_depthwise(self) -> bool:
-        return self.groups == self.in_channels == self.out_channels
+    def _is_grouped(self) -> bool:
+        """Whether it is in groups that fill vectors, or of which vectors are filled, if it is no depthwise one."""
+        channels = self.in_channels // self.groups
+        if self.in_channels != self.out_channels or channels not in _GROUPS:
+            return False
+        usual = self.kernel_size == (3, 3) and self.dilation == (1, 1) and max(self.stride) <= 2
+        return channels == 1 or (usual and self.groups > 1)
 
     @property
     def _is_first(self) -> bool:

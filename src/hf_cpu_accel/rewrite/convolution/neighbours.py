@@ -13,6 +13,8 @@ from torch import nn
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
+from hf_cpu_accel.rewrite.convolution.folded_norm import STRUCTURE as NORM
+from hf_cpu_accel.rewrite.convolution.links import AffineLink
 from hf_cpu_accel.rewrite.convolution.residual_block import (
     STRUCTURE,
     FusedResidualBlock,
@@ -44,7 +46,19 @@ def join_neighbours(context: Context) -> list[PlanItem]:
         blocks = [module for module in group if isinstance(module, FusedResidualBlock)]
         for block in blocks:  # numbers of less than float32 between them would depend on who reads them
             block._defers = len(blocks) > 1 and not block.narrow
-    return items
+    return [*items, *_norms_of_chains(context)]
+
+
+def _norms_of_chains(context: Context) -> list[PlanItem]:
+    """The rows of norms that chains compute, in place of those that say that no convolution takes them in."""
+    blocks = [
+        (path, part) for path, part in context.root.named_modules() if isinstance(part, FusedResidualBlock)
+    ]
+    links = ((path, link) for path, block in blocks for link in block._chain if isinstance(link, AffineLink))
+    paths = [f"{path}.{link.path}" for path, link in links]
+    told = frozenset(paths)
+    context.items[:] = [item for item in context.items if item.reason is None or item.name not in told]
+    return [PlanItem(path, NORM, "convolutions", "float32", packed_bytes=0, reason=None) for path in paths]
 
 
 def _groups(module: nn.Module) -> Iterator[list[nn.Module]]:

@@ -25,11 +25,12 @@ from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
-from hf_cpu_accel.rewrite.convolution.links import Chain, Link
-from hf_cpu_accel.rewrite.convolution.trace import DTYPES, parts_of, read
+from hf_cpu_accel.rewrite.convolution.links import AffineLink, Chain, Link
+from hf_cpu_accel.rewrite.convolution.trace import DTYPES, read
 from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
@@ -43,6 +44,8 @@ STRUCTURE = "residual blocks"
 # [batch, height, width]: for matching, and for verification.
 _IMAGE = (1, 9, 9)
 _OTHERS = ((2, 13, 10), (1, 32, 33))
+# Times as large are those for networks that take none of a few pixels: poolings without padding halve an image to nothing.
+_LARGER = 7
 _PIXELS = (3, 1, 1)  # where layers that halve an image leave its shape; not all take one
 
 
@@ -185,19 +188,22 @@ def chain_of(
     if reason is not None:
         return Refusal(reason)
     # Whichever convolution of the layer is its first: that it reads the layer's input is seen in the chain.
-    candidate = next(part for part in layer.modules() if isinstance(part, DeferringConvolution))
+    candidate = next(part for part in layer.modules() if _reads_images(part))
+    shadow, times = Shadow(layer), 1
     chain = read(layer, lambda side: _image(candidate, 1, side, side), fewest=fewest)
+    if isinstance(chain, Refusal) and not _takes_image(shadow, _image(candidate, *_IMAGE)):
+        times = _LARGER
+        chain = read(layer, lambda side: _image(candidate, 1, side, side, times), fewest=fewest)
     if isinstance(chain, Refusal):
         return chain
     first = _first(layer, chain)
     if first is None:
-        return Refusal("no convolution in it reads its input")
-    shadow = Shadow(layer)
+        return Refusal("no convolution or norm in it reads its input")
     fuse: Callable[..., FusedResidualBlock] = partial(
-        fused_layer, FusedResidualBlock, _chain=chain, _channels=first.in_channels, _bound=None
+        fused_layer, FusedResidualBlock, _chain=chain, _channels=_channels_of(first), _bound=None
     )
     fused = fuse(shadow_of(layer), _bf16_intermediates=False)
-    if not _agree(fused, shadow, first, _coarsest(layer, chain)):
+    if not _agree(fused, shadow, partial(_image, first, times=times), _coarsest(layer, chain)):
         return Refusal("on other images it computes something else than on the one it was read from")
     return fuse(layer, _bf16_intermediates=True)
 
@@ -211,21 +217,26 @@ def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
         return False
     for module in layer.modules():
         has_state = module._parameters or module._buffers
-        if has_state and not isinstance(module, DeferringConvolution | FoldedNorm):
+        if has_state and not (isinstance(module, DeferringConvolution | FoldedNorm) or is_norm(module)):
             return False
-    parts = list(parts_of(layer).values())
+    parts = [part for part in parts_of(layer).values() if not is_norm(part)]
     convolutions = [part for part in parts if isinstance(part, DeferringConvolution)]
     if len(parts) == 1:
         return len(convolutions) == fewest
     return len(parts) >= fewest and any(not isinstance(module, PackedLinear) for module in convolutions)
 
 
-def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
+def _takes_image(shadow: Shadow, image: Tensor) -> bool:
+    with shadow.running():
+        return run_alone(shadow.module, image) is not None
+
+
+def _agree(fused: nn.Module, shadow: Shadow, image_of: Callable[..., Tensor], dtype: str) -> bool:
     """Whether the chain gives what the layer gives for other images, in batches and in both dtypes, too."""
     layer = shadow.module
     with shadow.running():
         for sizes in (*_OTHERS, _PIXELS):
-            ours, theirs = (run_alone(module, _image(first, *sizes)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, image_of(*sizes)) for module in (fused, layer))
             if sizes is _PIXELS and theirs is None:
                 continue
             if ours is None or theirs is None:
@@ -233,15 +244,15 @@ def _agree(fused: nn.Module, shadow: Shadow, first: Any, dtype: str) -> bool:
             if row_error(ours.movedim(1, -1), theirs.movedim(1, -1)) > RESIDUAL_BLOCKS.of(dtype):
                 return False
         for other in WEIGHT_DTYPES:  # a cast inside shows only where there is something to cast
-            ours, theirs = (run_alone(module, _image(first, *_IMAGE).to(other)) for module in (fused, layer))
+            ours, theirs = (run_alone(module, image_of(*_IMAGE).to(other)) for module in (fused, layer))
             if theirs is not None and (ours is None or ours.dtype is not theirs.dtype):
                 return False
     return True
 
 
 def _first(layer: nn.Module, chain: Chain) -> Any:
-    """The first convolution that reads the layer's input, or None."""
-    readers = (link for link in chain if link.source == 0 and isinstance(link, Link))
+    """The first convolution or norm that reads the layer's input, or None."""
+    readers = (link for link in chain if link.source == 0 and isinstance(link, Link | AffineLink))
     link = next(readers, None)
     return None if link is None else layer.get_submodule(link.path)
 
@@ -252,7 +263,18 @@ def _coarsest(layer: nn.Module, chain: Chain) -> str:
     return next(dtype for dtype in reversed(DTYPES) if dtype in dtypes)
 
 
-def _image(convolution: Any, batch: int, height: int, width: int) -> Tensor:
+def _reads_images(part: nn.Module) -> bool:
+    return isinstance(part, DeferringConvolution) or is_norm(part)
+
+
+def _channels_of(reader: Any) -> int:
+    channels: int = reader.num_features if is_norm(reader) else reader.in_channels
+    return channels
+
+
+def _image(reader: Any, batch: int, height: int, width: int, times: int = 1) -> Tensor:
+    """One that a convolution or norm reads, so many times as large."""
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(batch, convolution.in_channels, height, width, generator=generator)
-    return image.to(convolution.weight_dtype)
+    sides = (times * height + times // 2, times * width + times // 2)
+    image = torch.randn(batch, _channels_of(reader), *sides, generator=generator)
+    return image.to(reader.running_mean.dtype if is_norm(reader) else reader.weight_dtype)

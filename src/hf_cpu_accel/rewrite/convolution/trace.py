@@ -1,4 +1,4 @@
-"""Which convolutions, poolings, gates and sums a module is made of, read from what it does when it is run on a small image."""
+"""Which convolutions, poolings, norms, gates and sums a module is made of, read from what it does to a small image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
-from hf_cpu_accel.packing.convolution import is_depthwise
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.packing.convolution import is_grouped
+from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, parts_of
 from hf_cpu_accel.rewrite.convolution.channel_moves import ChannelMoves
 from hf_cpu_accel.rewrite.convolution.deferred import JOINS, DeferredConvolution, DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import Epilogue
@@ -26,6 +26,7 @@ from hf_cpu_accel.rewrite.convolution.image_ops import (
     zeros_around,
 )
 from hf_cpu_accel.rewrite.convolution.links import (
+    AffineLink,
     AnyLink,
     Chain,
     CombineLink,
@@ -33,7 +34,7 @@ from hf_cpu_accel.rewrite.convolution.links import (
     MeanLink,
     PoolingLink,
     Zeros,
-    without_unread,
+    shortened,
     zeros_of_same,
 )
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign, ours
@@ -47,20 +48,6 @@ DTYPES = ("float32", "bfloat16", "int8")
 _SMALL = 9
 # However often they are halved: where zeros depend on the size of an image, they differ.
 _ODD_AND_EVEN = (33, 32)
-
-
-def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
-    """The modules in `layer` that may be links of a chain, by path."""
-    return {path: part for path, part in layer.named_modules() if is_part(part)}
-
-
-def is_part(module: nn.Module) -> bool:
-    """Whether that may be a link of a chain: a convolution, or a pooling as the op has it, whose forward was not replaced."""
-    if isinstance(module, DeferringConvolution):
-        return True
-    if type(module) is not nn.MaxPool2d or own_forward(module) is not None:
-        return False
-    return not (module.ceil_mode or module.return_indices) and _are_one(module.dilation)
 
 
 def read(layer: nn.Module, image_of: Callable[[int], Tensor], *, fewest: int = 2) -> Chain | Refusal:
@@ -102,13 +89,13 @@ def _read(layer: nn.Module, image: Tensor, fewest: int) -> Chain | Refusal:
             return output
         if trace.foreign:
             return Refusal(
-                "what its convolutions read is not all made by convolutions, poolings, gates and sums"
+                "what its convolutions read is not all made by convolutions, poolings, norms, gates and sums"
             )
         if trace.convolutions < fewest:
             return Refusal(f"it calls fewer than {fewest} convolutions and poolings")
         if not isinstance(output, Tensor) or not trace.is_last(output):
             return Refusal("something else comes after its last convolution")
-    return without_unread(trace.links)
+    return shortened(trace.links)
 
 
 @dataclass
@@ -120,6 +107,7 @@ class _Trace:
             module itself does not have.
         padded: images with zeros around them: of which one, and what.
         moves: what is done to channels.
+        same: what is an image once more, and which.
         gates: numbers of images of one pixel, however large the input is.
         foreign: whether a part read something else.
         is_inside: whether a part is computing.
@@ -128,6 +116,7 @@ class _Trace:
     images: list[tuple[Tensor | None, int]]
     links: list[AnyLink] = field(default_factory=list)
     padded: list[tuple[Tensor, int, Zeros]] = field(default_factory=list)
+    same: list[tuple[Tensor, int]] = field(default_factory=list)
     gates: set[int] = field(default_factory=set)
     moves: ChannelMoves = field(default_factory=ChannelMoves)
     foreign: bool = False
@@ -150,21 +139,22 @@ class _Trace:
             return output
         source, zeros = found
         link = Link(path, source, residual, epilogue.normalised, epilogue.activation, zeros)
-        if residual is not None and is_depthwise(own[0].data):  # which adds nothing
+        if residual is not None and is_grouped(own[0].data):  # which adds nothing
             self.made(None, replace(link, residual=None, activation="none"))
             sum = CombineLink(len(self.links), output.shape[1], residual, False, epilogue.activation)
             return self.made(output, sum)
         return self.made(output, link)
 
-    def pooled(self, path: str, pooling: nn.Module, input: Tensor) -> Tensor:
+    def called(self, link: Callable[[int, int], AnyLink], part: nn.Module, input: Tensor) -> Tensor:
+        """A pooling or a norm is; link: what it is then, of the number of an image and its channels."""
         input = input.tensor if isinstance(input, LazyTensor) else input
         with self._inside():
-            output: Tensor = type(pooling).forward(pooling, input)
+            output: Tensor = type(part).forward(part, input)
         source = self.number(input)
         if source is None or input.dim() != 4:
             self.foreign = True
             return output
-        return self.made(output, PoolingLink(path, source, input.shape[1]))
+        return self.made(output, link(source, input.shape[1]))
 
     def done(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, writes: bool
@@ -199,7 +189,13 @@ class _Trace:
         """Which image that is, as it was made."""
         known = (number for number, (tensor, _) in reversed(list(enumerate(self.images))) if tensor is image)
         number = next(known, None)
-        return None if number is None or image._version != self.images[number][1] else number
+        if number is None:
+            return next((of for same, of in self.same if same is image and image._version == 0), None)
+        return None if image._version != self.images[number][1] else number
+
+    def copied(self, image: Tensor, source: int) -> None:
+        """Note that `image` is image `source` once more."""
+        self.same.append((image, source))
 
     def is_last(self, output: Tensor) -> bool:
         """Whether that is what the last of them made, and neither it nor the input was written to."""
@@ -287,14 +283,12 @@ def _listen(trace: _Trace, path: str, module: nn.Module) -> None:
     def compute(input: Tensor, epilogue: Epilogue) -> Tensor:
         return trace.computed(path, module, input, epilogue)
 
+    link = partial(AffineLink if is_norm(module) else PoolingLink, path)
+
     def forward(input: Tensor) -> Tensor:
-        return trace.pooled(path, module, input)
+        return trace.called(link, module, input)
 
     listening: dict[str, Callable[..., Tensor]] = (
         {"compute": compute} if isinstance(module, DeferringConvolution) else {"forward": forward}
     )
     vars(module).update(listening)
-
-
-def _are_one(sizes: int | tuple[int, ...]) -> bool:
-    return all(size == 1 for size in ((sizes,) if isinstance(sizes, int) else sizes))

@@ -118,7 +118,7 @@ def _read(first: Node, lowered: GraphModule) -> dict[Node, _Made]:
         source = node.args[0] if node.args else None
         if _is_convolution(node, lowered) and (source is input or source in made):
             step = _convolution(lowered, str(node.target))
-            made[node] = _Made([node], made.get(source), step, True, adds=not step(0).is_depthwise)
+            made[node] = _Made([node], made.get(source), step, True, adds=not step(0).is_grouped)
         elif node.target in _RELU and source in made and made[source].is_open:
             _join_in(made, node, made[source]).activation = "relu"
         elif node.target in _POOLING and source in made and (pooling := _pooling(node)) is not None:

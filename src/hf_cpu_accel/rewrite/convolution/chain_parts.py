@@ -1,0 +1,53 @@
+"""Which modules may be links of a chain: convolutions, poolings, and norms that stand ahead of convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
+
+
+def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
+    """The modules in `layer` that may be links of a chain, by path."""
+    return {path: part for path, part in layer.named_modules() if is_part(part)}
+
+
+def is_part(module: nn.Module) -> bool:
+    """Whether that may be a link of a chain."""
+    return isinstance(module, DeferringConvolution) or is_pooling(module) or is_norm(module)
+
+
+def is_pooling(module: nn.Module) -> bool:
+    """Whether that is a pooling as the op has it, whose forward was not replaced."""
+    if own_forward(module) is not None:
+        return False
+    if type(module) is nn.AvgPool2d:
+        return not module.ceil_mode and module.divisor_override is None
+    if type(module) is not nn.MaxPool2d:
+        return False
+    return not (module.ceil_mode or module.return_indices) and _are_one(module.dilation)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether that is a batch norm which no convolution computes, with fixed statistics."""
+    cls: Any = type(module)
+    if not isinstance(module, nn.BatchNorm2d) or cls.forward is not nn.BatchNorm2d.forward:
+        return False
+    return not module.training and module.running_mean is not None and own_forward(module) is None
+
+
+def gain_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """What such a norm multiplies each channel by and adds to it, float32."""
+    gain = torch.rsqrt(norm.running_var.double() + norm.eps)
+    gain = gain if norm.weight is None else gain * norm.weight.detach().double()
+    shift = -gain * norm.running_mean.double()
+    shift = shift if norm.bias is None else shift + norm.bias.detach().double()
+    return gain.float(), shift.float()
+
+
+def _are_one(sizes: int | tuple[int, ...]) -> bool:
+    return all(size == 1 for size in ((sizes,) if isinstance(sizes, int) else sizes))
