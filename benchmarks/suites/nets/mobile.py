@@ -200,5 +200,8 @@ def squeezenet() -> nn.Module:
     fires = [Fire(64, 16, 64), Fire(128, 16, 64), nn.MaxPool2d(3, 2), Fire(128, 32, 128), Fire(256, 32, 128), nn.MaxPool2d(3, 2),
              Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256), Fire(512, 64, 256)]  # fmt: skip
     first = [nn.Conv2d(3, 64, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2)]
-    last = [nn.Conv2d(512, 1000, 1), nn.ReLU()]
-    return nn.Sequential(*first, *fires, *last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    features, classifier = (
+        nn.Sequential(*first, *fires),
+        nn.Sequential(nn.Conv2d(512, 1000, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+    )
+    return nn.Sequential(features, classifier, nn.Flatten())
