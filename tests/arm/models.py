@@ -17,16 +17,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from hf_cpu_accel import accelerate_for_cpu, explain, extension
 
 ENCODER_DTYPES = ("float32", "bfloat16", "int8")
-DECODER_DTYPES = ("float32", "int8", "int4")
+DECODER_DTYPES = ("float32", "int8")
 NEW_TOKENS = 16
 
 
 def main(tier: str, given: str, found: str) -> None:
     torch.set_num_threads(1)
+    disable_progress_bar()
     assert extension.status().tier == tier, extension.status()
     with safe_open(given, "pt") as file:
         folders = json.loads(file.metadata()["folders"])
