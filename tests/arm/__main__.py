@@ -1,6 +1,7 @@
 """`make test-arm`: the kernels for aarch64, cross-compiled and emulated here. It says whether they are right, not how fast.
 
-What test_tiers.py checks on every tier runs here on the tiers of ARM, each on a CPU that has nothing above it.
+What test_tiers.py checks on every tier runs here on the tiers of ARM, each on a CPU that has nothing above it;
+then whole models do.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.arm import end_to_end
 from tests.arm.machine import Machine
 from tests.ops.test_tiers import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "test-arm"
-# The emulator's name of a CPU whose best tier that is.
-CPUS = {"generic": "cortex-a57", "neon_dotprod": "neoverse-n1", "neon_i8mm_bf16": "max"}
+# The emulator's name of a CPU whose best tier that is. Not an ARMv8.0 for the lowest: torch's BLAS (NVPL) wants ARMv8.1 at least.
+CPUS = {"generic": "a64fx", "neon_dotprod": "neoverse-n1", "neon_i8mm_bf16": "max"}
 # Instructions that a tier may not have: a CPU without them would stop there.
 FORBIDDEN = {
     "generic": r"\w*dot|\w*mmla|bfmlal\w|bfcvt\w*",
     "neon_dotprod": r"usdot|sudot|bfdot|\w*mmla|bfmlal\w|bfcvt\w*",
 }
-SEED = 1
+STEPS = ("checks", "models")
 
 
 def main() -> int:
@@ -34,6 +36,7 @@ def main() -> int:
         "--torch", default="torch==2.13.0", help="as pip wants it; its headers compile the kernels"
     )
     parser.add_argument("--tiers", nargs="+", choices=list(CPUS), default=list(CPUS))
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument(
         "--checks", nargs="+", default=list(CHECKS.values()), metavar="CHECK", help="check_linear ..."
     )
@@ -41,8 +44,14 @@ def main() -> int:
     machine = Machine(FOLDER, arguments.torch)
     package = build(machine)
     check_objects(machine)
-    failed = [tier for tier in arguments.tiers if not passes(machine, package, tier, arguments.checks)]
-    print(f"{len(arguments.tiers) - len(failed)} passed, {len(failed)} failed")
+    failed = []
+    for tier in arguments.tiers:
+        print(f"{tier} on {CPUS[tier]}", flush=True)
+        if "checks" in arguments.steps and not checks_pass(machine, package, tier, arguments.checks):
+            failed.append(f"checks on {tier}")
+    if "models" in arguments.steps:
+        failed += models_differ(machine, package, arguments.tiers)
+    print("\n".join(f"FAILED: {what}" for what in failed) or "all passed")
     return 1 if failed else 0
 
 
@@ -77,26 +86,29 @@ def check_objects(machine: Machine) -> None:
     assert {"sdot", "smmla", "bfdot", "bfmmla"} <= instructions["neon_i8mm_bf16"]
 
 
-def passes(machine: Machine, package: Path, tier: str, checks: list[str]) -> bool:
-    """Runs them one after another in one process, since torch takes half a minute to import."""
-    calls = "\n".join(
-        f"from {module} import {check}\nstart = time.time()\n{check}(seed={SEED})\n"
-        f"print({check!r}, round(time.time() - start), 's', flush=True)"
-        for module, check in CHECKS.items()
-        if check in checks
-    )
-    code = f"""
-import time, torch
-from hf_cpu_accel import extension
-from hf_cpu_accel.runtime import hardware
-torch.set_num_threads(1)
-tier = extension.status().tier
-assert tier == hardware.detect().tier == {tier!r}, (extension.status(), hardware.detect())
-{calls}
-"""
-    print(f"{tier} on {CPUS[tier]}", flush=True)
-    paths = os.pathsep.join(map(str, (package, ROOT)))
-    return machine.run(["-c", code], CPUS[tier], {"PYTHONPATH": paths}) == 0
+def checks_pass(machine: Machine, package: Path, tier: str, checks: list[str]) -> bool:
+    return machine.run(["-m", "tests.arm.checks", tier, *checks], CPUS[tier], python_path(package)) == 0
+
+
+def models_differ(machine: Machine, package: Path, tiers: list[str]) -> list[str]:
+    """What trained models give on these tiers and should not, in words."""
+    machine.add(end_to_end.HOSTS)
+    given, expected = end_to_end.prepare(FOLDER), FOLDER / "x86.safetensors"
+    end_to_end.run_here(given, expected)
+    wrong = []
+    for tier in tiers:
+        found = FOLDER / f"{tier}.safetensors"
+        found.unlink(missing_ok=True)
+        variables = {**python_path(package), **end_to_end.VARIABLES}
+        if machine.run(["-m", "tests.arm.models", tier, str(given), str(found)], CPUS[tier], variables):
+            wrong.append(f"models on {tier}: see above")
+        else:
+            wrong += [f"models on {tier}: {what}" for what in end_to_end.differences(found, expected)]
+    return wrong
+
+
+def python_path(package: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(map(str, (package, ROOT)))}
 
 
 if __name__ == "__main__":

@@ -74,6 +74,20 @@ class Machine:
         python = _only(self._root / "usr/bin", "python3.[0-9]*")
         return subprocess.run([*emulator, *given, python, *arguments]).returncode
 
+    def add(self, requirement: str) -> None:
+        """Install a package with all that it needs, where that was not done."""
+        done = self.folder / f"{requirement}.made"
+        if not done.exists():
+            self._pip(requirement)
+            done.touch()
+
+    def _pip(self, *arguments: str) -> None:
+        version = _only(self._root / "usr/bin", "python3.[0-9]*").name.removeprefix("python")
+        platforms = [word for name in WHEELS for word in ("--platform", name)]
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--upgrade"]
+        pip += ["--only-binary=:all:", "--python-version", version, *platforms, "--target", str(self._site)]
+        subprocess.run([*pip, *arguments], check=True)
+
     def _install(self, torch: str) -> None:
         codename = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
         if not codename:
@@ -87,20 +101,7 @@ class Machine:
             # The one path that is not relative to the compiler.
             script = self.folder / f"cross/usr/{TRIPLET}/lib/libc.so"
             script.write_text(script.read_text().replace(f"/usr/{TRIPLET}", str(script.parents[1])))
-        version = _only(self._root / "usr/bin", "python3.[0-9]*").name.removeprefix("python")
-        platforms = [word for name in WHEELS for word in ("--platform", name)]
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--upgrade",
-        ]
-        pip += ["--only-binary=:all:", "--python-version", version, *platforms, "--target", str(self._site)]
-        subprocess.run([*pip, torch, *PACKAGES], check=True)
+        self._pip("--no-deps", torch, *PACKAGES)
         if (self.torch / "lib/libtorch_cuda.so").exists():
             compiler = str(self.compiler).replace("g++", "gcc")
             cuda_stand_ins.make(self.torch, self.folder / "stand-ins", compiler)

@@ -1,0 +1,41 @@
+"""Checks of ops in the emulator: `python -m tests.arm.checks TIER CHECK...`.
+
+One after another in one process, since torch takes half a minute to import. One that fails does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import traceback
+
+import torch
+
+from hf_cpu_accel import extension
+from hf_cpu_accel.runtime import hardware
+from tests.ops.test_tiers import CHECKS
+
+SEED = 1
+
+
+def main(tier: str, *checks: str) -> int:
+    torch.set_num_threads(1)
+    assert extension.status().tier == hardware.detect().tier == tier, (extension.status(), hardware.detect())
+    failed = 0
+    for module, name in CHECKS.items():
+        if name not in checks:
+            continue
+        start = time.monotonic()
+        try:
+            getattr(importlib.import_module(module), name)(seed=SEED)
+            said = "passed"
+        except Exception:
+            traceback.print_exc()
+            said, failed = "FAILED", failed + 1
+        print(f"{tier} {name} {said} {time.monotonic() - start:.0f} s", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
