@@ -124,6 +124,7 @@ MODELS: dict[str, Model] = {
         "BlenderbotConfig",
         vocab_size=8008,
         d_model=1280,
+        encoder_layers=12,  # it has none, but transformers counts the layers of its cache by them
         decoder_layers=12,
         decoder_attention_heads=32,
         decoder_ffn_dim=5120,
