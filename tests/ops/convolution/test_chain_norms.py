@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from hf_cpu_accel.ops.chain.steps import POINTWISE, AffineStep, ConvolutionStep, PoolingStep, Step
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes
-from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped
+from hf_cpu_accel.packing.convolution import pack_grouped
 from tests.ops.convolution.test_chain_pointwise import both, pixels
 
 ONE, NONE = (1, 1), (0, 0)
@@ -127,14 +126,3 @@ def test_values_that_are_no_numbers_stay_in_their_channels() -> None:
 def test_what_does_not_fit_is_refused(steps: list[Step], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         convolutions(torch.randn(1, 16, 8, 8), bind(steps, narrow=False))
-
-
-def test_images_that_these_read_and_make_are_not_in_bytes() -> None:
-    int8 = pack_conv2d(torch.randn(64, 64, 1, 1), "int8")
-    first = ConvolutionStep(int8, None, 0, None, ONE, ONE, NONE, ONE, "none", (-1.0, 1.0))
-    last = ConvolutionStep(int8, None, 2, None, ONE, ONE, NONE, ONE, "none")
-    for between in (
-        AffineStep(1, torch.ones(64), torch.ones(64), "none"),
-        PoolingStep(1, 64, (2, 2), (2, 2), NONE, "average pooling"),
-    ):
-        assert not any(can_be_in_bytes([first, between, last], last=False))

@@ -14,6 +14,7 @@ from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape, same
 from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
     SAME,
+    AffineStep,
     ChannelsStep,
     CombineStep,
     ConvolutionStep,
@@ -186,7 +187,13 @@ def test_images_that_these_read_and_make_are_not_in_bytes() -> None:
     assert can_be_in_bytes(
         [first, ConvolutionStep(int8, None, 1, None, ONE, ONE, NONE, ONE, "none"), last], last=False
     )[:2] == [True, True]
-    for between in (depthwise(64, padding=ONE), CombineStep(1, 64, None, False, "relu"), MeanStep(1, 64)):
+    for between in (
+        depthwise(64, padding=ONE),
+        CombineStep(1, 64, None, False, "relu"),
+        MeanStep(1, 64),
+        AffineStep(1, torch.ones(64), torch.ones(64), "none"),
+        PoolingStep(1, 64, (2, 2), (2, 2), NONE, "average pooling"),
+    ):
         moved = [first, type(between)(**{**vars(between), "source": 1}), last]
         assert not any(can_be_in_bytes(moved, last=False))
         joined = join([moved])

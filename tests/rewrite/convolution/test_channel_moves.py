@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu, restore
-from tests.rewrite.convolution.test_mobile_blocks import WITHIN, distance, fused, of
+from hf_cpu_accel import accelerate_for_cpu
+from tests.rewrite.convolution.test_mobile_blocks import WITHIN, check_one_call, distance, fused, of
 
 
 def conv(inputs: int, outputs: int, size: int = 1, groups: int = 1) -> nn.Module:
@@ -65,14 +65,7 @@ def test_a_network_that_moves_channels_is_one_call(name: str, dtype: str, thread
     join, outputs = JOINS[name]
     network = of(Moving(join, outputs), Moving(join, outputs))
     images = [torch.randn(1, 24, 14, 14), torch.randn(3, 24, 9, 7), torch.randn(2, 24, 1, 1)]
-    images[1] = images[1].contiguous(memory_format=torch.channels_last)
-    expected = [network(image) for image in images]
-    accelerate_for_cpu(network, dtype=dtype)
-    assert fused(network) == ["0"]
-    for image, theirs in zip(images, expected, strict=True):
-        assert distance(network(image), theirs) < WITHIN[dtype]
-    restore(network)
-    assert all(torch.equal(network(image), theirs) for image, theirs in zip(images, expected, strict=True))
+    check_one_call(network, images, dtype)
 
 
 def turned(one: Tensor, two: Tensor) -> Tensor:

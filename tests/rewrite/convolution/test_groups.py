@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel import accelerate_for_cpu, restore
+from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.rewrite.convolution.links import CombineLink
 from hf_cpu_accel.rewrite.convolution.residual_block import FusedResidualBlock
-from tests.rewrite.convolution.test_mobile_blocks import GATES, WITHIN, distance, fused, of
+from tests.rewrite.convolution.test_mobile_blocks import GATES, WITHIN, check_one_call, fused, of
 
 
 def conv(inputs: int, outputs: int, size: int = 1, act: nn.Module | None = None, **how: int) -> nn.Sequential:
@@ -51,14 +51,7 @@ class CrossStage(nn.Module):
 
 def check(network: nn.Module, dtype: str, channels: int = 24) -> None:
     images = [torch.randn(batch, channels, *sides) for batch, *sides in ((1, 14, 14), (3, 9, 8), (2, 17, 33))]
-    images[1] = images[1].contiguous(memory_format=torch.channels_last)
-    expected = [network(image) for image in images]
-    accelerate_for_cpu(network, dtype=dtype)
-    assert fused(network) == ["0"]
-    for image, theirs in zip(images, expected, strict=True):
-        assert distance(network(image), theirs) < WITHIN[dtype]
-    restore(network)
-    assert all(torch.equal(network(image), theirs) for image, theirs in zip(images, expected, strict=True))
+    check_one_call(network, images, dtype)
 
 
 @pytest.mark.parametrize("dtype", WITHIN)
