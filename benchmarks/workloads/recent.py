@@ -45,7 +45,10 @@ def _smolvlm() -> nn.Module:
         tie_word_embeddings=False,
         pad_token_id=2,
     )
-    return Idefics3ForConditionalGeneration(config)
+    model = Idefics3ForConditionalGeneration(config)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = None  # all write as many tokens
+    return model
 
 
 def _question(batch: int, generator: Generator) -> dict[str, Tensor]:
@@ -59,9 +62,7 @@ def _question(batch: int, generator: Generator) -> dict[str, Tensor]:
 
 def _answer(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     """The ids of the tokens as floats [batch, tokens]: two systems agree fully where they write the same."""
-    tokens: Tensor = model.generate(
-        **inputs, do_sample=False, min_new_tokens=_WRITTEN, max_new_tokens=_WRITTEN
-    )
+    tokens: Tensor = model.generate(**inputs, do_sample=False, max_new_tokens=_WRITTEN)
     return tokens[:, -_WRITTEN:].float()
 
 
