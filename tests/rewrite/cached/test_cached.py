@@ -88,7 +88,9 @@ def test_layers_of_a_codec() -> None:
     assert row_error(*states) <= 1e-3
 
 
-@pytest.mark.filterwarnings("error")  # its first call compares each layer with its own forward
+@pytest.mark.filterwarnings(
+    "error::RuntimeWarning"
+)  # its first call compares each layer with its own forward
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @torch.no_grad()
 def test_the_nearest_activation_is_chosen(dtype: str) -> None:

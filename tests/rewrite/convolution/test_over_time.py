@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.convolution.over_time import STRUCTURE as PADDED
-from hf_cpu_accel.rewrite.convolution.over_time import _pad
+from hf_cpu_accel.rewrite.convolution.over_time import WAITING, _pad
+from hf_cpu_accel.rewrite.convolution.sound import DeferredELU
 from hf_cpu_accel.rewrite.convolution.transposed import STRUCTURE as TRANSPOSED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
@@ -154,3 +155,35 @@ def test_padding_keeps_the_channels_last() -> None:
     assert _pad(sound, (-1, 0)) is None
     assert _pad(sound, (1, 1), "reflect") is None
     assert _pad(sound, (1, 1, 1, 1)) is None
+
+
+@torch.no_grad()
+def test_elus_wait_for_a_convolution_or_give_their_values() -> None:
+    torch.manual_seed(0)
+    model = Codec().eval()
+    elu = nn.ELU(alpha=0.7).eval()
+    model.layers[1] = elu
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    assert explain(model).counts()[WAITING] == 2
+    sound = torch.randn(2, 9, 32).mT
+    waiting = model.layers[1](sound)
+    assert isinstance(waiting, DeferredELU)
+    assert waiting.stride() == sound.stride()
+    expected = elu(sound)
+    torch.testing.assert_close(model.layers[2](waiting), eager.layers[2](expected), rtol=1e-4, atol=1e-5)
+    assert waiting._tensor is None  # written where it is read
+    before = model.back[1](torch.randn(2, 9, 64).mT)
+    assert isinstance(before, DeferredELU)
+    output = model.back[0](before)
+    assert before._tensor is None
+    torch.testing.assert_close(output, eager.back[0](before.tensor), rtol=1e-4, atol=1e-5)
+    waiting = model.layers[1](sound)
+    assert torch.equal(waiting + 0, elu(sound))
+    torch.testing.assert_close(model.layers[2](waiting), eager.layers[2](elu(sound)), rtol=1e-4, atol=1e-5)
+    waiting = model.layers[1](sound)
+    sound.add_(1)
+    with pytest.raises(RuntimeError, match="written to"):
+        model.layers[2](waiting)
+    for others in (sound.contiguous(), sound[0]):
+        assert torch.equal(model.layers[1](others), elu(others))

@@ -63,6 +63,7 @@ USED += [
         "convolution as linear",
         "convolution",
         "grouped convolution",
+        "transposed convolution",
     )
 ]
 USED += [("file", "stored linears"), ("static", "static int8")]

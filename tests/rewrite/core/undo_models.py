@@ -39,11 +39,13 @@ class Picture(nn.Module):
         self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
         self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
         self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
+        self.finer = nn.ConvTranspose1d(32, 32, 4, 2, padding=1)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
         pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image))))).flatten(2)
-        return self.attention((pixels + self.positions(pixels)[..., 1:]).transpose(1, 2))
+        pixels = pixels + self.positions(pixels)[..., 1:] + self.finer(pixels)[..., ::2]
+        return self.attention(pixels.transpose(1, 2))
 
 
 class Pictures:

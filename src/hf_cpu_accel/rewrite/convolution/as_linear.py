@@ -16,7 +16,7 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnW
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
-from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound
+from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -75,6 +75,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         padding = padding_of(original)
         assert padding is not None
         self.padding = padding
+        self._sums_taps = gives_sound(original) and original.stride == (1,) and packed.dtype == "float32"
         self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,6 +96,8 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         if self._reads_pixels:
             # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
             input = input.contiguous(memory_format=torch.channels_last)
+        if self._sums_taps and input.dtype is torch.float32:
+            return self._from_taps(input)
         rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
         activation, residual = epilogue.activation, epilogue.residual
         if residual is None:
@@ -135,10 +138,19 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     def _times(self, input: Tensor) -> Tensor:
         """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
         (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
-        sound = input.transpose(1, 2)
-        if margin:
-            sound = functional.pad(sound, (0, 0, margin, margin))
-        return sound.contiguous().unfold(1, size, step).transpose(2, 3).flatten(2)
+        return rows_of_channels(input, margin, margin).unfold(1, size, step).transpose(2, 3).flatten(2)
+
+    def _from_taps(self, input: Tensor) -> Tensor:
+        """[B, C, L] -> [B, 1, L']: a product for each step of the kernel, then their sum. For a product of one feature rows that
+        overlap would be copied."""
+        (size,), (margin,) = self.kernel_size, self.padding
+        taps = rows_of_channels(input, margin, margin) @ self.weight[0].float()
+        length = taps.shape[1] - size + 1
+        output = taps[:, :length, 0]
+        for tap in range(1, size):
+            output = output + taps[:, tap : tap + length, tap]
+        output = output if self.bias is None else output + self.bias
+        return output[:, None]
 
     def _patches(self, input: Tensor) -> Tensor:
         """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""

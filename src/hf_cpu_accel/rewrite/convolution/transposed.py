@@ -18,6 +18,7 @@ from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.packed_source import taken
@@ -62,7 +63,8 @@ class TransposedConvolution(PackedLinear):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
+        if isinstance(input, LazyTensor) and not isinstance(input, DeferredELU):
+            input = input.tensor
         if output_size is not None:
             return self._as_eager(input, output_size)
         if input.dim() == 2:
@@ -83,7 +85,7 @@ class TransposedConvolution(PackedLinear):
             )
         if input.dtype not in WEIGHT_DTYPES:
             raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
-        rows = functional.pad(input.transpose(1, 2), (0, 0, self.taps - 1, self.taps - 1)).contiguous()
+        rows = rows_of_channels(input, self.taps - 1, self.taps - 1)
         rows = rows.unfold(1, self.taps, 1).transpose(2, 3).flatten(2)
         output: Tensor = self.group.fused_route(0, "none", residual=False)(rows)
         steps = output.unflatten(2, (step, self.out_channels)).flatten(1, 2)
