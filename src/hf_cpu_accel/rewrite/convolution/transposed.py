@@ -18,7 +18,7 @@ from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, rows_of_channels
+from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_last, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.packed_source import taken
@@ -32,8 +32,8 @@ STRUCTURE = "transposed convolution over time as linear"
 
 
 class TransposedConvolution(PackedLinear):
-    """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], a view with the
-    channels last in memory.
+    """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels
+    last in memory where the input has them so.
 
     Attributes:
         taps: steps of the input that a number of the output is made of.
@@ -89,7 +89,9 @@ class TransposedConvolution(PackedLinear):
         rows = rows.unfold(1, self.taps, 1).transpose(2, 3).flatten(2)
         output: Tensor = self.group.fused_route(0, "none", residual=False)(rows)
         steps = output.unflatten(2, (step, self.out_channels)).flatten(1, 2)
-        return steps.narrow(1, margin, length).transpose(1, 2)
+        output = steps.narrow(1, margin, length).transpose(1, 2)
+        # Channels are first or last as in the input: who hands them first mostly adds what has them first.
+        return output if has_channels_last(input) else output.contiguous()
 
     def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:
         """With the weight unpacked once, and an output of another length."""
