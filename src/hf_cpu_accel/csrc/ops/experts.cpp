@@ -1,5 +1,4 @@
 // experts_ffn: schema, checks, call.
-
 #include "../experts/arguments.h"
 #include "../tensors.h"
 
