@@ -26,7 +26,6 @@ from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
     AffineStep,
     ChannelsStep,
-    CombineStep,
     ConvolutionStep,
     PoolingStep,
     Step,
@@ -97,7 +96,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
             bias = step.bias
             if step.is_grouped:
                 bias = torch.zeros(step.weight.out_features) if bias is None else bias.float()
-            layout += [_kind(step), place(step.weight.data), place(step.weight.scale), place(bias)]
+            layout += [KINDS.index(step.kind), place(step.weight.data), place(step.weight.scale), place(bias)]
             layout += [place(None if step.range is None else torch.tensor(step.range, dtype=torch.float32))]
         else:
             activation = getattr(step, "activation", "none")
@@ -106,7 +105,7 @@ def bind(steps: Sequence[Step], *, narrow: bool) -> BoundConvolutions:
                     f"steps[{number}]: activation={activation!r}: must be one of {', '.join(POINTWISE)}"
                 )
             weight, bias = _vectors(step)
-            layout += [_kind(step), place(weight), -1, place(bias), -1]
+            layout += [KINDS.index(step.kind), place(weight), -1, place(bias), -1]
         layout += _images_and_window(step)
     return BoundConvolutions(parts, layout, narrow)
 
@@ -116,20 +115,6 @@ def _vectors(step: Step) -> tuple[Tensor | None, Tensor | None]:
     if isinstance(step, AffineStep):
         return step.gain.float(), step.shift.float()
     return (torch.tensor(step.numbers, dtype=torch.int32) if isinstance(step, ChannelsStep) else None), None
-
-
-def _kind(step: Step) -> int:
-    if isinstance(step, ConvolutionStep):
-        name = "grouped" if step.is_grouped else "convolution"
-    elif isinstance(step, CombineStep):
-        name = "product" if step.product else "sum"
-    elif isinstance(step, ChannelsStep):
-        name = "channels"
-    elif isinstance(step, AffineStep):
-        name = "affine"
-    else:
-        name = step.kind if isinstance(step, PoolingStep) else "mean"
-    return KINDS.index(name)
 
 
 def _images_and_window(step: Step) -> list[int]:

@@ -51,6 +51,7 @@ from hf_cpu_accel.rewrite.linear.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
+from hf_cpu_accel.rewrite.linear.split_head import SplitHeadRule, fuse_split_heads
 from hf_cpu_accel.rewrite.linear.stored import StoredLinearsRule
 from hf_cpu_accel.rewrite.linear.tensor_parallel import divide_linears
 from hf_cpu_accel.rewrite.linear.transposed import TransposedLinearRule
@@ -90,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     FFNRule(),
     ExpertsRule(),
     LinearBlockRule(),
+    SplitHeadRule(),
     NormRule(),
     GroupNormRule(),
     BatchNormRule(_CONVOLUTIONS),
@@ -187,6 +189,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("static images", make_static),
     Stage("quantised images", join_quantised_images),
     Stage("nested ffns", fuse_nested_ffns),
+    Stage("split heads", fuse_split_heads),
     Stage("recurrent mixers", fuse_recurrent_mixers),
     Stage("recurrent layers", fuse_recurrent_layers),
     Stage("latent attention", fuse_latent_attention),

@@ -52,6 +52,7 @@ REFUSED = {
     "a forward of its own": _overridden(),
     "is not a plain nn.Linear": parametrizations.weight_norm(nn.Linear(64, 64)),
     "only 2 output features": nn.Linear(64, 2),
+    "only 256 weights": nn.Linear(16, 16),
     "weights in torch.float64 are not supported": nn.Linear(64, 64).double(),
 }
 

@@ -75,28 +75,78 @@ HFCA_INLINE inline void store_outputs(const GroupedRow& d, const GroupedPlace& a
   });
 }
 
+// How the lanes of a vector of outputs read channel k of their group, for the three widths of groups.
+//   first   where in a pixel they read, the outputs beginning at c
+//   load    that channel, lane by lane, of the pixel from there on
+
+// Each lane its own.
+template <class T>
+struct OwnChannel {
+  using Number = T;
+  explicit OwnChannel(const GroupedRow&) {}
+  static constexpr int64_t channels() { return 1; }
+  static int64_t first(int64_t c) { return c; }
+  HFCA_INLINE static Simd::Float load(const T* pixel, int64_t) { return load_as_float(pixel); }
+};
+
+// All lanes that of one group, which is at least as wide as a vector.
+template <class T>
+class ChannelOfGroup {
+ public:
+  using Number = T;
+  explicit ChannelOfGroup(const GroupedRow& d) : group_(d.group) {}
+  int64_t channels() const { return group_; }
+  int64_t first(int64_t c) const { return c / group_ * group_; }
+  HFCA_INLINE static Simd::Float load(const T* pixel, int64_t k) { return Simd::set1(as_float(pixel[k])); }
+
+ private:
+  static float as_float(float x) { return x; }
+  static float as_float(uint16_t x) { return hfca::widened(x); }
+  int64_t group_;
+};
+
+// Lanes those of several groups, which begin where the vector does: they are a power of two wide.
+template <class T>
+class ChannelOfGroups {
+ public:
+  using Number = T;
+  explicit ChannelOfGroups(const GroupedRow& d) : group_(d.group) {
+    const auto first = static_cast<int32_t>(-group_);
+    for (int32_t k = 0; k < group_; ++k)
+      for (int32_t i = 0; i < Simd::width; ++i) lanes_[k][i] = (i & first) + k;
+  }
+  int64_t channels() const { return group_; }
+  static int64_t first(int64_t c) { return c; }
+  HFCA_INLINE Simd::Float load(const T* pixel, int64_t k) const { return Simd::pick(load_as_float(pixel), lanes_[k]); }
+
+ private:
+  int64_t group_;
+  int32_t lanes_[Simd::width / 2][Simd::width];
+};
+
 // A window of that size and stride without dilation, all lanes. edge: some columns lie beside the image, or some outputs behind the row.
-template <class T, int size, int stride, int tile, bool edge>
-HFCA_INLINE inline void depthwise_tile(const GroupedRow& d, const GroupedPlace& at) {
+template <class Input, int size, int stride, int tile, bool edge>
+HFCA_INLINE inline void grouped_tile(const GroupedRow& d, const GroupedPlace& at, const Input& input) {
   constexpr int columns = (tile - 1) * stride + size;
-  const int64_t left = at.first * stride - d.padding;
+  const int64_t left = at.first * stride - d.padding, channels = input.channels();
   Simd::Float sums[tile];
   const Simd::Float bias = Simd::load(d.bias + at.c);
   unroll<0, tile>([&](auto t) HFCA_INLINE { sums[t] = bias; });
-  const T* x = static_cast<const T*>(d.input) + left * d.pixel_apart + at.c;
+  const auto* x = static_cast<const typename Input::Number*>(d.input) + left * d.pixel_apart + input.first(at.c);
   const float* w = d.weight + at.c;
-  for (int64_t i = 0; i < d.rows; ++i, x += d.row_apart, w += size * d.channels) {
-    Simd::Float weights[size];
-    unroll<0, size>([&](auto j) HFCA_INLINE { weights[j] = Simd::load(w + j * d.channels); });
-    unroll<0, columns>([&](auto column) HFCA_INLINE {
-      if (edge && static_cast<uint64_t>(left + column) >= static_cast<uint64_t>(d.width)) return;
-      const Simd::Float value = load_as_float(x + column * d.pixel_apart);
-      unroll<0, tile>([&](auto t) HFCA_INLINE {
-        constexpr int j = decltype(column)::number - decltype(t)::number * stride;
-        if constexpr (j >= 0 && j < size) sums[t] = Simd::fma(value, weights[j], sums[t]);
+  for (int64_t i = 0; i < d.rows; ++i, x += d.row_apart, w += size * channels * d.channels)
+    for (int64_t k = 0; k < channels; ++k) {
+      Simd::Float weights[size];
+      unroll<0, size>([&](auto j) HFCA_INLINE { weights[j] = Simd::load(w + (j * channels + k) * d.channels); });
+      unroll<0, columns>([&](auto column) HFCA_INLINE {
+        if (edge && static_cast<uint64_t>(left + column) >= static_cast<uint64_t>(d.width)) return;
+        const Simd::Float value = input.load(x + column * d.pixel_apart, k);
+        unroll<0, tile>([&](auto t) HFCA_INLINE {
+          constexpr int j = decltype(column)::number - decltype(t)::number * stride;
+          if constexpr (j >= 0 && j < size) sums[t] = Simd::fma(value, weights[j], sums[t]);
+        });
       });
-    });
-  }
+    }
   store_outputs(d, at, Simd::width, sums);
 }
 
@@ -131,13 +181,14 @@ HFCA_INLINE inline void each_tile(const GroupedRow& d, const F& compute) {
   }
 }
 
-template <class T, int size, int stride, int tile>
-inline void depthwise_tiles(const GroupedRow& d) {
+template <class Input, int size, int stride, int tile>
+inline void grouped_tiles(const GroupedRow& d) {
+  const Input input(d);
   each_tile<tile>(d, [&](GroupedPlace at, bool edge) HFCA_INLINE {
     const auto over_channels = [&](auto edged) HFCA_INLINE {
       for (at.c = d.begin; at.c < d.end; at.c += Simd::width) {
         if (at.c + Simd::width > d.end) at.c = d.end - Simd::width;  // what lies before it is computed once more
-        depthwise_tile<T, size, stride, tile, edged != 0>(d, at);
+        grouped_tile<Input, size, stride, tile, edged != 0>(d, at, input);
       }
     };
     edge ? over_channels(Index<1>{}) : over_channels(Index<0>{});
@@ -158,62 +209,12 @@ inline void depthwise_of(const GroupedRow& d) {
   const bool sevens = (d.out_width + 6) / 7 * 7 < (d.out_width + 7) / 8 * 8;
 #define HFCA_WINDOW(size_, stride_)           \
   if (d.size == size_ && d.stride == stride_) \
-    return sevens ? depthwise_tiles<T, size_, stride_, 7>(d) : depthwise_tiles<T, size_, stride_, 8>(d);
+    return sevens ? grouped_tiles<OwnChannel<T>, size_, stride_, 7>(d) : grouped_tiles<OwnChannel<T>, size_, stride_, 8>(d);
   // clang-format off
   HFCA_WINDOW(3, 1) HFCA_WINDOW(3, 2) HFCA_WINDOW(5, 1) HFCA_WINDOW(5, 2) HFCA_WINDOW(7, 1) HFCA_WINDOW(9, 1)
 #undef HFCA_WINDOW
   depthwise_of_any<T>(d);
   // clang-format on
-}
-
-// Of groups of several channels: the outputs of a vector read channels of one group, or those of whole groups, which begin where they do.
-template <class T>
-struct GroupedInput {
-  // Group by group, the channel of that number. Groups that are no wider than a vector have a power of two.
-  GroupedInput(int64_t group, int64_t number) {
-    const auto first = static_cast<int32_t>(-group), channel = static_cast<int32_t>(number);
-    for (int32_t i = 0; i < Simd::width; ++i) lanes_[i] = (i & first) + channel;
-  }
-  Simd::Float of_groups(const T* x) const { return Simd::pick(load_as_float(x), lanes_); }
-  static Simd::Float of_one(const T* x) { return Simd::set1(as_float(*x)); }
-
- private:
-  static float as_float(float x) { return x; }
-  static float as_float(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
-  int32_t lanes_[Simd::width];
-};
-
-// As depthwise_tile. wide: groups are at least as wide as a vector.
-template <class T, int size, int stride, int tile, bool edge, bool wide>
-HFCA_INLINE inline void grouped_tile(const GroupedRow& d, const GroupedPlace& at) {
-  constexpr int columns = (tile - 1) * stride + size;
-  const int64_t left = at.first * stride - d.padding, first = wide ? at.c / d.group * d.group : at.c;
-  Simd::Float sums[tile];
-  const Simd::Float bias = Simd::load(d.bias + at.c);
-  unroll<0, tile>([&](auto t) HFCA_INLINE { sums[t] = bias; });
-  const T* x = static_cast<const T*>(d.input) + left * d.pixel_apart + first;
-  const float* w = d.weight + at.c;
-  for (int64_t i = 0; i < d.rows; ++i, x += d.row_apart, w += size * d.group * d.channels)
-    for (int64_t k = 0; k < d.group; ++k) {
-      const GroupedInput<T> input(d.group, k);
-      Simd::Float weights[size];
-      unroll<0, size>([&](auto j) HFCA_INLINE { weights[j] = Simd::load(w + (j * d.group + k) * d.channels); });
-      unroll<0, columns>([&](auto column) HFCA_INLINE {
-        if (edge && static_cast<uint64_t>(left + column) >= static_cast<uint64_t>(d.width)) return;
-        const T* const pixel = x + column * d.pixel_apart;
-        const Simd::Float value = wide ? input.of_one(pixel + k) : input.of_groups(pixel);
-        unroll<0, tile>([&](auto t) HFCA_INLINE {
-          constexpr int j = decltype(column)::number - decltype(t)::number * stride;
-          if constexpr (j >= 0 && j < size) sums[t] = Simd::fma(value, weights[j], sums[t]);
-        });
-      });
-    }
-  store_outputs(d, at, Simd::width, sums);
 }
 
 // Any window and any number of lanes, output by output.
@@ -240,26 +241,15 @@ inline void grouped_of_any(const GroupedRow& d) {
     }
 }
 
-template <class T, int stride, int tile>
-inline void grouped_tiles(const GroupedRow& d) {
-  constexpr int size = 3;
-  each_tile<tile>(d, [&](GroupedPlace at, bool edge) HFCA_INLINE {
-    const auto over_channels = [&](auto edged, auto wide) HFCA_INLINE {
-      for (at.c = d.begin; at.c < d.end; at.c += Simd::width) {
-        if (at.c + Simd::width > d.end) at.c = d.end - Simd::width;
-        grouped_tile<T, size, stride, tile, edged != 0, wide != 0>(d, at);
-      }
-    };
-    if (d.group >= Simd::width) edge ? over_channels(Index<1>{}, Index<1>{}) : over_channels(Index<0>{}, Index<1>{});
-    else edge ? over_channels(Index<1>{}, Index<0>{}) : over_channels(Index<0>{}, Index<0>{});
-  });
-}
-
 template <class T>
 inline void grouped_of(const GroupedRow& d) {
   const bool fits = d.group < Simd::width ? Simd::width % d.group == 0 : d.group % Simd::width == 0;
   if (d.dilation != 1 || d.size != 3 || d.stride > 2 || !fits || d.end - d.begin < Simd::width) return grouped_of_any<T>(d);
-  d.stride == 1 ? grouped_tiles<T, 1, 7>(d) : grouped_tiles<T, 2, 7>(d);
+  if (d.group >= Simd::width) {
+    d.stride == 1 ? grouped_tiles<ChannelOfGroup<T>, 3, 1, 7>(d) : grouped_tiles<ChannelOfGroup<T>, 3, 2, 7>(d);
+  } else {
+    d.stride == 1 ? grouped_tiles<ChannelOfGroups<T>, 3, 1, 7>(d) : grouped_tiles<ChannelOfGroups<T>, 3, 2, 7>(d);
+  }
 }
 
 template <class T>

@@ -92,11 +92,7 @@ inline void each_token(const DecoderCall& call, int64_t begin, int64_t end, cons
 }
 
 inline float element(const void* data, bool bf16, int64_t at) {
-  if (!bf16) return static_cast<const float*>(data)[at];
-  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(data)[at]) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+  return bf16 ? widened(static_cast<const uint16_t*>(data)[at]) : static_cast<const float*>(data)[at];
 }
 
 inline void read_tables(const DecoderCall& call, int64_t begin, int64_t end) {

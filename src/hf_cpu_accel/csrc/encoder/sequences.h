@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "../attention/arguments.h"
@@ -71,13 +70,6 @@ struct Scores {
   int64_t window = 0;
   bool shared = false;  // sequences take the masks in turn
 };
-
-inline float widened(uint16_t bfloat16) {
-  const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // Which keys of a sequence are padding, and a mask [.., length, length] from its first token on, in one: [heads, count, count].
 inline std::vector<float> masked_holes(const Attention& a, const bool* row, int64_t heads) {

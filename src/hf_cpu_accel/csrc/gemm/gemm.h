@@ -15,10 +15,19 @@
 // zero point).
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace hfca {
 
 constexpr int panel_columns = 32;
+
+// A bfloat16 number as float32. Always inlined: a function that tiers share must not be left in the object of one.
+__attribute__((always_inline)) inline float widened(uint16_t bfloat16) {
+  const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 
 // int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h; affine: affine.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
 // (convolution/quantize.h), in runs.

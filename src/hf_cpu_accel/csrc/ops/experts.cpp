@@ -1,6 +1,4 @@
 // experts_ffn: schema, checks, call.
-#include <cstring>
-
 #include "../experts/arguments.h"
 #include "../tensors.h"
 
@@ -17,12 +15,8 @@ void read_choice(const Assignment& a, const Tensor& index, const Tensor& weights
     STD_TORCH_CHECK(0 <= from[i] && from[i] < a.experts, "hf_cpu_accel::experts_ffn: expert_index names expert ", from[i], " of ",
                     a.experts);
     a.expert[i] = static_cast<int32_t>(from[i]);
-    if (is_bf16(weight)) {
-      const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(weight.const_data_ptr())[i]) << 16;
-      std::memcpy(&a.weight[i], &bits, sizeof(bits));
-    } else {
-      a.weight[i] = static_cast<const float*>(weight.const_data_ptr())[i];
-    }
+    a.weight[i] = is_bf16(weight) ? widened(static_cast<const uint16_t*>(weight.const_data_ptr())[i])
+                                  : static_cast<const float*>(weight.const_data_ptr())[i];
   }
 }
 

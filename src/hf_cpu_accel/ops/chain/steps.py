@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.convolution import is_grouped
 from hf_cpu_accel.packing.linear import PackedWeight
 
-# What a step is, by number.
+# What a step is: the number of its `kind`.
 KINDS = (
     *("convolution", "max pooling", "grouped", "mean", "sum", "product", "channels", "affine"),
     *("average pooling", "average pooling within"),
@@ -64,6 +65,10 @@ class ConvolutionStep:
     def is_grouped(self) -> bool:
         return is_grouped(self.weight.data)
 
+    @property
+    def kind(self) -> str:
+        return "grouped" if self.is_grouped else "convolution"
+
 
 @dataclass(frozen=True)
 class PoolingStep:
@@ -90,6 +95,7 @@ class PoolingStep:
 class MeanStep:
     """The mean of each channel of image[source]: an image of one pixel. Attributes as those of `PoolingStep`."""
 
+    kind: ClassVar[str] = "mean"
     source: int
     channels: int
 
@@ -111,6 +117,10 @@ class CombineStep:
     product: bool
     activation: str
 
+    @property
+    def kind(self) -> str:
+        return "product" if self.product else "sum"
+
 
 @dataclass(frozen=True)
 class ChannelsStep:
@@ -121,6 +131,7 @@ class ChannelsStep:
         numbers: of the channels that are taken, one for each of the output.
     """
 
+    kind: ClassVar[str] = "channels"
     source: int
     residual: int | None
     numbers: tuple[int, ...]
@@ -140,6 +151,7 @@ class AffineStep:
         activation: one of POINTWISE.
     """
 
+    kind: ClassVar[str] = "affine"
     source: int
     gain: Tensor
     shift: Tensor

@@ -27,6 +27,7 @@ _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and
 
 _OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only tell in which order weights lie
 
+_FEW_WEIGHTS = 256
 MERGED = "merged projections"
 ALONE = "linear"
 
@@ -165,13 +166,24 @@ class LinearRule:
     name = "linear"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        return Match(module, path, refusal(module, path, context)) if isinstance(module, nn.Linear) else None
+        if not isinstance(module, nn.Linear):
+            return None
+        return Match(module, path, refusal(module, path, context) or _too_small(module))
 
     def apply(self, match: Match, context: Context) -> Outcome:
         if match.found is not None:
             return Outcome((PlanItem.left(match.path, ALONE, match.found),), (match.module,))
         assert isinstance(match.module, nn.Linear)
         return put_in_place([match.path], [match.module], ALONE, context)
+
+
+def _too_small(linear: nn.Linear) -> str | None:
+    """Why a linear that is fused with nothing is not packed: its call takes a microsecond longer than torch's, which such a product
+    does not win back."""
+    weights = linear.in_features * linear.out_features
+    if weights > _FEW_WEIGHTS or source() is not None:
+        return None
+    return f"only {weights} weights: packing gains nothing"
 
 
 def _without_output(members: list[tuple[str, nn.Linear]]) -> list[tuple[str, nn.Linear]]:
