@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.workloads import span_tagger
+from benchmarks.workloads import recent, span_tagger
 from hf_cpu_accel.cli import random_models
 
 
@@ -104,6 +104,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, Generator], dic
     "sd15-vae-decoder": (_vae_decoder, partial(_random, latents=(4, 64, 64))),
     "flux-mini": (_flux, _flux_inputs),
     "gliner-base": (span_tagger.build, span_tagger.inputs),
+    **{name: (build, inputs) for name, (build, inputs, _) in recent.MODELS.items()},
 }
 
 NAMES = tuple(_MODELS)
@@ -125,10 +126,11 @@ class Media:
         return _MODELS[self.name][1](self.batch, torch.Generator().manual_seed(seed))
 
     def forward(self, model: nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
-        """[hidden states [batch, tokens, features], or maps [batch, channels, height, width]], without gradients."""
+        """[hidden states [batch, tokens, features], maps [batch, channels, height, width], sound [batch, 1, samples], or ids of
+        tokens [batch, tokens]], without gradients."""
+        answer = recent.MODELS[self.name][2] if self.name in recent.MODELS else recent.first_output
         with torch.inference_mode():
-            output: Any = model(**inputs)
-        return [output[0]]
+            return [answer(model, inputs)]
 
     def real_tokens(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """All of them are. Rows of maps are their pixels or their channels, whichever are longer: a row of few values, all next

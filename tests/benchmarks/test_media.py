@@ -70,7 +70,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", media.NAMES)
+@pytest.mark.parametrize("name", [name for name in media.NAMES if name in _SIZES])
 def test_they_are_of_the_published_sizes(name: str) -> None:
     workload = workloads.parse(f"{name}:2")
     with torch.device("meta"):

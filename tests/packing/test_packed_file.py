@@ -23,13 +23,14 @@ def path(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("rows", [70, 1])
 @pytest.mark.parametrize("dtype", FORMS)
-def test_a_packed_weight_comes_back_bit_for_bit(tmp_path, dtype):
-    packed = pack_linear(torch.randn(70, 130), dtype)
+def test_a_packed_weight_comes_back_bit_for_bit(tmp_path, dtype, rows):
+    packed = pack_linear(torch.randn(rows, 130), dtype)
     write_packed(tmp_path / "file", [SavedWeight("ffn", ("a.weight", "b.weight"), packed)], {}, {})
     (found,) = read_packed(tmp_path / "file").weights
     assert (found.rule, found.parameters) == ("ffn", ("a.weight", "b.weight"))
-    assert (found.packed.dtype, found.packed.in_features, found.packed.out_features) == (dtype, 130, 70)
+    assert (found.packed.dtype, found.packed.in_features, found.packed.out_features) == (dtype, 130, rows)
     assert torch.equal(found.packed.data, packed.data)
     assert packed.scale is None or torch.equal(found.packed.scale, packed.scale)
 

@@ -124,6 +124,37 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_attention_heads": 15, "num_key_value_heads": 5}
         | _SMOLLM2,
     ),
+    "embeddinggemma-300m": (
+        "gemma3_text",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "max_position_embeddings": 2048,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "Qwen3-Embedding-0.6B": (
+        "qwen3",
+        {
+            "vocab_size": 151669,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+        },
+    ),
     "t5-small": ("t5", {"decoder_start_token_id": 0}),
     "bart-base": (
         "bart",

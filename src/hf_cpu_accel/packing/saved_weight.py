@@ -52,13 +52,12 @@ def check_packed(packed: PackedWeight) -> None:
     bits = re.search(r"\d+", packed.dtype)
     if bits is None or rows <= 0 or columns <= 0:
         raise ValueError(f"no packed weight is {packed.dtype!r} of {rows} x {columns}")
-    if data.dim() > 2 and data.dtype.is_floating_point and data.shape[0] == rows:
-        enough = data[0].numel() == columns  # plain, for oneDNN
-    else:
-        panels = -(-rows // PANEL_FEATURES)
-        needed = panels * PANEL_FEATURES * columns * int(bits.group())
-        enough = data.dim() > 2 and data.shape[0] == panels and data.nbytes * 8 >= needed
-    if not enough:
+    # For oneDNN, which a panel of one feature is not.
+    plain = data.dim() > 2 and data.dtype.is_floating_point and data.shape[0] == rows
+    panels = -(-rows // PANEL_FEATURES)
+    needed = panels * PANEL_FEATURES * columns * int(bits.group())
+    enough = data.dim() > 2 and data.shape[0] == panels and data.nbytes * 8 >= needed
+    if not enough and not (plain and data[0].numel() == columns):
         raise ValueError(
             f"data of shape {tuple(data.shape)} is no {packed.dtype} weight of {rows} x {columns}"
         )

@@ -24,8 +24,10 @@ from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
+from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.convolution.static_images import make_static
+from hf_cpu_accel.rewrite.convolution.transposed import TransposedConvolutionRule
 from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
@@ -95,6 +97,7 @@ RULES: tuple[Rule, ...] = (
     BatchNormRule(_CONVOLUTIONS),
     *_CONVOLUTIONS,
     GroupedConvolutionRule(),
+    TransposedConvolutionRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),
@@ -179,6 +182,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("quantised graphs", lower_quantised_graphs),
     Stage("calibration", calibrate),
     Stage("rules", _apply_rules),
+    Stage("zeros over time", keep_channels_last),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
     Stage("neighbouring blocks", join_neighbours),

@@ -123,6 +123,19 @@ def wav2vec2() -> tuple[nn.Module, dict[str, Any], Any]:
     return hf.Wav2Vec2Model(config), {"input_values": sound}, hf.AutoModel
 
 
+def mimi() -> tuple[nn.Module, dict[str, Any], Any]:
+    """With transposed convolutions, and one whose only feature is the sound."""
+    config = hf.MimiConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=32, intermediate_size=64,
+        codebook_size=32, codebook_dim=16, vector_quantization_hidden_dimension=16, num_filters=16, num_quantizers=4,
+        upsampling_ratios=[4, 2], upsample_groups=64, sampling_rate=16000,
+    )  # fmt: skip
+    codes = torch.randint(0, 32, (1, 4, 9), generator=torch.Generator().manual_seed(1))
+    sound = torch.randn(1, 1, 640, generator=torch.Generator().manual_seed(1))
+    return hf.MimiModel(config), {"audio_codes": codes, "input_values": sound}, hf.AutoModel
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any], Any]]] = {
-    make.__name__: make for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, resnet, wav2vec2)
+    make.__name__: make
+    for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, resnet, wav2vec2, mimi)
 }

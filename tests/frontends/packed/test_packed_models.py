@@ -19,14 +19,14 @@ from tests.frontends.packed.packed_cases import MODELS, bert, llama, tokens
 EVERY = ("float32", "bfloat16", "int8", "int8-weight", "int4")
 CASES = [(name, dtype) for name in ("bert", "llama", "mixtral", "resnet") for dtype in EVERY]
 CASES += [(name, dtype) for name in ("gpt2", "t5", "whisper", "vit") for dtype in ("bfloat16", "int8")]
-CASES += [("gpt_oss", "int4"), ("wav2vec2", "int8")]
+CASES += [("gpt_oss", "int4"), ("wav2vec2", "int8"), ("mimi", "float32"), ("mimi", "int8")]
 
 pytestmark = pytest.mark.usefixtures("installed")
 
 
 def answers(model, inputs):
     with torch.no_grad():
-        outputs = [model(**inputs)[0]]
+        outputs = [model(**inputs)[1 if "audio_codes" in inputs else 0]]
         if model.can_generate() and "input_ids" in inputs:
             outputs.append(model.generate(tokens(), max_new_tokens=6, do_sample=False, pad_token_id=0))
         return outputs

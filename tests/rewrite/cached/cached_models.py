@@ -47,3 +47,12 @@ def mimi() -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     return spread(transformers.MimiModel(config).eval())
+
+
+def reading_both_ways() -> Any:
+    """An encoder of texts made of a decoder's layers, with GELU in its tanh form between gated halves."""
+    sizes = {**_SIZES, "eos_token_id": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
+    types = ["sliding_attention", "full_attention"]
+    config = transformers.Gemma3TextConfig(**sizes, layer_types=types, use_bidirectional_attention=True)
+    torch.manual_seed(0)
+    return spread(transformers.Gemma3TextModel(config).eval())

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.cached.attention import CachedAttention
 from hf_cpu_accel.rewrite.core.verify import row_error
-from tests.rewrite.cached.cached_models import LAYERS, MODELS, build, mimi, spread
+from tests.rewrite.cached.cached_models import LAYERS, MODELS, build, mimi, reading_both_ways, spread
 
 IDS = torch.randint(3, 60, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
@@ -86,6 +86,23 @@ def test_layers_of_a_codec() -> None:
     sound = torch.randn(2, 1, 640, generator=torch.Generator().manual_seed(1))
     states = [tried.encoder(sound)[0] for tried in (model, eager)]
     assert row_error(*states) <= 1e-3
+
+
+@pytest.mark.filterwarnings(
+    "error::RuntimeWarning"
+)  # its first call compares each layer with its own forward
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@torch.no_grad()
+def test_the_nearest_activation_is_chosen(dtype: str) -> None:
+    model = reading_both_ways()
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype=dtype)
+    assert fused(model, "cached layer") == LAYERS
+    assert [layer._parts.ffn.activation for layer in model.layers] == ["gelu_tanh"] * LAYERS
+    real = MASK.bool()
+    states = [tried(IDS, attention_mask=MASK)[0][real] for tried in (model, eager)]
+    assert row_error(*states) <= {"float32": 1e-4, "bfloat16": 3e-2, "int8": 0.1}[dtype]
+    assert fused(model, "cached layer") == LAYERS
 
 
 def test_beams() -> None:

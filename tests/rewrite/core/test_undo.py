@@ -63,9 +63,10 @@ USED += [
         "convolution as linear",
         "convolution",
         "grouped convolution",
+        "transposed convolution",
     )
 ]
-USED += [("file", "stored linears"), ("static", "static int8")]
+USED += [("words", "split head"), ("file", "stored linears"), ("static", "static int8")]
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
 CASES.append(("picture", "gemm convolution", "int8"))
 

@@ -39,11 +39,13 @@ class Picture(nn.Module):
         self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
         self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
         self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
+        self.finer = nn.ConvTranspose1d(32, 32, 4, 2, padding=1)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
         pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image))))).flatten(2)
-        return self.attention((pixels + self.positions(pixels)[..., 1:]).transpose(1, 2))
+        pixels = pixels + self.positions(pixels)[..., 1:] + self.finer(pixels)[..., ::2]
+        return self.attention(pixels.transpose(1, 2))
 
 
 class Pictures:
@@ -100,6 +102,29 @@ class FromFile(nn.Module):
         return self.query(rows) + self.key(rows) + self.value(rows) + self.output(rows)
 
 
+class _SplitHead(nn.Module):
+    """Scores of words by two matrices, as MobileBERT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.transform = nn.Sequential(nn.Linear(96, 96), nn.GELU())
+        self.dense = nn.Linear(200, 64, bias=False)
+        self.decoder = nn.Linear(32, 200)
+
+    def forward(self, rows):
+        both = torch.cat([self.decoder.weight.t(), self.dense.weight])
+        return self.transform(rows) @ both + self.decoder.bias
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = _SplitHead()
+
+    def forward(self, image):
+        return self.head(image.flatten()[:192].reshape(2, 96))
+
+
 def static():
     """A convolution that torch.ao has quantised with its input's range."""
     model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 16, 3), quantization.DeQuantStub()).eval()
@@ -111,6 +136,7 @@ def static():
 
 ALL["static"] = Pictures(static, 8, 12)
 ALL["file"] = Pictures(FromFile, 8, 16)
+ALL["words"] = Pictures(Words, 8, 12)
 ALL["picture"] = Pictures(Picture, 8, 12)
 ALL["swin"] = Pictures(swin, 56, 56)
 ALL["resnet"] = Pictures(resnet, 32, 32)

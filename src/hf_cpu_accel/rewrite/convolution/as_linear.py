@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +16,7 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution, OwnW
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import norm_item, swap_norm, waits
 from hf_cpu_accel.rewrite.convolution.geometry import Convolution, is_convolution, joins_chain, padding_of
+from hf_cpu_accel.rewrite.convolution.sound import follows_sound, gives_sound, is_of_sound, rows_of_channels
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
@@ -77,6 +75,7 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         padding = padding_of(original)
         assert padding is not None
         self.padding = padding
+        self._sums_taps = gives_sound(original) and original.stride == (1,) and packed.dtype == "float32"
         self._reads_pixels = len(self.kernel_size) > 1 and all(size == 1 for size in self.kernel_size)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -97,6 +96,8 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
         if self._reads_pixels:
             # A map with its channels first is turned, which takes as long as to multiply it: what comes next wants them last.
             input = input.contiguous(memory_format=torch.channels_last)
+        if self._sums_taps and input.dtype is torch.float32:
+            return self._from_taps(input)
         rows = self._times(input) if len(self.kernel_size) == 1 else self._patches(input)
         activation, residual = epilogue.activation, epilogue.residual
         if residual is None:
@@ -137,9 +138,19 @@ class LinearConvolution(DeferringConvolution, PackedLinear):
     def _times(self, input: Tensor) -> Tensor:
         """[B, C, L] -> [B, L', kernel * C]: a view, in which rows overlap, of the input with its channels last."""
         (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
-        if margin:
-            input = nn.functional.pad(input, (margin, margin))
-        return input.transpose(1, 2).contiguous().unfold(1, size, step).transpose(2, 3).flatten(2)
+        return rows_of_channels(input, margin, margin).unfold(1, size, step).transpose(2, 3).flatten(2)
+
+    def _from_taps(self, input: Tensor) -> Tensor:
+        """[B, C, L] -> [B, 1, L']: a product for each step of the kernel, then their sum. For a product of one feature rows that
+        overlap would be copied."""
+        (size,), (margin,) = self.kernel_size, self.padding
+        taps = rows_of_channels(input, margin, margin) @ self.weight[0].float()
+        length = taps.shape[1] - size + 1
+        output = taps[:, :length, 0]
+        for tap in range(1, size):
+            output = output + taps[:, tap : tap + length, tap]
+        output = output if self.bias is None else output + self.bias
+        return output[:, None]
 
     def _patches(self, input: Tensor) -> Tensor:
         """[B, C, *sizes] -> [B, *sizes', C * kernel]: one copy of the input, in the order of the weight."""
@@ -191,7 +202,7 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if is_convolution(module, nn.Conv1d):
-            gains = _gains_over_time(context.dtype_at(path)) or _follows_sound(path, context)
+            gains = _gains_over_time(context.dtype_at(path)) or follows_sound(path, context)
             gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif is_convolution(module, nn.Conv2d) or is_convolution(module, nn.Conv3d):
@@ -203,7 +214,11 @@ class ConvolutionLinearRule:
         supported = (
             module.groups == 1
             and module.padding_mode == "zeros"
-            and (module.out_channels >= MIN_OUT_FEATURES or joins_chain(module, context))
+            and (
+                module.out_channels >= MIN_OUT_FEATURES
+                or joins_chain(module, context)
+                or (gives_sound(module) and follows_sound(path, context))
+            )
             and isinstance(weight, Tensor)
             and weight.dtype in WEIGHT_DTYPES
         )
@@ -260,30 +275,14 @@ def _is_pointwise(module: nn.Module) -> bool:
 
 def _is_over_time(module: nn.Conv1d) -> bool:
     # With few channels there is little to multiply, and what stands around it wants them first; but the sound itself has one, and
-    # oneDNN takes ten times as long for it.
-    enough = module.in_channels >= MIN_OUT_FEATURES or _is_of_sound(module)
+    # oneDNN takes ten times as long to read it. What gives sound reads channels as those before it leave them.
+    enough = module.in_channels >= MIN_OUT_FEATURES or is_of_sound(module)
     return enough and padding_of(module) is not None and _is_dense(module)
-
-
-def _is_of_sound(module: nn.Module) -> bool:
-    """A convolution over time whose input is one channel, several steps at once."""
-    one_side: Any = module
-    return one_side.in_channels == 1 and len(one_side.kernel_size) == 1 and one_side.kernel_size[0] > 4
 
 
 def _gains_over_time(dtype: str) -> bool:
     """oneDNN's own takes 32-bit numbers as fast; and elsewhere its input would be turned for nothing."""
     return dtype == "int8" or (dtype == "bfloat16" and hardware.native_bf16_is_fast())
-
-
-def _follows_sound(path: str, context: Context) -> bool:
-    """Whether the first of its row of layers reads sound, which gains as a linear in every dtype: channels are last then."""
-    row = re.sub(r"\d+", "*", path)
-    return any(
-        isinstance(module, nn.Conv1d | LinearConvolution) and _is_of_sound(module)
-        for other, module in context.root.named_modules()
-        if re.sub(r"\d+", "*", other) == row
-    )
 
 
 def _is_dense(module: Convolution) -> bool:
@@ -292,9 +291,9 @@ def _is_dense(module: Convolution) -> bool:
 
 def _weight_dtype(module: Convolution, match: Match, context: Context) -> str:
     """As that of a linear; but patches of the image itself, and those that are cut once, are not rounded to integers."""
-    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES:
+    if match.found == OVER_TIME and module.in_channels >= MIN_OUT_FEATURES and not gives_sound(module):
         return context.dtype_at(match.path)
     alike = nn.Linear(module.weight[0].numel(), MIN_OUT_FEATURES, device="meta")
     dtype = context.weight_dtype(match.path, [alike])
-    of_image = module.in_channels <= 4 and context.own_dtype(match.path) is None
+    of_image = (module.in_channels <= 4 or gives_sound(module)) and context.own_dtype(match.path) is None
     return "float32" if dtype in QUANTISED and of_image else dtype

@@ -67,7 +67,7 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
 def _of_convolution(module: Any, dtype: str) -> str:
     kind = f"a convolution over {len(module.kernel_size)} dimension{'s'[: len(module.kernel_size) > 1]}"
     if isinstance(module, _ConvTransposeNd):
-        return "a transposed convolution: there is no kernel for it"
+        return _of_transposed(module)
     if module.groups > 1:
         return f"{kind} in {module.groups} groups: there is no kernel for this form of it"
     if any(step > 1 for step in module.dilation):
@@ -81,6 +81,19 @@ def _of_convolution(module: Any, dtype: str) -> str:
     if len(module.kernel_size) == 1:
         return f"{kind}: torch's own is as fast in {dtype}"
     return f"{kind} of size {tuple(module.kernel_size)}: there is no kernel for this form of it"
+
+
+def _of_transposed(module: Any) -> str:
+    kind = "a transposed convolution"
+    if len(module.kernel_size) > 1:
+        return f"{kind} over {len(module.kernel_size)} dimensions: there is no kernel for it"
+    if module.groups > 1:
+        return f"{kind} in groups: there is no kernel for it"
+    if any(step > 1 for step in module.dilation):
+        return f"{kind} with gaps (dilation): there is no kernel for it"
+    if any(module.output_padding):
+        return f"{kind} with zeros behind its output: there is no kernel for it"
+    return f"{kind} of {module.in_channels} to {module.out_channels} channels: too few to gain from packing"
 
 
 def _of_norm(module: nn.Module) -> str | None:

@@ -1,0 +1,167 @@
+"""Models of the last years that see and write, hear, speak and paint: published shapes, or two blocks of the real width, with
+random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+_WRITTEN = 64  # tokens
+_IMAGE_TOKEN, _IMAGE_TOKENS = 49190, 64
+
+
+def _smolvlm() -> nn.Module:
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    text = {
+        "model_type": "llama",
+        "vocab_size": 49280,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    }
+    config = Idefics3Config(
+        text_config=text,
+        vision_config=vision,
+        scale_factor=4,
+        image_token_id=_IMAGE_TOKEN,
+        tie_word_embeddings=False,
+        pad_token_id=2,
+    )
+    model = Idefics3ForConditionalGeneration(config)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = None  # all write as many tokens
+    return model
+
+
+def _question(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """One tile of 512 x 512 and 24 tokens around it for each."""
+    words = torch.randint(1000, 49000, (batch, 24), generator=generator)
+    image = torch.full((batch, _IMAGE_TOKENS), _IMAGE_TOKEN)
+    ids = torch.cat([words[:, :8], image, words[:, 8:]], dim=1)
+    pixels = torch.randn(batch, 1, 3, 512, 512, generator=generator)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+
+
+def _answer(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """The ids of the tokens as floats [batch, tokens]: two systems agree fully where they write the same."""
+    tokens: Tensor = model.generate(**inputs, do_sample=False, max_new_tokens=_WRITTEN)
+    return tokens[:, -_WRITTEN:].float()
+
+
+def _parakeet() -> nn.Module:
+    from transformers import ParakeetEncoder, ParakeetEncoderConfig
+
+    return ParakeetEncoder(ParakeetEncoderConfig())
+
+
+def _mel_frames(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """10 seconds."""
+    frames = torch.randn(batch, 1000, 80, generator=generator)
+    return {"input_features": frames, "attention_mask": torch.ones(batch, 1000, dtype=torch.long)}
+
+
+def _mimi() -> nn.Module:
+    from transformers import MimiConfig, MimiModel
+
+    return MimiModel(MimiConfig())
+
+
+def _sound_and_codes(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """4 seconds at 24 kHz, and the codes of 4 seconds: 12.5 frames a second of 32 codebooks, of which 8 are in use."""
+    return {
+        "input_values": 0.1 * torch.randn(batch, 1, 4 * 24000, generator=generator),
+        "codes": torch.randint(0, 2048, (batch, 8, 50), generator=generator),
+    }
+
+
+def _encoded_and_decoded(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Sound [batch, 1, samples] of codes that are always the same: those of two systems may differ where two are as near."""
+    codes = model.encode(inputs["input_values"], num_quantizers=8, return_dict=True).audio_codes
+    assert codes.shape == inputs["codes"].shape
+    sound: Tensor = model.decode(inputs["codes"], return_dict=True).audio_values
+    return sound
+
+
+def _wan() -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    return WanTransformer3DModel(num_attention_heads=12, ffn_dim=8960, num_layers=2)
+
+
+def _video(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """Latents of 17 frames of 256 x 384, 1920 tokens of them, and 512 tokens of text."""
+    return {
+        "hidden_states": torch.randn(batch, 16, 5, 32, 48, generator=generator),
+        "encoder_hidden_states": torch.randn(batch, 512, 4096, generator=generator),
+        "timestep": torch.full((batch,), 501),
+    }
+
+
+def _filmed(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Maps [batch, channels, frames * height, width]."""
+    return first_output(model, inputs).flatten(2, 3)
+
+
+def _z_image() -> nn.Module:
+    from diffusers import ZImageTransformer2DModel
+
+    model = ZImageTransformer2DModel(n_layers=2, n_refiner_layers=0)
+    for pad in (model.x_pad_token, model.cap_pad_token):  # its constructor leaves them as the memory was
+        nn.init.normal_(pad, std=0.02)
+    return model
+
+
+def _latents(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """Of images of 512 x 512, and 128 tokens of text."""
+    return {
+        "latents": torch.randn(batch, 16, 1, 64, 64, generator=generator),
+        "t": torch.full((batch,), 0.5),
+        "texts": torch.randn(batch, 128, 2560, generator=generator),
+    }
+
+
+def _painted(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Maps [batch, channels, height, width]."""
+    output = model(list(inputs["latents"]), inputs["t"], list(inputs["texts"]), return_dict=False)[0]
+    return torch.stack(output).squeeze(2)
+
+
+def first_output(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """What most models answer."""
+    output: Tensor = model(**inputs)[0]
+    return output
+
+
+# name -> (what makes the model, what makes its inputs for a batch, what answers them)
+MODELS: dict[
+    str,
+    tuple[
+        Callable[[], nn.Module],
+        Callable[[int, Generator], dict[str, Tensor]],
+        Callable[[nn.Module, dict[str, Tensor]], Tensor],
+    ],
+] = {
+    "smolvlm-256m": (_smolvlm, _question, _answer),
+    "parakeet-0.6b-encoder": (_parakeet, _mel_frames, first_output),
+    "mimi": (_mimi, _sound_and_codes, _encoded_and_decoded),
+    "wan-1.3b-blocks": (_wan, _video, _filmed),
+    "z-image-blocks": (_z_image, _latents, _painted),
+}

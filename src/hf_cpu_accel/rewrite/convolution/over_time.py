@@ -1,0 +1,113 @@
+"""What convolutions over time as linears are asked for by their hosts: zeros beside their input, with its channels last in memory.
+
+Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros on one side in the forward of a module around the
+convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels last would have its
+input turned, and its output turned back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.patching.hooks import is_plain
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.as_linear import LinearConvolution
+from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_last, rows_of_channels
+from hf_cpu_accel.rewrite.convolution.transposed import TransposedConvolution
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.runtime.torch_modes import AroundFunctions
+from hf_cpu_accel.runtime.tracing import is_compiling
+
+STRUCTURE, WAITING = "zeros over time", "elu over time"
+
+
+class PaddedOverTime(FusedModuleMixin):
+    """Mixed into the class of a module around a convolution over time: its own forward, where padding keeps the channels last."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own = self._original_class.forward
+        if is_compiling():
+            return own(self, *args, **kwargs)
+        with AroundFunctions(_padded):
+            return own(self, *args, **kwargs)
+
+
+class ELUOverTime(FusedModuleMixin):
+    """Mixed into `nn.ELU`: what it gives for sound with its channels last waits for a convolution, which wants zeros beside it."""
+
+    alpha: float
+    inplace: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        waits = input.dim() == 3 and not self.inplace and not input.requires_grad and not is_compiling()
+        if not waits or not has_channels_last(input):
+            output: Tensor = self._original_class.forward(self, input)
+            return output
+        return DeferredELU.of(input.tensor if isinstance(input, LazyTensor) else input, self.alpha)
+
+
+def keep_channels_last(context: Context) -> list[PlanItem]:
+    """Have modules around convolutions over time pad so, and ELUs beside them wait. To be called when these are packed."""
+    items = fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("pad", "as its input"))
+    waits = fuse_each(context, WAITING, _waiting, lambda fused, path: ("elu", "as its input"))
+    return [*items, *waits]
+
+
+def _waiting(module: nn.Module, path: str, context: Context) -> ELUOverTime | None:
+    if (
+        type(module) is not nn.ELU
+        or not is_plain(module)
+        or refusal_to_fuse(module, path, context) is not None
+    ):
+        return None
+    above = context.root.get_submodule(path.rpartition(".")[0])
+    if not isinstance(above, nn.ModuleList | nn.Sequential) or not any(map(_is_over_time, above)):
+        return None
+    fused: ELUOverTime = fused_layer(ELUOverTime, module)
+    return fused
+
+
+def _is_over_time(module: nn.Module) -> bool:
+    return isinstance(module, PaddedOverTime) or any(
+        isinstance(child, TransposedConvolution) for child in (module, *module.children())
+    )
+
+
+def _looked_at(module: nn.Module, path: str, context: Context) -> PaddedOverTime | Refusal | None:
+    if isinstance(module, FusedModuleMixin | nn.ModuleList | nn.Sequential) or module is context.root:
+        return None
+    inside = list(module.children())
+    if len(inside) != 1 or not isinstance(inside[0], LinearConvolution) or len(inside[0].kernel_size) > 1:
+        return None
+    reason = refusal_to_fuse(module, path, context)
+    if reason is not None:
+        return Refusal(reason)
+    fused: PaddedOverTime = fused_layer(PaddedOverTime, module)
+    return fused
+
+
+def _padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is functional.pad:
+        output = _pad(*args, **kwargs)
+        if output is not None:
+            return output
+    return func(*args, **kwargs)
+
+
+def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor | None:
+    """What `functional.pad` gives for sound [B, C, L] whose channels are last in memory, as they are then, too; None for others."""
+    if mode != "constant" or input.dim() != 3 or len(pad) != 2 or input.is_contiguous():
+        return None
+    if not has_channels_last(input):
+        return None
+    before, after = map(int, pad)
+    if before < 0 or after < 0:
+        return None
+    return rows_of_channels(input, before, after, 0.0 if value is None else value).transpose(1, 2)

@@ -1,0 +1,179 @@
+"""Transposed convolutions over time as linears: each row of the product is what the output has in one step of the input.
+
+A step of the input adds to `kernel_size` numbers of the output, `stride` apart from step to step: so as many
+numbers are made of as many steps of the input as a kernel has strides. That is a linear over rows that overlap, with
+stride * out_channels features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.packing.linear import pack_linear
+from hf_cpu_accel.patching.hooks import is_plain
+from hf_cpu_accel.patching.restore import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_last, rows_of_channels
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
+from hf_cpu_accel.rewrite.core.packed_module import check_inference
+from hf_cpu_accel.rewrite.core.packed_source import taken
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.match import packed_item, release
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
+
+STRUCTURE = "transposed convolution over time as linear"
+
+
+class TransposedConvolution(PackedLinear):
+    """`nn.ConvTranspose1d` as a linear: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels
+    last in memory where the input has them so.
+
+    Attributes:
+        taps: steps of the input that a number of the output is made of.
+    """
+
+    def __init__(self, original: nn.ConvTranspose1d, dtype: str, *, int4_group: int, measured: bool) -> None:
+        (size,), (step,) = original.kernel_size, original.stride
+        weight, bias = original.weight.detach(), original._parameters["bias"]
+        taps = -(-size // step)
+        saved = taken(weight)
+        features = (step * original.out_channels, taps * original.in_channels)
+        packed = (
+            pack_linear(_as_rows(weight, step, taps), dtype, int4_group=int4_group)
+            if saved is None
+            else saved.packed
+        )
+        linear = nn.Linear(features[1], features[0], bias=False, device="meta", dtype=weight.dtype)
+        linear.register_parameter("bias", bias)
+        used = None if bias is None else bias.detach().repeat(step)
+        super().__init__(ProjectionGroup(packed, [(0, features[0])], [used], measured=measured), 0, linear)
+        self.taps = taps
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.kernel_size, self.stride = original.kernel_size, original.stride
+        self.padding = _margins(original)
+        self.output_padding, self.dilation = original.output_padding, original.dilation
+        self.groups, self.padding_mode = original.groups, original.padding_mode
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        check_inference(self, input)
+        if isinstance(input, LazyTensor) and not isinstance(input, DeferredELU):
+            input = input.tensor
+        if output_size is not None:
+            return self._as_eager(input, output_size)
+        if input.dim() == 2:
+            return self._compute(input[None])[0]
+        return self._compute(input)
+
+    def _compute(self, input: Tensor) -> Tensor:
+        """
+        Raises:
+            RuntimeError: what the convolution would not take either.
+        """
+        (size,), (step,), (margin,) = self.kernel_size, self.stride, self.padding
+        length = (input.shape[-1] - 1) * step + size - 2 * margin
+        if input.dim() != 3 or input.shape[1] != self.in_channels or input.shape[-1] < 1 or length < 1:
+            raise RuntimeError(
+                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with enough numbers "
+                f"per channel for an output of one, {self.padding} less on either side"
+            )
+        if input.dtype not in WEIGHT_DTYPES:
+            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+        rows = rows_of_channels(input, self.taps - 1, self.taps - 1)
+        rows = rows.unfold(1, self.taps, 1).transpose(2, 3).flatten(2)
+        output: Tensor = self.group.fused_route(0, "none", residual=False)(rows)
+        steps = output.unflatten(2, (step, self.out_channels)).flatten(1, 2)
+        output = steps.narrow(1, margin, length).transpose(1, 2)
+        # Channels are first or last as in the input: who hands them first mostly adds what has them first.
+        return output if has_channels_last(input) else output.contiguous()
+
+    def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:
+        """With the weight unpacked once, and an output of another length."""
+        size = list(output_size)[-1]
+        usual = (input.shape[-1] - 1) * self.stride[0] + self.kernel_size[0] - 2 * self.padding[0]
+        if not 0 <= size - usual < self.stride[0]:
+            raise ValueError(
+                f"output_size={size}: this convolution gives {usual} to {usual + self.stride[0] - 1}"
+            )
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        weight = self.weight.to(input.dtype)
+        return functional.conv_transpose1d(input, weight, bias, self.stride, self.padding, size - usual)
+
+    @property
+    def used_bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.repeat(self.stride[0])
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.in_channels, self.out_channels, *self.kernel_size)
+
+    def unpack(self) -> Tensor:
+        (size,), (step,) = self.kernel_size, self.stride
+        rows = super().unpack().unflatten(1, (self.taps, self.in_channels)).unflatten(0, (step, -1))
+        return rows.flip(2).permute(3, 1, 2, 0).flatten(2)[..., :size].contiguous()
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, {super().extra_repr()}"
+
+
+def _margins(module: nn.ConvTranspose1d) -> tuple[int]:
+    """What its output is shorter by on either side."""
+    assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
+    (margin,) = module.padding
+    return (margin,)
+
+
+def _as_rows(weight: Tensor, step: int, taps: int) -> Tensor:
+    """[C, out_channels, kernel] -> [step * out_channels, taps * C], the earliest step of the input first."""
+    channels, out_channels, size = weight.shape
+    whole = functional.pad(weight, (0, taps * step - size)).view(channels, out_channels, taps, step)
+    return whole.permute(3, 1, 2, 0).flip(2).reshape(step * out_channels, taps * channels)
+
+
+class TransposedConvolutionRule:
+    """`nn.ConvTranspose1d` of enough channels, without groups, gaps or zeros behind its output."""
+
+    name = "transposed convolution"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if (
+            not isinstance(module, nn.ConvTranspose1d)
+            or type(module).forward is not nn.ConvTranspose1d.forward
+        ):
+            return None
+        usual = module.groups == 1 and module.dilation == (1,) and module.output_padding == (0,)
+        enough = min(module.in_channels, module.out_channels * module.stride[0]) >= MIN_OUT_FEATURES
+        weight = module.weight
+        supported = isinstance(weight, Tensor) and weight.dtype in WEIGHT_DTYPES
+        if not (usual and enough and supported and context.slots[id(module)] and is_plain(module)):
+            return None
+        return None if context.skipped(path) else Match(module, path, STRUCTURE)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module = match.module
+        assert isinstance(module, nn.ConvTranspose1d)
+        taps = -(-module.kernel_size[0] // module.stride[0])
+        features = (taps * module.in_channels, module.stride[0] * module.out_channels)
+        alike = nn.Linear(*features, device="meta", dtype=module.weight.dtype)
+        dtype = context.weight_dtype(match.path, [alike])
+        packed = TransposedConvolution(
+            module, dtype, int4_group=context.config.int4_group, measured=context.measured
+        )
+        if context.verifies:
+            generator = torch.Generator().manual_seed(0)
+            length = 2 * (taps + _margins(module)[0]) + 1
+            input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
+            with torch.no_grad():
+                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+        swap_module(context.journal, context.slots[id(module)], packed)
+        release(module, packed, context)
+        return Outcome((packed_item(match.path, STRUCTURE, "linear", packed),), (module,))
