@@ -73,6 +73,7 @@ def _write_gguf(case: Path, folder: Path) -> None:
         self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
 
     converter.set_vocab = no_vocabulary
+    converter.no_mtp = True  # layers that guess further tokens, which transformers does not load
     with torch.inference_mode():
         model = converter(case / "model", gguf.LlamaFileType.MOSTLY_BF16, folder / "model.gguf")
         model.hparams.setdefault("n_ctx", model.hparams.get("n_positions", 1024))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.packing.linear import PackedWeight
+
+if TYPE_CHECKING:
+    from hf_cpu_accel.ops.decoder.recurrence import Recurrence
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ class DecoderLayer:
         attention_out_norm, ffn_out_norm: after the residual is added (post-LN: the first GPT, OPT-350m).
         parallel: x + attention(attention_norm(x)) + ffn(ffn_norm(x)) (GPT-J, NeoX, Falcon, Phi, Cohere).
         residual_scale: factor of both branches (Granite, MiniCPM).
+        recurrence: what takes the place of `attention` between its projections, which alone count then; or None.
     """
 
     attention: SelfAttention
@@ -199,3 +203,4 @@ class DecoderLayer:
     cross: CrossAttention | None = None
     cross_norm: Norm | None = None
     cross_out_norm: Norm | None = None
+    recurrence: Recurrence | None = None
