@@ -45,6 +45,7 @@ def _recurrence(op: str, case: Case, states: torch.dtype) -> tuple[DecoderLayer,
 
     batch, features, taps = case.batch, case.features, 4
     settings: dict[str, Any]
+    size: tuple[int, ...]
     if op == "short_convolution":
         channels = columns = 96
         wide, rest, size = 3 * channels, 0, (0,)

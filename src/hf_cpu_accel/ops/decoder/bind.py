@@ -19,7 +19,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Norm,
     Projection,
 )
-from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE
+from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, integers_of
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
 NORM_SCOPES = ("head", "head with its own weights", "all heads")
@@ -182,7 +182,7 @@ class _Builder:
             "gate_dim": attention.gate.dim if attention.gate else 0,
             "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
             **self._mixture(mixture),
-            **(recurrence.integers(self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
+            **(integers_of(recurrence, self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
         }
         floats = {
             "scale": attention.scale,

@@ -21,9 +21,10 @@ from hf_cpu_accel.ops.decoder.parts import (
     MixtureOfExperts,
     Norm,
     Projection,
+    Recurrence,
     SelfAttention,
 )
-from hf_cpu_accel.ops.decoder.recurrence import Recurrence, projections_around
+from hf_cpu_accel.ops.decoder.recurrence import projections_around
 from hf_cpu_accel.ops.decoder.reference import SCHEMA, decoder_layers_reference
 from hf_cpu_accel.ops.registry import declare, like_first
 

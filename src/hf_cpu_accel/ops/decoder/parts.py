@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from hf_cpu_accel.ops.experts import ExpertWeights
 from hf_cpu_accel.packing.linear import PackedWeight
-
-if TYPE_CHECKING:
-    from hf_cpu_accel.ops.decoder.recurrence import Recurrence
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,45 @@ class SelfAttention:
     key_norm: Norm | None = None
     sub_norm: Norm | None = None
     gate: Gate | None = None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One of the ops of `ops/recurrent`, over what two projections give: the `qkv` of the layer's attention, whose `output` is its
+    last projection and which says nothing else then, and `rest`. Its states stand for keys and values: conv_state
+    [B, channels, taps] and state [B, heads, D, E], of a state space [B, heads, E, D], of a short convolution anything.
+
+    Attributes:
+        op: its name.
+        rest: of the hidden states, too; its features are counted on behind those of `qkv`. None for none.
+        conv_input, conv_gate, gate, decay, beta: the features at which these begin; conv_gate is what a short convolution
+            multiplies its input with, decay a state space's dt.
+        conv_weight: [channels, 1, taps]; conv_bias: [channels] or None.
+        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E.
+        A_log, dt_bias, D: [heads], or None where the op takes none.
+        norm_weight: as the op takes it.
+    """
+
+    op: Literal["short_convolution", "gated_delta_net", "state_space"]
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    conv_input: int
+    gate: int
+    rest: Projection | None = None
+    conv_gate: int = 0
+    decay: int = 0
+    beta: int = 0
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    D: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_eps: float = 0.0
+    norm_groups: int = 1
+    gate_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,12 @@
-"""What a decoder layer with a recurrent state has in the place of attention."""
+"""How a layer with a recurrence in the place of attention is written down for `decoder_layers`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from hf_cpu_accel.ops.decoder.parts import Heads, Projection, SelfAttention
-from hf_cpu_accel.ops.recurrent.gated_delta_net import gated_delta_net_reference
-from hf_cpu_accel.ops.recurrent.short_convolution import short_convolution_reference
-from hf_cpu_accel.ops.recurrent.state_space import state_space_reference
-
-if TYPE_CHECKING:
-    from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
+from hf_cpu_accel.ops.decoder.parts import Heads, Projection, Recurrence, SelfAttention
 
 KINDS = ("none", "short_convolution", "gated_delta_net", "state_space")
 
@@ -33,53 +25,19 @@ RECURRENCE = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Recurrence:
-    """One of the ops of `ops/recurrent`, over what two projections give: the `qkv` of the layer's attention, whose `output` is its
-    last projection and which says nothing else then, and `rest`. Its states stand for keys and values: conv_state
-    [B, channels, taps] and state [B, heads, D, E], of a state space [B, heads, E, D], of a short convolution anything.
+def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) -> dict[str, int]:
+    """What `RECURRENCE` has of it, but for `rest`.
 
-    Attributes:
-        op: its name.
-        rest: of the hidden states, too; its features are counted on behind those of `qkv`. None for none.
-        conv_input, conv_gate, gate, decay, beta: the features at which these begin; conv_gate is what a short convolution
-            multiplies its input with, decay a state space's dt.
-        conv_weight: [channels, 1, taps]; conv_bias: [channels] or None.
-        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E.
-        A_log, dt_bias, D: [heads], or None where the op takes none.
-        norm_weight: as the op takes it.
+    Args:
+        vector: gives where a tensor begins in the op's vectors.
     """
-
-    op: Literal["short_convolution", "gated_delta_net", "state_space"]
-    conv_weight: Tensor
-    conv_bias: Tensor | None
-    conv_input: int
-    gate: int
-    rest: Projection | None = None
-    conv_gate: int = 0
-    decay: int = 0
-    beta: int = 0
-    heads: int = 0
-    key_heads: int = 0
-    key_dim: int = 0
-    value_dim: int = 0
-    A_log: Tensor | None = None
-    dt_bias: Tensor | None = None
-    D: Tensor | None = None
-    norm_weight: Tensor | None = None
-    norm_eps: float = 0.0
-    norm_groups: int = 1
-    gate_first: bool = False
-
-    def integers(self, vector: Any) -> dict[str, int]:
-        """What it writes into the layout but for `rest`; vector(tensor) -> where that begins."""
-        channels, _, taps = self.conv_weight.shape
-        names = (*_PLACES, *_SIZES, "norm_groups", "gate_first")
-        values = {name: int(getattr(self, name)) for name in names}
-        values |= {name: vector(getattr(self, name)) for name in _VECTORS}
-        values |= {"kind": KINDS.index(self.op), "channels": channels, "taps": taps}
-        values["rest_features"] = 0 if self.rest is None else self.rest.weight.out_features
-        return {f"recurrence_{name}": value for name, value in values.items()}
+    channels, _, taps = recurrence.conv_weight.shape
+    names = (*_PLACES, *_SIZES, "norm_groups", "gate_first")
+    values = {name: int(getattr(recurrence, name)) for name in names}
+    values |= {name: vector(getattr(recurrence, name)) for name in _VECTORS}
+    values |= {"kind": KINDS.index(recurrence.op), "channels": channels, "taps": taps}
+    values["rest_features"] = 0 if recurrence.rest is None else recurrence.rest.weight.out_features
+    return {f"recurrence_{name}": value for name, value in values.items()}
 
 
 def projections_around(qkv: Projection, output: Projection) -> SelfAttention:
@@ -111,49 +69,3 @@ def check_recurrence(recurrence: Recurrence, features: int, columns: int) -> Non
             f"recurrence of {channels} channels gives {given} features beside {keys} of keys: "
             f"the output projection takes {columns}"
         )
-
-
-def recurrence_reference(layer: LayerArguments, x: Tensor, states: tuple[Tensor, Tensor]) -> Tensor:
-    """The branch of x [B, q_len, C] without its norms; the states are written in place."""
-
-    def integer(name: str) -> int:
-        return layer.integer(f"recurrence_{name}")
-
-    def vector(name: str, size: int) -> Tensor | None:
-        return layer.vector(f"recurrence_{name}", size)
-
-    op, channels, taps = KINDS[integer("kind")], integer("channels"), integer("taps")
-    features, rest, heads = layer.integer("qkv_features"), integer("rest_features"), integer("heads")
-    merged = layer.project("qkv", x, features)
-    if rest:
-        merged = torch.cat([merged, layer.project("recurrence_rest", x, rest)], dim=-1)
-
-    def part(name: str, width: int) -> Tensor:
-        return merged[..., integer(name) : integer(name) + width]
-
-    weight, bias = vector("conv_weight", channels * taps), vector("conv_bias", channels)
-    assert weight is not None
-    columns = layer.integer("heads") * layer.integer("value_dim")
-    convolution = (weight.view(channels, 1, taps), bias)
-    eps = layer.floats["recurrence_norm_eps"]
-    if op == "short_convolution":
-        parts = [part("conv_gate", channels), part("gate", channels), part("conv_input", channels)]
-        mixed = short_convolution_reference(torch.cat(parts, dim=-1), *convolution, states[0])
-    elif op == "gated_delta_net":
-        inputs = (
-            part("conv_input", channels),
-            part("gate", columns),
-            part("decay", heads),
-            part("beta", heads),
-        )
-        mixed = gated_delta_net_reference(
-            *inputs, *convolution, vector("A_log", heads), vector("dt_bias", heads),
-            vector("norm_weight", integer("value_dim")), eps, *states,
-        )  # fmt: skip
-    else:
-        parts = [part("gate", columns), part("conv_input", channels), part("decay", heads)]
-        mixed = state_space_reference(
-            torch.cat(parts, dim=-1), *convolution, vector("A_log", heads), vector("D", heads), vector("dt_bias", heads),
-            vector("norm_weight", columns), eps, integer("norm_groups"), bool(integer("gate_first")), None, *states,
-        )  # fmt: skip
-    return layer.project("output", mixed, x.shape[-1])

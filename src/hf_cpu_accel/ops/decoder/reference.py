@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.decoder.bind import GATES, SCORINGS
-from hf_cpu_accel.ops.decoder.recurrence import recurrence_reference
 from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
+from hf_cpu_accel.ops.decoder.reference_recurrence import recurrence_reference
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 from hf_cpu_accel.ops.linear import ACTIVATIONS
