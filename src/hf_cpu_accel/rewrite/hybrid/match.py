@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 from hf_cpu_accel.rewrite.mixer.match import prompt_and_token
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
-from hf_cpu_accel.rewrite.norm.match import identify_bare_norm, identify_norm
+from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm, identify_norm
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.tolerance import RECURRENT_MIXER
 
@@ -40,11 +40,16 @@ def join_recurrent_steps(context: Context) -> list[PlanItem]:
 
 
 def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
+    """Of what reads the hidden states that a layer gives; None if they may be what the model returns."""
     above, _, number = path.rpartition(".")
     layers = root.get_submodule(above)
-    if not isinstance(layers, nn.ModuleList) or int(number) + 1 >= len(layers):
+    if not isinstance(layers, nn.ModuleList):
         return None
-    return layers[int(number) + 1]._forward_pre_hooks
+    if int(number) + 1 < len(layers):
+        return layers[int(number) + 1]._forward_pre_hooks
+    owner = root.get_submodule(above.rpartition(".")[0])
+    norms = [child for child in owner.children() if isinstance(child, FusedNorm)]
+    return norms[-1]._forward_pre_hooks if norms else None
 
 
 def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal | None:

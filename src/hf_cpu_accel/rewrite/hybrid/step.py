@@ -62,7 +62,7 @@ class RecurrentStep:
     """A `mixer.whole_layer.Step`.
 
     Attributes:
-        hooks_of_next: ahead of the forward of the layer that follows; None if none does.
+        hooks_of_next: ahead of the forward of the layer or norm that follows; None if none does.
     """
 
     parts: RecurrentParts
