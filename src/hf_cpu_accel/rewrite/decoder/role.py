@@ -111,11 +111,11 @@ class Role:
 class Bound(Protocol):
     """Something with the weights of a layer as the op takes them, and the runs of layers that end with it; see `BoundLayer`."""
 
-    bound_runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]]
+    @property
+    def bound_runs(self) -> dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]]: ...
 
     @property
-    def weights(self) -> DecoderLayer:
-        """Its present weights."""
+    def weights(self) -> DecoderLayer: ...
 
 
 class BoundLayer(FusedModuleMixin):

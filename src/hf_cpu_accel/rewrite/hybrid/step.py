@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _NO_STATE = torch.empty(0)
 
 
@@ -57,6 +58,16 @@ class RecurrentParts:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """See `decoder.role.Bound`. A call that is noted keeps it, whoever has the weights of its layer exchanged meanwhile."""
+
+    weights: DecoderLayer
+    bound_runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = field(
+        default_factory=dict
+    )
+
+
 @dataclass(eq=False)
 class RecurrentStep:
     """A `mixer.whole_layer.Step`.
@@ -67,43 +78,43 @@ class RecurrentStep:
 
     parts: RecurrentParts
     hooks_of_next: dict[int, Any] | None
-    bound_runs: dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]] = field(
-        default_factory=dict
-    )
-    _weights: DecoderLayer | None = None
-
-    @property
-    def weights(self) -> DecoderLayer:
-        weights = self._weights
-        assert weights is not None, "its calls are noted when it has them"
-        return weights
+    _bound: _Bound | None = None
 
     def forget(self) -> None:
-        self._weights, self.bound_runs = None, {}
+        self._bound = None
 
     def defer(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
         """Of one token per sequence, where its states are there already: what is before the first one may be padding."""
-        batch, count, _ = hidden_states.shape
-        cache = named.get("cache")
-        if count != 1 or batch >= FEWEST_ROWS or cache is None or named.get("attention_mask") is not None:
-            return None
-        mixer: Any = layer._modules[self.parts.mixer]
-        if not isinstance(mixer, RecurrentMixer):  # it went back to its own forward
-            return None
-        states = _begun_states()(cache, mixer.layer_idx, mixer._mixer.sizes(mixer), batch)
+        states = self._states(layer, hidden_states, named)
         if states is None:
             return None
-        if self._weights is None:
-            self._weights = self.parts.of(layer)
+        bound = self._bound  # once: another thread may forget it meanwhile
+        if bound is None:
+            bound = self._bound = _Bound(self.parts.of(layer))
         conv, state = states
-        call = Call(self, cache, None, None, states=(conv, _NO_STATE if state is None else state))
+        call = Call(bound, named["cache"], None, None, states=(conv, _NO_STATE if state is None else state))
         deferred = DeferredHiddenStates.after(hidden_states, call)
         if self.hooks_of_next is None or is_handed_on(layer._forward_hooks, self.hooks_of_next):
             return deferred.tensor
         return deferred
 
+    def _states(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Any:
+        """Those that a call goes on from; None if it is not to be deferred."""
+        shape, cache = hidden_states.shape, named.get("cache")
+        if (
+            len(shape) != 3
+            or shape[1] != 1
+            or not 0 < shape[0] < FEWEST_ROWS
+            or hidden_states.dtype not in _DTYPES
+        ):
+            return None
+        mixer: Any = layer._modules[self.parts.mixer]
+        if cache is None or named.get("attention_mask") is not None or not isinstance(mixer, RecurrentMixer):
+            return None
+        return _begun_states()(cache, mixer.layer_idx, mixer._mixer.sizes(mixer), shape[0])
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of what the modules hold
+        return {**self.__dict__, "_bound": None}  # views of what the modules hold
 
 
 @once
