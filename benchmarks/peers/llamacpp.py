@@ -73,10 +73,20 @@ def _write_gguf(case: Path, folder: Path) -> None:
         self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
 
     converter.set_vocab = no_vocabulary
+    converter.no_mtp = True  # layers that guess further tokens, which transformers does not load
     with torch.inference_mode():
-        model = converter(case / "model", gguf.LlamaFileType.MOSTLY_BF16, folder / "model.gguf")
+        kind = gguf.LlamaFileType.MOSTLY_BF16
+        model = converter(case / "model", kind, folder / "model.gguf", hparams=_as_published(parameters))
         model.hparams.setdefault("n_ctx", model.hparams.get("n_positions", 1024))
         model.write()
+
+
+def _as_published(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as the converter knows it: transformers 5.24 has other names for Granite's layers than it is published with."""
+    if parameters.get("model_type") != "granitemoehybrid":
+        return parameters
+    names = {"full_attention": "attention", "linear_attention": "mamba"}
+    return {**parameters, "layer_types": [names.get(name, name) for name in parameters["layer_types"]]}
 
 
 def _quantize(kind: str, whole: Path, case: Path, folder: Path) -> None:

@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from hf_cpu_accel.cli.decoder_shapes import DECODERS, QWEN3_0_6B
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 M = TypeVar("M", bound=nn.Module)
 
-_SMOLLM2 = {
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
 _DEBERTA_V3 = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -75,55 +70,6 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer_chinese_base": ("roformer", {}),
     "rembert": ("rembert", {}),
     "squeezebert-uncased": ("squeezebert", {}),
-    "gpt2": ("gpt2", {}),
-    "Qwen2.5-0.5B": (
-        "qwen2",
-        {
-            "vocab_size": 151936,
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Llama-3.2-1B": (
-        "llama",
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "SmolLM2-135M": (
-        "llama",
-        {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-        | {"num_attention_heads": 9, "num_key_value_heads": 3}
-        | _SMOLLM2,
-    ),
-    "SmolLM2-360M": (
-        "llama",
-        {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
-        | {"num_attention_heads": 15, "num_key_value_heads": 5}
-        | _SMOLLM2,
-    ),
     "embeddinggemma-300m": (
         "gemma3_text",
         {
@@ -141,20 +87,9 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3-Embedding-0.6B": (
         "qwen3",
-        {
-            "vocab_size": 151669,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-        },
+        {**QWEN3_0_6B, "vocab_size": 151669, "max_position_embeddings": 32768},
     ),
+    **DECODERS,
     "t5-small": ("t5", {"decoder_start_token_id": 0}),
     "bart-base": (
         "bart",

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from hf_cpu_accel.generate.cache_layer import outside_inference_mode
 
-__all__ = ["StateSizes", "empty_cache", "states_of"]
+__all__ = ["StateSizes", "begun_states_of", "empty_cache", "states_of"]
 
 _CACHES = (DynamicCache, StaticCache, Cache)
 States = tuple[Tensor, Tensor | None]
@@ -43,10 +43,8 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
     Args:
         dtype: of the inputs of the convolution.
     """
-    layer = cache.layers[index] if type(cache) in _CACHES and index < len(cache.layers) else None
-    if cache.offloading or not isinstance(layer, LinearAttentionLayer):
-        return None
-    if layer.record_past or layer.number_of_states != 1:
+    layer = _layer_of(cache, index)
+    if layer is None:
         return None
     _initialise(layer, sizes, batch, dtype)
     states: Any = layer.conv_states[0], layer.recurrent_states[0]
@@ -61,9 +59,26 @@ def states_of(cache: Any, index: int, sizes: StateSizes, batch: int, dtype: torc
     return kept
 
 
+def begun_states_of(cache: Any, index: int, sizes: StateSizes, batch: int) -> States | None:
+    """The states in layer `index` of `cache`; None if they have not begun, or an op cannot write them. Nothing is changed."""
+    layer = _layer_of(cache, index)
+    if layer is None or not layer.has_previous_state[0]:
+        return None
+    states: Any = layer.conv_states[0], layer.recurrent_states[0]
+    return states if _fit(states, sizes, batch) else None
+
+
 def empty_cache(layers: int) -> Cache:
     """A cache of so many layers with recurrence, as a host makes it."""
     return Cache(layers=[LinearAttentionLayer() for _ in range(layers)])
+
+
+def _layer_of(cache: Any, index: int) -> LinearAttentionLayer | None:
+    """None if an op cannot write to its states."""
+    layer = cache.layers[index] if type(cache) in _CACHES and index < len(cache.layers) else None
+    if cache.offloading or not isinstance(layer, LinearAttentionLayer):
+        return None
+    return None if layer.record_past or layer.number_of_states != 1 else layer
 
 
 def _initialise(layer: LinearAttentionLayer, sizes: StateSizes, batch: int, dtype: torch.dtype) -> None:

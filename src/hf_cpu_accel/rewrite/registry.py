@@ -46,6 +46,7 @@ from hf_cpu_accel.rewrite.encoder.window_fuse import fuse_window_layers
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.generation import accelerate_generation
 from hf_cpu_accel.rewrite.graph.match import accelerate_message_passing
+from hf_cpu_accel.rewrite.hybrid.match import join_recurrent_steps
 from hf_cpu_accel.rewrite.latent.match import fuse_latent_attention, fuse_latent_layers
 from hf_cpu_accel.rewrite.linear.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
@@ -198,6 +199,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("window layers", fuse_window_layers),
     Stage("grid layers", fuse_grid_layers),
     Stage("decoder layers", fuse_decoder_layers),
+    Stage("recurrent steps", join_recurrent_steps),
     Stage("cached attention", fuse_cached_attention),
     Stage("cached layers", fuse_cached_layers),
     Stage("recorded layers", record_layers),

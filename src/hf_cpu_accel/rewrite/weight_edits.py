@@ -29,6 +29,7 @@ from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
 from hf_cpu_accel.runtime.fork import new_lock
 
@@ -211,6 +212,8 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
 def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
     """Whether something is made of the parameters of `module` that does not follow them."""
     if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts):
+        return True
+    if any(isinstance(part, FusedMixerLayer) and part._step is not None for part in within):
         return True
     if getattr(module, "fold", None) is not None:  # a norm, which the bias went through
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from transformers import DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.runtime.torch_modes import AroundOps
 from tests.rewrite.recurrent.hybrids import HYBRIDS, build
 
 IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :4] = 0
 GREEDY = {"max_new_tokens": 128, "do_sample": False}
+JOINED = ["Qwen3_5", "Lfm2", "GraniteMoeHybrid", "Bamba"]
 STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
 
 
@@ -36,6 +39,61 @@ def test_greedy_tokens_are_those_of_eager(stem: str) -> None:
     for mask in (None, MASK):
         given = {} if mask is None else {"attention_mask": mask}
         assert torch.equal(model.generate(IDS, **given, **GREEDY), eager.generate(IDS, **given, **GREEDY))
+
+
+@pytest.mark.parametrize("stem", JOINED)
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+def test_a_step_is_one_call(stem: str, dtype: str) -> None:
+    model = build(stem)
+    accelerate_for_cpu(model, dtype=dtype)
+    calls: list[str] = []
+
+    def note(op: Any, args: Any, kwargs: Any) -> Any:
+        calls.append(op.name().split(".")[0].removeprefix("hf_cpu_accel::"))
+        return op(*args, **kwargs)
+
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(IDS, attention_mask=MASK, cache=cache)
+        with AroundOps(note):
+            model(IDS[:, :1], cache=cache)
+    ours = [name for name in calls if name in ("decoder_layers", HYBRIDS[stem][1], "gated_ffn", "rms_norm")]
+    assert ours == ["decoder_layers", "rms_norm"]  # the norm behind the last layer
+
+
+@torch.no_grad()
+def test_hooks_see_what_a_step_passes_from_layer_to_layer() -> None:
+    model = build("GraniteMoeHybrid")
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    seen: dict[Any, list[Any]] = {model: [], eager: []}
+    for one in (model, eager):
+        for layer in one.model.layers:
+            layer.register_forward_hook(
+                lambda _m, _a, output, one=one: seen[one].append(_first(output).clone())
+            )
+        cache = DynamicCache(config=one.config)
+        one(IDS, cache=cache)
+        one(IDS[:, :1], cache=cache)
+    for ours, theirs in zip(seen[model], seen[eager], strict=True):
+        assert row_error(ours, theirs) <= 1e-3
+
+
+def _first(output: Any) -> torch.Tensor:
+    first: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return first
+
+
+@pytest.mark.parametrize("stem", JOINED)
+@torch.no_grad()
+def test_copies_and_pickles_decode_alike(stem: str) -> None:
+    model = build(stem)
+    accelerate_for_cpu(model, dtype="float32")
+    expected = model.generate(IDS, attention_mask=MASK, max_new_tokens=8, do_sample=False)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(
+            made.generate(IDS, attention_mask=MASK, max_new_tokens=8, do_sample=False), expected
+        )
 
 
 @STEMS
@@ -101,6 +159,15 @@ def test_writing_to_a_parameter_of_a_mixer_is_noticed() -> None:
             changed.model.layers[0].input_layernorm.weight.mul_(2)
     with torch.no_grad():
         assert row_error(model(IDS).logits, eager(IDS).logits) <= 1e-3
+        steps = []
+        for changed in (model, eager):
+            cache = DynamicCache(config=changed.config)
+            changed(IDS, cache=cache)
+            step = [changed(IDS[:, :1], cache=cache).logits]
+            changed.model.layers[2].mamba.D.mul_(2)  # between two steps
+            changed.model.layers[2].mamba.conv1d.weight.mul_(1.5)
+            steps.append([*step, changed(IDS[:, 1:2], cache=cache).logits])
+        assert all(row_error(ours, theirs) <= 1e-3 for ours, theirs in zip(*steps, strict=True))
 
 
 def test_hooks_inside_see_what_passes() -> None:

@@ -1,6 +1,7 @@
 // A run of transformer decoder layers in one fork: the threads work on each step together and meet after it.
 //
 //   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | sub-norm, gate -> output, residual
+//   recurrence close -> norm -> inputs | convolution | state | norm, gate -> output, residual     instead of attention: see recurrence.h
 //   cross      close -> norm -> query | attention over the encoder's output | output, residual
 //   FFN        close -> norm -> up, activation, gate | sub-norm -> down, residual
 //   experts    close -> norm -> router | choice, order | up | down | combine, residual     instead of the FFN: see experts.h
@@ -20,6 +21,7 @@
 #include "../gemm/driver.h"
 #include "../norm/optional_norm.h"
 #include "heads.h"
+#include "recurrence.h"
 
 namespace hfca {
 
@@ -55,6 +57,7 @@ struct DecoderLayer {
   int64_t tables = -1, past = 0;
   Heads key, value;  // the cache
   AttentionPlan attention, cross;
+  Recurrence recurrence;
   bool crosses = false;
   bool few = false;  // so few query rows per key head that tasks of attention make their own heads
 
@@ -76,6 +79,7 @@ struct DecoderCall {
   Matrix input, result;  // a row per token, padding left out by their index
   Matrix branch, sums[2];
   float *merged, *query, *context, *intermediate;  // [tokens, features of the layer that is computed]; merged: the output of qkv
+  float* rest = nullptr;  // [tokens, features]: the output of a recurrence's second product
   float* partials = nullptr;
   float* logits = nullptr;  // [tokens, of the router]
   char* mixture = nullptr;    // memory for a MixtureMemory of any layer
@@ -219,9 +223,13 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
   for (const DecoderLayer& layer : call.layers) {
     const Matrix* const result = &layer == &call.layers.back() ? &call.result : nullptr;
     const Matrix* const result_before = layer.feeds() ? nullptr : result;
-    enter(layer.qkv, layer.attention_norm, nullptr);
+    const Matrix normed = enter(layer.qkv, layer.attention_norm, nullptr);
     const Matrix input = x;
-    attend(team, call, layer, mine);
+    if (layer.recurrence.exists()) {
+      recur(team, layer.recurrence, normed, mine.gemm, mine.buffer);
+    } else {
+      attend(team, call, layer, mine);
+    }
     leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before, layer.heads.finishes(),
           [&](int64_t begin, int64_t end, float* out) {
             for (int64_t row = begin; row < end; ++row)

@@ -16,6 +16,13 @@ struct HeadsLayout {
   int64_t first, stride, head_stride;
 };
 
+struct RecurrenceLayout {
+  int64_t kind, channels, taps, conv_weight, conv_bias, conv_input, conv_gate, gate, decay, beta;
+  int64_t heads, key_heads, key_dim, value_dim, A_log, dt_bias, D, norm_weight, norm_groups, gate_first;
+  ProjectionLayout rest;
+  int64_t rest_features;
+};
+
 struct LayerLayout {
   ProjectionLayout qkv, output, cross_query, cross_output, up, down, router, experts_up, experts_down;
   NormLayout attention_norm, attention_post_norm, attention_out_norm, cross_norm, cross_out_norm, ffn_norm, ffn_post_norm, ffn_out_norm,
@@ -28,13 +35,14 @@ struct LayerLayout {
   int64_t window, rotary, rotary_dim, rotary_interleaved;
   int64_t qkv_features, intermediate_features, gated, activation, parallel;
   int64_t experts, top_k, expert_features, experts_gated, experts_activation, scoring, choice_bias, renormalise, shared_gate;
+  RecurrenceLayout recurrence;
 };
 
 struct LayerScalars {
   double attention_norm_eps, attention_post_norm_eps, attention_out_norm_eps, cross_norm_eps, cross_out_norm_eps;
   double ffn_norm_eps, ffn_post_norm_eps, ffn_out_norm_eps;
   double query_norm_eps, key_norm_eps, attention_sub_norm_eps, ffn_sub_norm_eps, scale, cross_scale, softcap, residual_scale;
-  double experts_limit, experts_scale;
+  double experts_limit, experts_scale, recurrence_norm_eps;
 };
 
 }  // namespace hfca

@@ -3,6 +3,7 @@
 
 #include "../attention/arguments.h"
 #include "../decoder/arguments.h"
+#include "../decoder/recurrence_arguments.h"
 #include "../decoder/sequences.h"
 
 namespace hfca {
@@ -12,7 +13,7 @@ constexpr const char* op = decoder_op;
 
 // Sizes of the widest layer.
 struct Widths {
-  int64_t merged = 0, query = 0, context = 0, intermediate = 0, head_group = 0, normed = 0;
+  int64_t merged = 0, query = 0, context = 0, intermediate = 0, head_group = 0, normed = 0, rest = 0;
   int64_t words = 0, buffer = 0, partials = 0;
   int64_t logits = 0, mixture_bytes = 0, expert_words = 0;
 };
@@ -79,14 +80,23 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     call.layers.push_back(layer_of(arguments, l, reals_of[i], tokens, features));
     DecoderLayer& layer = call.layers.back();
     layer.past = past[i];
-    layer.key = cache_of(keys[i], "keys", step.batch, l.kv_heads, past[i] + step.q_len, l.head_dim);
-    layer.value = cache_of(values[i], "values", step.batch, l.kv_heads, past[i] + step.q_len, l.value_dim);
+    if (l.recurrence.kind != 0) {
+      STD_TORCH_CHECK(!step.rows && tokens == step.batch * step.q_len,
+                      "hf_cpu_accel::decoder_layers: layers with a recurrence take no rows and no padding");
+      layer.recurrence = recurrence_of(arguments, l, reals_of[i], step.batch, step.q_len, features, keys[i], values[i]);
+      widths.query = std::max(widths.query, l.recurrence.channels), widths.rest = std::max(widths.rest, layer.recurrence.rest.n);
+      widths.buffer = std::max(widths.buffer, layer.recurrence.buffer());
+      work += layer.recurrence.work();
+    } else {
+      layer.key = cache_of(keys[i], "keys", step.batch, l.kv_heads, past[i] + step.q_len, l.head_dim);
+      layer.value = cache_of(values[i], "values", step.batch, l.kv_heads, past[i] + step.q_len, l.value_dim);
+    }
     layer.tables = tables_of(call.tables, l, rotary, step.batch, step.q_len);
     layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
-    for (const Gemm* g :
-         {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits}) {
+    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits,
+                          &layer.recurrence.rest}) {
       if (g->n == 0) continue;
       widths.words = std::max(widths.words, most_input_words(*g));
       work += multiply_adds(*g);
@@ -114,13 +124,15 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   int64_t table_floats = 0;
   for (const RotaryTables& t : call.tables) table_floats += 2 * t.half;
   Workspace shared(floats(widths.merged) + floats(widths.query) + floats(widths.context) + floats(widths.intermediate) +
-                   3 * floats(features) + floats(table_floats) + floats(widths.logits) + Workspace::size_of<char>(widths.mixture_bytes));
+                   3 * floats(features) + floats(table_floats) + floats(widths.logits) + floats(widths.rest) +
+                   Workspace::size_of<char>(widths.mixture_bytes));
   const auto take = [&](Workspace& from, int64_t columns) { return Matrix{from.take<float>(tokens * columns), columns}; };
   call.merged = shared.take<float>(tokens * widths.merged), call.query = shared.take<float>(tokens * widths.query);
   call.context = shared.take<float>(tokens * widths.context), call.intermediate = shared.take<float>(tokens * widths.intermediate);
   call.branch = take(shared, features);
   call.sums[0] = take(shared, features), call.sums[1] = take(shared, features);
-  call.logits = shared.take<float>(tokens * widths.logits), call.mixture = shared.take<char>(widths.mixture_bytes);
+  call.logits = shared.take<float>(tokens * widths.logits), call.rest = shared.take<float>(tokens * widths.rest),
+  call.mixture = shared.take<char>(widths.mixture_bytes);
   float* table = shared.take<float>(tokens * table_floats);
   for (RotaryTables& t : call.tables) {
     t.own_cos = table, t.own_sin = table + tokens * t.half;
@@ -134,12 +146,16 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
   for (size_t i = 0; i < layers; ++i) {
     const LayerLayout& l = layouts[i];
     DecoderLayer& layer = call.layers[i];
-    sequences[i] = sequences_of(call, layer, l, reals_of[i], step, arguments);
+    if (layer.recurrence.exists()) {
+      connect(layer.recurrence, l, call);
+    } else {
+      sequences[i] = sequences_of(call, layer, l, reals_of[i], step, arguments);
+      layer.attention = plan_attention(sequences[i].data(), step.batch, l.kv_heads, threads, layer.few);
+      widths.buffer = std::max(widths.buffer, layer.attention.scratch_floats);
+      widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
+    }
     STD_TORCH_CHECK(!mask || mask->size(1) == 1 || mask->size(1) == l.heads, "hf_cpu_accel::decoder_layers: mask must have 1 or ", l.heads,
                     " heads");
-    layer.attention = plan_attention(sequences[i].data(), step.batch, l.kv_heads, threads, layer.few);
-    widths.buffer = std::max(widths.buffer, layer.attention.scratch_floats);
-    widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
     if (layer.crosses) {
       crossings[i] = cross_sequences_of(call, i, l, reals_of[i], step.batch, crossing);
       layer.cross = plan_attention(crossings[i].data(), static_cast<int64_t>(crossings[i].size()), l.cross_kv_heads, threads, true);

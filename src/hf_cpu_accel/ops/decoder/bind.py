@@ -19,6 +19,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Norm,
     Projection,
 )
+from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, integers_of
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
 NORM_SCOPES = ("head", "head with its own weights", "all heads")
@@ -51,11 +52,20 @@ LAYOUT = (
     *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
     *("experts", "top_k", "expert_features", "experts_gated", "experts_activation"),
     *("scoring", "choice_bias", "renormalise", "shared_gate"),
+    *RECURRENCE,
 )
 # The same for `scalars`. A softcap of 0 is none.
 SCALARS = (
     *(f"{name}_eps" for name in NORMS),
-    *("scale", "cross_scale", "softcap", "residual_scale", "experts_limit", "experts_scale"),
+    *(
+        "scale",
+        "cross_scale",
+        "softcap",
+        "residual_scale",
+        "experts_limit",
+        "experts_scale",
+        "recurrence_norm_eps",
+    ),
 )
 
 
@@ -129,7 +139,7 @@ class _Builder:
         self.scalars: list[list[float]] = []
 
     def add_layer(self, layer: DecoderLayer) -> None:
-        attention, cross = layer.attention, layer.cross
+        attention, cross, recurrence = layer.attention, layer.cross, layer.recurrence
         mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
         ffn = mixture.shared if mixture else layer.ffn
         assert not isinstance(ffn, MixtureOfExperts)
@@ -148,6 +158,7 @@ class _Builder:
                 else {}
             ),
             **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
+            **({"recurrence_rest": recurrence.rest} if recurrence and recurrence.rest else {}),
         }
         integers = {
             **{name: getattr(attention, name) for name in ("heads", "kv_heads", "head_dim", "value_dim")},
@@ -171,6 +182,7 @@ class _Builder:
             "gate_dim": attention.gate.dim if attention.gate else 0,
             "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
             **self._mixture(mixture),
+            **(integers_of(recurrence, self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
         }
         floats = {
             "scale": attention.scale,
@@ -179,8 +191,9 @@ class _Builder:
             "residual_scale": layer.residual_scale,
             "experts_limit": experts.limit if experts else 0.0,
             "experts_scale": mixture.scale if mixture else 0.0,
+            "recurrence_norm_eps": recurrence.norm_eps if recurrence else 0.0,
         }
-        for name in PROJECTIONS:
+        for name in (*PROJECTIONS, "recurrence_rest"):
             projection = projections.get(name)
             integers[name] = self._weight(projection.weight.data if projection else None)
             integers[f"{name}_scale"] = self._weight(projection.weight.scale if projection else None)

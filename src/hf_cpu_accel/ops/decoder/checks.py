@@ -13,6 +13,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Projection,
     SelfAttention,
 )
+from hf_cpu_accel.ops.decoder.recurrence import check_recurrence
 from hf_cpu_accel.ops.experts import MAX_TOP_K
 from hf_cpu_accel.ops.linear import check_activation
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
@@ -36,6 +37,10 @@ def check_layer(layer: DecoderLayer, features: int) -> None:
         _check_cross(layer.cross, features)
     elif layer.cross_norm or layer.cross_out_norm:
         raise ValueError("cross=None: cross_norm and cross_out_norm must be None")
+    if layer.recurrence:
+        check_recurrence(layer.recurrence, features, layer.attention.heads * layer.attention.value_dim)
+        if layer.cross:
+            raise ValueError("a layer with a recurrence: cross must be None")
     for name, part in vars(layer).items():
         if name.endswith("_norm"):
             _check_norm(name, part, [(features,)])

@@ -21,8 +21,10 @@ from hf_cpu_accel.ops.decoder.parts import (
     MixtureOfExperts,
     Norm,
     Projection,
+    Recurrence,
     SelfAttention,
 )
+from hf_cpu_accel.ops.decoder.recurrence import projections_around
 from hf_cpu_accel.ops.decoder.reference import SCHEMA, decoder_layers_reference
 from hf_cpu_accel.ops.registry import declare, like_first
 
@@ -36,9 +38,11 @@ __all__ = [
     "MixtureOfExperts",
     "Norm",
     "Projection",
+    "Recurrence",
     "SelfAttention",
     "bind",
     "decoder_layers",
+    "projections_around",
 ]
 
 
@@ -69,6 +73,7 @@ def decoder_layers(
         layers: from `bind`.
         keys, values: per layer [B, kv_heads, capacity, head_dim] and [B, kv_heads, capacity, value_dim], float32 or bfloat16, or
             int8 with four more columns (ops/kv_cache.py); dense last dimension. Positions [past, past + q_len) are written.
+            Of layers with a recurrence the two states, written in place; such layers take no padding and no rows.
         past: per layer, tokens in its storage before the call.
         rotary: tables (cos, sin), each [1 or B, q_len, rotary_dim] float32 or bfloat16 as transformers' rotary modules return
             them, or [..., rotary_dim / 2], one column per frequency.

@@ -110,6 +110,45 @@ class SelfAttention:
 
 
 @dataclass(frozen=True)
+class Recurrence:
+    """One of the ops of `ops/recurrent`, over what two projections give: the `qkv` of the layer's attention, whose `output` is its
+    last projection and which says nothing else then, and `rest`. Its states stand for keys and values: conv_state
+    [B, channels, taps] and state [B, heads, D, E], of a state space [B, heads, E, D], of a short convolution anything.
+
+    Attributes:
+        op: its name.
+        rest: of the hidden states, too; its features are counted on behind those of `qkv`. None for none.
+        conv_input, conv_gate, gate, decay, beta: the features at which these begin; conv_gate is what a short convolution
+            multiplies its input with, decay a state space's dt.
+        conv_weight: [channels, 1, taps]; conv_bias: [channels] or None.
+        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E.
+        A_log, dt_bias, D: [heads], or None where the op takes none.
+        norm_weight: as the op takes it.
+    """
+
+    op: Literal["short_convolution", "gated_delta_net", "state_space"]
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    conv_input: int
+    gate: int
+    rest: Projection | None = None
+    conv_gate: int = 0
+    decay: int = 0
+    beta: int = 0
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    D: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_eps: float = 0.0
+    norm_groups: int = 1
+    gate_first: bool = False
+
+
+@dataclass(frozen=True)
 class CrossAttention:
     """softmax(scale * query key^T) value over keys and values of an encoder's output, which no call changes.
 
@@ -184,6 +223,7 @@ class DecoderLayer:
         attention_out_norm, ffn_out_norm: after the residual is added (post-LN: the first GPT, OPT-350m).
         parallel: x + attention(attention_norm(x)) + ffn(ffn_norm(x)) (GPT-J, NeoX, Falcon, Phi, Cohere).
         residual_scale: factor of both branches (Granite, MiniCPM).
+        recurrence: what takes the place of `attention` between its projections, which alone count then; or None.
     """
 
     attention: SelfAttention
@@ -199,3 +239,4 @@ class DecoderLayer:
     cross: CrossAttention | None = None
     cross_norm: Norm | None = None
     cross_out_norm: Norm | None = None
+    recurrence: Recurrence | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.attention import attention_reference
 from hf_cpu_accel.ops.decoder.bind import GATES, SCORINGS
 from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
+from hf_cpu_accel.ops.decoder.reference_recurrence import recurrence_reference
 from hf_cpu_accel.ops.experts import experts_reference
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
 from hf_cpu_accel.ops.linear import ACTIVATIONS
@@ -21,7 +22,9 @@ class _Layer(LayerArguments):
     """A layer, step by step; `step` is what the op was given."""
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, past: int, step: Any) -> Tensor:
-        """The attention branch of x [B, q_len, C] without its norms."""
+        """The attention branch of x [B, q_len, C] without its norms, or its recurrence."""
+        if self.integer("recurrence_kind"):
+            return recurrence_reference(self, x, (keys, values))
         heads, kv_heads = self.integer("heads"), self.integer("kv_heads")
         head_dim, value_dim = self.integer("head_dim"), self.integer("value_dim")
         batch, q_len, features = x.shape

@@ -15,9 +15,10 @@ from torch import Tensor
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
+from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
 from hf_cpu_accel.rewrite.decoder.caches import remember_start, start_of, storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
-from hf_cpu_accel.rewrite.decoder.role import BoundLayer
+from hf_cpu_accel.rewrite.decoder.role import Bound, BoundLayer
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -37,25 +38,33 @@ class Call:
         rotary: what its tables come from.
         relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
         memory: what it looks at in an encoder's output.
+        states: those of its recurrence, which stand for keys and values; None of a layer that attends.
     """
 
-    layer: BoundLayer
+    layer: BoundLayer | Bound
     cache: Cache | None
     mask: CausalMask | Tensor | None
     rotary: Any
     relative: Tensor | None = None
     memory: EncoderMemory | None = None
+    states: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def attending(self) -> BoundLayer:
+        """Its layer, which has no recurrence."""
+        assert isinstance(self.layer, BoundLayer)
+        return self.layer
 
     @property
     def rotary_group(self) -> int | None:
-        source = self.layer.role.rotary
+        source = None if self.states is not None else self.attending.role.rotary
         return None if source is None else source.group
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """(cos, sin) of its positions."""
-        source = self.layer.role.rotary
+        source = self.attending.role.rotary
         assert source is not None
-        return source.tables(self.layer, self.rotary)
+        return source.tables(self.attending, self.rotary)
 
 
 class DeferredHiddenStates(LazyTensor):
@@ -155,28 +164,29 @@ def _together(calls: Sequence[Call]) -> int:
     what they look at in an encoder's output."""
     first = calls[0]
     positions: dict[int, Any] = {}
-    alike = first.mask
+    mask = alike = next((call.mask for call in calls if call.states is None), None)
     for number, call in enumerate(calls):
         if call.cache is not first.cache or not _same_memory(call.memory, first.memory):
             return number
+        if call.states is not None:
+            continue
         group = call.rotary_group
         if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
             return number
-        if call.mask is not alike and not _same_mask(call.mask, first.mask):
+        if call.mask is not alike and not _same_mask(call.mask, mask):
             return number
         alike = call.mask
     return len(calls)
 
 
 def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
-    layers = [call.layer for call in calls]
     bound = _bound_run(calls)
     batch, q_len, _ = hidden_states.shape
     cache = calls[0].cache
     keys, values, past = [], [], []
     rows = None
     stores: list[KeyValueStorage] = []
-    trace = 0
+    dropped = 0
     if cache is None:
         scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         for sizes in bound.cache_heads:
@@ -186,8 +196,14 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
             values.append(scratch[sizes][1])
             past.append(0)
     else:
-        for layer, sizes in zip(layers, bound.cache_heads, strict=True):
-            store = storage_of(cache, layer.role.cache_index, layer.role.parts.repeats)
+        for call, sizes in zip(calls, bound.cache_heads, strict=True):
+            if call.states is not None:
+                keys.append(call.states[0])
+                values.append(call.states[1])
+                past.append(0)
+                continue
+            role = call.attending.role
+            store = storage_of(cache, role.cache_index, role.parts.repeats)
             assert store is not None
             store.reserve(batch, *sizes, hidden_states.dtype, q_len)
             assert store.key_storage is not None
@@ -196,9 +212,10 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
             keys.append(store.key_storage)
             values.append(store.value_storage)
             past.append(store.length)
-        longest = stores[past.index(max(past))]
-        rows, trace = longest.rows, longest.dropped
-    start, mask = _padding(calls, cache, trace)
+        if stores:
+            longest = max(stores, key=lambda store: store.length)
+            rows, dropped = longest.rows, longest.dropped
+    start, mask = _padding([call for call in calls if call.states is None], cache, dropped)
     tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
     for call in calls:
         group = call.rotary_group
@@ -206,7 +223,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
             tables[group] = call.tables()
     rotary = [table for pair in tables.values() for table in pair]
     memory = calls[0].memory
-    cross = _NO_CROSS if memory is None else cross_arguments(layers, memory)
+    cross = _NO_CROSS if memory is None else cross_arguments([call.attending for call in calls], memory)
     output = _DECODER_LAYERS(
         hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars, keys, values, past, rotary, start, rows, mask,
         cross.cross_keys, cross.cross_values, cross.cross_padding, cross.cross_rows,
@@ -219,8 +236,10 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
 def _padding(calls: Sequence[Call], cache: Cache | None, dropped: int) -> tuple[Tensor | None, Tensor | None]:
     """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
 
-    `dropped` positions are not in the storage any more.
+    `dropped` positions are not in the storage any more. Of no calls: only layers with a recurrence run, which look at none before.
     """
+    if not calls:
+        return None, None
     if isinstance(calls[0].mask, Tensor) and not isinstance(calls[0].mask, CausalMask):
         return None, calls[0].mask
     masks = [call.mask for call in calls if isinstance(call.mask, CausalMask)]
@@ -261,3 +280,15 @@ def _same_memory(one: EncoderMemory | None, other: EncoderMemory | None) -> bool
 def _with_tables(layer: DecoderLayer, rotary: int, relative: Tensor | None) -> DecoderLayer:
     attention = dataclasses.replace(layer.attention, rotary=rotary, relative=relative)
     return dataclasses.replace(layer, attention=attention)
+
+
+def is_handed_on(hooks: dict[int, Any], of_next: dict[int, Any]) -> bool:
+    """Whether hooks get the hidden states after a layer, and may keep them or write to what the layers are given.
+
+    Args:
+        hooks: of the layer's forward.
+        of_next: those ahead of the forward of the layer that follows.
+    """
+    if of_next and has_foreign_hook(of_next):
+        return True
+    return bool(hooks) and (has_foreign_hook(hooks) or is_collecting("hidden_states"))

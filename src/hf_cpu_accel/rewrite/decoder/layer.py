@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.patching.fused_module import Reference, fused_layer
-from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
+from hf_cpu_accel.patching.hooks import is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.providers.layer import native_everywhere
 from hf_cpu_accel.rewrite.attention.paged import in_place
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.decoder.caches import cross_layer, start_of, storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import EncoderMemory, padding_of
-from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates
+from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is_handed_on
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, LayerArguments, Role
@@ -51,7 +51,8 @@ class FusedDecoderLayer(BoundLayer):
         check_inference(self, hidden_states)
         rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
         deferred = DeferredHiddenStates.after(hidden_states, call)
-        output = deferred.tensor if self.role.is_returned or self._is_handed_on() else deferred
+        handed_on = self.role.is_returned or is_handed_on(self._forward_hooks, self._hooks_of_next)
+        output = deferred.tensor if handed_on else deferred
         return output if self.role.rest is None else (output, *rest)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
@@ -199,13 +200,6 @@ class FusedDecoderLayer(BoundLayer):
         window = self.role.parts.window
         held: int | None = getattr(cache.layers[self.role.cache_index], "sliding_window", None)
         return held is None or (window is not None and held >= window)
-
-    def _is_handed_on(self) -> bool:
-        """Whether hooks get the hidden states after this layer, and may keep them or write to what the layers are given."""
-        hooks, of_next = self._forward_hooks, self._hooks_of_next
-        if of_next and has_foreign_hook(of_next):
-            return True
-        return bool(hooks) and (has_foreign_hook(hooks) or is_collecting("hidden_states"))
 
 
 def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -118,13 +119,14 @@ class DecoderParts:
             key_norm=norm(self.key_norm),
             sub_norm=norm(self.sub_norm),
         )
+        norms: dict[str, Any] = {name: norm(getattr(self, name)) for name in LAYER_NORMS}
         return DecoderLayer(
             attention=attention,
             ffn=None if self.ffn is None else self.ffn.of(layer),
             parallel=self.parallel,
             residual_scale=self.residual_scale,
             cross=None if self.cross is None else self.cross.of(layer),
-            **{name: norm(getattr(self, name)) for name in LAYER_NORMS},
+            **norms,
         )
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -106,6 +106,16 @@ class Role:
                 return None
             setattr(given, field, settled(value))
         return given
+
+
+class Bound(Protocol):
+    """Something with the weights of a layer as the op takes them, and the runs of layers that end with it; see `BoundLayer`."""
+
+    @property
+    def bound_runs(self) -> dict[int, tuple[list[DecoderLayer | Tensor | None], BoundLayers]]: ...
+
+    @property
+    def weights(self) -> DecoderLayer: ...
 
 
 class BoundLayer(FusedModuleMixin):

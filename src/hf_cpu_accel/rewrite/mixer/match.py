@@ -174,7 +174,7 @@ def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
 def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) -> float:
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
-        outputs, _ = _run(_fused(shadow.module, parts))
+        outputs, _ = prompt_and_token(_fused(shadow.module, parts))
     pairs = zip(outputs, expected, strict=True)
     if isinstance(parts.ffn, str):  # rounding may send a token to another expert
         return max(float(row_errors(ours, theirs).flatten().quantile(MOST_ROWS)) for ours, theirs in pairs)
@@ -184,11 +184,11 @@ def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) ->
 def _outputs(layer: nn.Module) -> tuple[tuple[Tensor, ...], int] | Refusal:
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
-        ran: tuple[tuple[Tensor, ...], int] | Refusal = call_foreign(_run, shadow.module)
+        ran: tuple[tuple[Tensor, ...], int] | Refusal = call_foreign(prompt_and_token, shadow.module)
     return ran
 
 
-def _run(layer: Any) -> tuple[tuple[Tensor, ...], int]:
+def prompt_and_token(layer: Any) -> tuple[tuple[Tensor, ...], int]:
     """What a layer adds to a padded prompt, and to the token after it; and how many `None`s it returns behind."""
     mixer: Any = next(child for child in layer.children() if isinstance(child, FusedMixer))
     last = mixer.get_submodule(mixer.last)

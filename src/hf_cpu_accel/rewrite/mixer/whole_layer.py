@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,17 @@ class LayerParts:
     nones: int = 0
 
 
+class Step(Protocol):
+    """How a layer leaves what it computes to a call for several layers. It may hold values made of the layer's weights."""
+
+    def defer(self, layer: nn.Module, hidden_states: Tensor, named: dict[str, Any]) -> Tensor | None:
+        """Hidden states that the layer gives, computed or not; None for a call that is not left so, which then has changed
+        nothing."""
+
+    def forget(self) -> None:
+        """To be called when weights were cast or exchanged."""
+
+
 class FusedMixerLayer(FusedModuleMixin):
     """Mixed into the layer's own class: [B, L, C] -> [B, L, C], or a tuple of that and `None`s.
 
@@ -75,11 +86,17 @@ class FusedMixerLayer(FusedModuleMixin):
 
     _parts: LayerParts
     _bound: _Bound | None
+    _step: Step | None = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, C] and what the original takes -> as the original."""
         if not args and is_fused(self, kwargs):
-            output = self._fused(ordinary(hidden_states), kwargs)
+            output = None
+            if self._step is not None:
+                check_inference(self, hidden_states)
+                output = self._step.defer(self, hidden_states, kwargs)
+            if output is None:
+                output = self._fused(ordinary(hidden_states), kwargs)
             if output is not None:
                 nones = self._parts.nones
                 return (output, *[None] * nones) if nones else output
@@ -117,6 +134,8 @@ class FusedMixerLayer(FusedModuleMixin):
     def _apply(self, fn: Any, recurse: bool = True) -> FusedMixerLayer:
         super()._apply(fn, recurse)
         self._bound = None  # holds copies of biases
+        if self._step is not None:
+            self._step.forget()
         return self
 
     def __getstate__(self) -> dict[str, Any]:

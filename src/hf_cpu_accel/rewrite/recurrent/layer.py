@@ -42,8 +42,9 @@ class RecurrentMixer(FusedMixer):
         if mask is not None and mask.shape != shape[:2]:
             return None
         sizes, cache = self._mixer.sizes(self), named.get("cache")
-        states = sizes.zeros(shape[0], dtype)
-        if cache is not None:
+        if cache is None:
+            states = sizes.zeros(shape[0], dtype)
+        else:
             states = _states().states_of(cache, self.layer_idx, sizes, shape[0], dtype)
         if states is None:
             return None

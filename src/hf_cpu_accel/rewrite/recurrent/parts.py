@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.ops.decoder.layers import Projection, Recurrence
+
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
 
@@ -56,9 +58,21 @@ class Mixer(ABC):
             tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
         """
 
+    @abstractmethod
+    def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
+        """The same between projections of `decoder_layers`, which give in their order what the linears do; None if that op cannot.
+
+        Args:
+            rest: the second projection, if it takes two.
+        """
+
     def _convolution(self, module: Any) -> tuple[Tensor, Tensor | None]:
         convolution = module._modules[self.convolution]
         return convolution._parameters["weight"], convolution._parameters["bias"]
+
+    def _vectors(self, module: Any) -> dict[str, Any]:
+        own = module._parameters
+        return {"A_log": own["A_log"], "dt_bias": own["dt_bias"], "norm_weight": self._norm_weight(module)}
 
     def _norm_weight(self, module: Any) -> Tensor | None:
         return None if self.norm is None else module._modules[self.norm]._parameters["weight"]
@@ -80,6 +94,10 @@ class ShortConvolution(Mixer):
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         mixed: Tensor = _OPS.short_convolution(projected[0], *self._convolution(module), states[0])
         return mixed
+
+    def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
+        weight, bias = self._convolution(module)
+        return Recurrence(self.op, weight, bias, conv_input=2 * len(weight), gate=len(weight), rest=rest)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,18 @@ class GatedDeltaNet(Mixer):
         )  # fmt: skip
         return output
 
+    def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
+        if self.interleaved:
+            return None
+        weight, bias = self._convolution(module)
+        channels, columns = len(weight), module.num_v_heads * module.head_v_dim
+        return Recurrence(
+            "gated_delta_net", weight, bias, conv_input=0, gate=channels, rest=rest,
+            beta=channels + columns, decay=channels + columns + module.num_v_heads,
+            heads=module.num_v_heads, key_heads=(channels - columns) // (2 * module.head_k_dim),
+            key_dim=module.head_k_dim, value_dim=module.head_v_dim, norm_eps=self.eps, **self._vectors(module),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class StateSpace(Mixer):
@@ -156,6 +186,18 @@ class StateSpace(Mixer):
             own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, tokens, *states,
         )  # fmt: skip
         return output
+
+    def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
+        if module._buffers.get("mup_vector") is not None or getattr(module, "ssm_in_multiplier", 1.0) != 1.0:
+            return None
+        weight, bias = self._convolution(module)
+        columns = module.num_heads * module.head_dim
+        return Recurrence(
+            "state_space", weight, bias, conv_input=columns, gate=0, rest=rest, decay=columns + len(weight),
+            heads=module.num_heads, key_heads=(len(weight) - columns) // (2 * module.ssm_state_size),
+            key_dim=module.ssm_state_size, value_dim=module.head_dim, norm_eps=self.eps,
+            norm_groups=self.norm_groups, gate_first=self.gate_first, D=module._parameters["D"], **self._vectors(module),
+        )  # fmt: skip
 
 
 def _sizes(weight: Tensor, state: tuple[int, ...] | None = None) -> StateSizes:

@@ -1,0 +1,54 @@
+// What a layer with a recurrent state has in the place of attention, between its projections: see ../recurrent/recurrent.h.
+#pragma once
+#include <algorithm>
+
+#include "../dispatch.h"
+#include "../gemm/driver.h"
+#include "../recurrent/recurrent.h"
+
+namespace hfca {
+
+enum class RecurrenceKind : int64_t { none, short_convolution, gated_delta_net, state_space };
+
+struct Recurrence {
+  RecurrenceKind kind = RecurrenceKind::none;
+  Gemm rest;  // a second product of the same input, for what the first does not give; n = 0: none
+  CausalConv conv;
+  DeltaRule delta;
+  StateSpace space;
+  GatedNorm norm;
+  GatedRows rows;
+
+  bool exists() const { return kind != RecurrenceKind::none; }
+  int64_t buffer() const {  // floats of each thread
+    const int64_t state = kind == RecurrenceKind::gated_delta_net ? dispatch().kernels.recurrent.delta_rule_buffer(delta) : 0;
+    return std::max({conv.buffer(), state, norm.columns});
+  }
+  double work() const {  // multiply-adds
+    const int64_t tokens = conv.batch * conv.length;
+    return static_cast<double>(tokens * conv.channels * conv.taps) +
+           3.0 * static_cast<double>(tokens *
+                                     (delta.heads * delta.key_dim * delta.value_dim + space.heads * space.head_dim * space.state_dim));
+  }
+};
+
+// Of what `input`, the normed hidden states, and the first product of it give.
+inline void recur(const Team& team, const Recurrence& r, const Matrix& input, const GemmMemory& memory, float* buffer) {
+  const RecurrentKernels& kernels = dispatch().kernels.recurrent;
+  if (r.rest.n > 0) {
+    Gemm rest = r.rest;
+    rest.input = input;
+    run_gemm(team, rest, memory);
+  }
+  team.each(r.conv.pieces(), [&](int64_t begin, int64_t end) { kernels.causal_conv(r.conv, begin, end, buffer); });
+  if (r.kind == RecurrenceKind::short_convolution) {
+    team.each(r.conv.batch * r.conv.length, [&](int64_t begin, int64_t end) { kernels.gated_rows(r.rows, begin, end); });
+    return;
+  }
+  if (r.kind == RecurrenceKind::gated_delta_net)
+    team.each(r.delta.pieces(), [&](int64_t begin, int64_t end) { kernels.delta_rule(r.delta, begin, end, buffer); });
+  else team.each(r.space.pieces(), [&](int64_t begin, int64_t end) { kernels.state_space(r.space, begin, end); });
+  team.each(r.norm.rows * r.norm.groups, [&](int64_t begin, int64_t end) { kernels.gated_norm(r.norm, begin, end, buffer); });
+}
+
+}  // namespace hfca

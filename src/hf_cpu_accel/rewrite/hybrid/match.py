@@ -1,0 +1,109 @@
+"""Which layers with a recurrence defer their steps: by what they were found to be, and compared with what they compute alone."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts
+from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
+from hf_cpu_accel.rewrite.hybrid.step import RecurrentParts, RecurrentStep
+from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
+from hf_cpu_accel.rewrite.mixer.match import prompt_and_token
+from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
+from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm, identify_norm
+from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
+from hf_cpu_accel.tolerance import RECURRENT_MIXER
+
+
+def join_recurrent_steps(context: Context) -> list[PlanItem]:
+    """Have every such layer defer its steps that can. To be called when layers with a recurrence, and those that attend, are fused.
+
+    The plan has rows of the layers already.
+    """
+    for path, layer in context.root.named_modules():
+        if isinstance(layer, FusedMixerLayer):
+            parts = attempt(path, _looked_at, layer)
+            if isinstance(parts, RecurrentParts):
+                layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
+    return []
+
+
+def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
+    """Of what reads the hidden states that a layer gives; None if they may be what the model returns."""
+    above, _, number = path.rpartition(".")
+    layers = root.get_submodule(above)
+    if not isinstance(layers, nn.ModuleList):
+        return None
+    if int(number) + 1 < len(layers):
+        return layers[int(number) + 1]._forward_pre_hooks
+    owner = root.get_submodule(above.rpartition(".")[0])
+    norms = [child for child in owner.children() if isinstance(child, FusedNorm)]
+    return norms[-1]._forward_pre_hooks if norms else None
+
+
+def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal | None:
+    parts = _parts_of(layer)
+    if parts is None:
+        return None
+    allowed = RECURRENT_MIXER.of(next(m.weight_dtype for m in layer.modules() if isinstance(m, PackedLinear)))
+    pairs = zip(_outputs(layer, parts), _outputs(layer, None), strict=True)
+    error = max(row_error(together, alone) for together, alone in pairs)
+    return parts if error <= allowed else Refusal(f"in a call with others it would be off by {error:.1e}")
+
+
+def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tensor, ...]:
+    shadow = Shadow(layer)
+    shadow.module.__dict__["_step"] = None if parts is None else RecurrentStep(parts, None)
+    with torch.no_grad(), shadow.running():
+        outputs, _ = prompt_and_token(shadow.module)
+    return outputs
+
+
+def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | None:
+    """None if the op does not know one of its parts."""
+    known: LayerParts = layer._parts
+    mixer = layer._modules[known.mixer]
+    if not isinstance(mixer, RecurrentMixer) or not isinstance(known.ffn, GatedParts) or known.ffn.gate_last:
+        return None
+    inputs = _runs(layer, [f"{known.mixer}.{name}" for name in mixer.first])
+    features: Any = mixer.get_submodule(mixer.last).out_features
+    names = (known.norm, known.ffn_norm, known.post, known.ffn_post)
+    norms = [None if name is None else _norm(layer, name, features) for name in names]
+    wanted = [name is not None for name in names]
+    norm, ffn_norm, post, ffn_post = norms
+    if inputs is None or [part is not None for part in norms] != wanted or norm is None or ffn_norm is None:
+        return None
+    if mixer._mixer.recurrence(mixer, None) is None:
+        return None
+    ffn = FeedForwardParts(LinearRun(known.ffn.ups), True, known.ffn.activation, LinearRun((known.ffn.down,)))
+    output = LinearRun((f"{known.mixer}.{mixer.last}",))
+    return RecurrentParts(known.mixer, inputs, output, ffn, norm, ffn_norm, post, ffn_post, scale=known.scale)
+
+
+def _norm(layer: nn.Module, path: str, features: int) -> NormPart | None:
+    module = layer.get_submodule(path)
+    spec = identify_norm(module) or identify_bare_norm(module, features)
+    return None if spec is None or spec.kind not in ("rms_norm", "layer_norm") else NormPart(path, spec)
+
+
+def _runs(layer: nn.Module, paths: list[str]) -> tuple[LinearRun, ...] | None:
+    """The linears as at most two runs, in this order."""
+    linears: list[Any] = [layer.get_submodule(path) for path in paths]
+    if not all(isinstance(linear, PackedLinear) for linear in linears):
+        return None
+    # Numbers that lie side by side less how many come before are the same.
+    keys = [(id(linear.group), linear.index - number) for number, linear in enumerate(linears)]
+    grouped = groupby(zip(keys, paths, strict=True), key=lambda pair: pair[0])
+    runs = tuple(LinearRun(tuple(path for _, path in run)) for _, run in grouped)
+    return runs if len(runs) <= 2 else None
