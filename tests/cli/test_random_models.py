@@ -20,6 +20,8 @@ _PUBLISHED = {
     "deberta-v3-small": 141.3,
     "deberta-v3-base": 183.8,
     "ModernBERT-base": 149.0,
+    "embeddinggemma-300m": 302.9,
+    "Qwen3-Embedding-0.6B": 595.8,
     "mobilebert-uncased": 24.6,
     "conv-bert-base": 105.7,
     "xlnet-base-cased": 116.7,

@@ -13,7 +13,7 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.calibrated import calibrated
-from hf_cpu_accel.rewrite.core.context import Context, refusal
+from hf_cpu_accel.rewrite.core.context import FEW_WEIGHTS, Context, refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source, taken
@@ -27,7 +27,6 @@ _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and
 
 _OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only tell in which order weights lie
 
-_FEW_WEIGHTS = 256
 MERGED = "merged projections"
 ALONE = "linear"
 
@@ -181,7 +180,7 @@ def _too_small(linear: nn.Linear) -> str | None:
     """Why a linear that is fused with nothing is not packed: its call takes a microsecond longer than torch's, which such a product
     does not win back."""
     weights = linear.in_features * linear.out_features
-    if weights > _FEW_WEIGHTS or source() is not None:
+    if weights > FEW_WEIGHTS or source() is not None:
         return None
     return f"only {weights} weights: packing gains nothing"
 

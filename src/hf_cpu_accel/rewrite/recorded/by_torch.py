@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
+from hf_cpu_accel.rewrite.core.context import FEW_WEIGHTS, MIN_OUT_FEATURES
 from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT
 from hf_cpu_accel.rewrite.recorded.held import Held
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
@@ -40,7 +40,7 @@ def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
 
 
 def _is_small(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether it is a linear of a few features."""
+    """Whether it is a linear of few features or weights."""
     if step.function is not functional.linear or len(step.args) < 2:
         return False
     made = {other.result: other for other in steps}
@@ -48,7 +48,7 @@ def _is_small(step: Step, steps: Sequence[Step]) -> bool:
     while weight is not None and weight.function in CAST:
         weight = made.get(weight.args[0])
     held = getattr(weight, "function", None)
-    return isinstance(held, Held) and held.shape[0] < MIN_OUT_FEATURES
+    return isinstance(held, Held) and (held.shape[0] < MIN_OUT_FEATURES or held.shape.numel() <= FEW_WEIGHTS)
 
 
 def _routes(step: Step, steps: Sequence[Step]) -> bool:
