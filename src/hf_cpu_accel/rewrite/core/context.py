@@ -36,7 +36,6 @@ from hf_cpu_accel.tolerance import FORMULA
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
 # Below this many output features (heads for a few classes) a GEMM kernel works mostly on padding.
 MIN_OUT_FEATURES = 16
-FEW_WEIGHTS = 256  # of a linear that is fused with nothing: torch's call takes less
 MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 

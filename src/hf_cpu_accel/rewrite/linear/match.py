@@ -13,7 +13,7 @@ from hf_cpu_accel.packing.linear import PANEL_FEATURES, pack_linear
 from hf_cpu_accel.patching.restore import Packed, free_weight, swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.calibrated import calibrated
-from hf_cpu_accel.rewrite.core.context import FEW_WEIGHTS, Context, refusal
+from hf_cpu_accel.rewrite.core.context import Context, refusal
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.core.packed_source import source, taken
@@ -27,6 +27,7 @@ _TRIM_BYTES = 24 << 20  # with 64 the peak of a load rose by up to 80 MB now and
 
 _OUTPUTS = ("o_proj", "out_proj")  # names in transformers; they only tell in which order weights lie
 
+FEW_WEIGHTS = 256  # of a linear that is fused with nothing: torch's call takes less
 MERGED = "merged projections"
 ALONE = "linear"
 

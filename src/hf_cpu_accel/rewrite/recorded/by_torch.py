@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_cpu_accel.rewrite.core.context import FEW_WEIGHTS, MIN_OUT_FEATURES
+from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
+from hf_cpu_accel.rewrite.linear.match import FEW_WEIGHTS
 from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT
 from hf_cpu_accel.rewrite.recorded.held import Held
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
