@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from benchmarks.suites.model import Inputs, Model, token_ids
+from hf_cpu_accel.cli.decoder_shapes import LLAMA_3_2_1B, QWEN3_0_6B
 
 
 def _build(model: str, config: str, sizes: dict[str, Any]) -> nn.Module:
@@ -49,25 +50,6 @@ _GEMMA = {
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "head_dim": 256,
-}
-_LLAMA = {
-    "vocab_size": 128_256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": True,
-}
-_QWEN = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
 }
 _PLBART = {
     "vocab_size": 50_005,
@@ -214,7 +196,7 @@ MODELS: dict[str, Model] = {
     "XGLMForCausalLM": _model("decoders", "XGLMForCausalLM", "XGLMConfig", vocab_size=256_008),
     "XLNetLMHeadModel": _model("encoders", "XLNetLMHeadModel", "XLNetConfig", **_XLNET),
     "YituTechConvBert": _model("encoders", "ConvBertForMaskedLM", "ConvBertConfig", vocab_size=30_522),
-    "Llama-3.2-1B": _model("decoders", "LlamaForCausalLM", "LlamaConfig", **_LLAMA),
-    "Qwen3-0.6B": _model("decoders", "Qwen3ForCausalLM", "Qwen3Config", **_QWEN),
+    "Llama-3.2-1B": _model("decoders", "LlamaForCausalLM", "LlamaConfig", **LLAMA_3_2_1B),
+    "Qwen3-0.6B": _model("decoders", "Qwen3ForCausalLM", "Qwen3Config", **QWEN3_0_6B),
     "gemma-3-270m": _model("decoders", "Gemma3ForCausalLM", "Gemma3TextConfig", **_GEMMA),
 }

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from hf_cpu_accel.cli import random_models
+
 _WRITTEN = 64  # tokens
 _IMAGE_TOKEN, _IMAGE_TOKENS = 49190, 64
 
@@ -16,19 +18,8 @@ _IMAGE_TOKEN, _IMAGE_TOKENS = 49190, 64
 def _smolvlm() -> nn.Module:
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 
-    text = {
-        "model_type": "llama",
-        "vocab_size": 49280,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }
+    text = random_models.config("SmolLM2-135M").to_dict()
+    text |= {"vocab_size": 49280, "tie_word_embeddings": False}
     vision = {
         "hidden_size": 768,
         "intermediate_size": 3072,

@@ -34,7 +34,7 @@ QWEN3_0_6B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     "tie_word_embeddings": True,
 }
-_LLAMA_3_2 = {
+LLAMA_3_2_1B = {
     "vocab_size": 128256,
     "hidden_size": 2048,
     "intermediate_size": 8192,
@@ -138,7 +138,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2.5-0.5B": ("qwen2", _QWEN2_5),
     "Qwen3-0.6B": ("qwen3", QWEN3_0_6B),
     "Qwen3.5-0.8B": ("qwen3_5_text", _QWEN3_5),
-    "Llama-3.2-1B": ("llama", _LLAMA_3_2),
+    "Llama-3.2-1B": ("llama", LLAMA_3_2_1B),
     "LFM2-1.2B": ("lfm2", _LFM2),
     "Granite-4.0-H-1B": ("granitemoehybrid", _GRANITE_4_H),
     "Gemma-4-E2B": ("gemma4_text", _GEMMA_4_E2B),

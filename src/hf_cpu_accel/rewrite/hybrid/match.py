@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
-from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts
@@ -29,7 +28,7 @@ from hf_cpu_accel.tolerance import RECURRENT_MIXER
 def join_recurrent_steps(context: Context) -> list[PlanItem]:
     """Have every such layer defer its steps that can. To be called when layers with a recurrence, and those that attend, are fused.
 
-    The plan has rows of the layers already.
+    The plan has rows of the layers already, which are whole with or without it.
     """
     for path, layer in context.root.named_modules():
         if isinstance(layer, FusedMixerLayer):
@@ -52,14 +51,15 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
     return norms[-1]._forward_pre_hooks if norms else None
 
 
-def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal | None:
+def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | None:
+    """None where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
     parts = _parts_of(layer)
     if parts is None:
         return None
     allowed = RECURRENT_MIXER.of(next(m.weight_dtype for m in layer.modules() if isinstance(m, PackedLinear)))
     pairs = zip(_outputs(layer, parts), _outputs(layer, None), strict=True)
     error = max(row_error(together, alone) for together, alone in pairs)
-    return parts if error <= allowed else Refusal(f"in a call with others it would be off by {error:.1e}")
+    return parts if error <= allowed else None
 
 
 def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tensor, ...]:
