@@ -61,23 +61,20 @@ class FusedSplitHead(FusedModuleMixin):
         if not isinstance(hidden_states, Tensor) or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, hidden_states)
-        return scores(self, self._head, hidden_states)
+        head = self._head
+        transform, decoder, dense = (
+            self._modules[name] for name in (head.transform, head.decoder, head.dense)
+        )
+        assert transform is not None
+        assert decoder is not None
+        assert isinstance(dense, PackedLinear)
+        transformed = transform(hidden_states)
+        narrow = transformed.shape[-1] - dense.in_features
+        add = dense.group.fused_route(dense.index, "none", residual=True)
+        return add(transformed[..., narrow:], decoder(transformed[..., :narrow]))
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return None if self.is_watched else Reference(args, kwargs)
-
-
-def scores(module: nn.Module, head: SplitHead, hidden_states: Tensor) -> Tensor:
-    """What the head at `module`, whose dense part is packed, makes of [..., hidden_size]."""
-    transform, decoder, dense = (module._modules[name] for name in (head.transform, head.decoder, head.dense))
-    assert transform is not None
-    assert decoder is not None
-    assert isinstance(dense, PackedLinear)
-    transformed = transform(hidden_states)
-    narrow = transformed.shape[-1] - dense.in_features
-    add = dense.group.fused_route(dense.index, "none", residual=True)
-    added: Tensor = add(transformed[..., narrow:], decoder(transformed[..., :narrow]))
-    return added
 
 
 class SplitHeadRule:
@@ -156,8 +153,8 @@ def _guess(module: nn.Module, dense_kind: type[nn.Linear] | type[PackedLinear]) 
     children = dict(module.named_children())
     if len(children) != 3 or module._buffers:
         return None
+    own = {id(parameter) for parameter in module._parameters.values()}
     for name, decoder in children.items():
-        own = {id(parameter) for parameter in module._parameters.values()}
         if not isinstance(decoder, nn.Linear | PackedLinear) or decoder.bias is None:
             continue
         if own <= {id(decoder.bias)}:
