@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import UserDict
 from collections.abc import Callable, Container
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ Convert = Callable[[Tensor], Tensor]
 
 def widened(value: Any) -> Any:
     """`value` with the float16 tensors in it as float32; lists, tuples and dictionaries that hold some are copied."""
-    return _map(value, torch.float16, Tensor.float, {})
+    return _map(value, torch.float16, Tensor.float, [])
 
 
 def narrowed(value: Any, kept: Container[str] = ()) -> Any:
     """`value` with the float32 tensors in it as float16, but for what dictionaries have under the names `kept`."""
-    return _map(value, torch.float32, _narrow, {}, kept)
+    return _map(value, torch.float32, _narrow, [], kept)
 
 
 def _narrow(tensor: Tensor) -> Tensor:
@@ -33,14 +34,14 @@ def _narrow(tensor: Tensor) -> Tensor:
 
 
 def _map(
-    value: Any, dtype: torch.dtype, convert: Convert, done: dict[int, Tensor], kept: Container[str] = ()
+    value: Any,
+    dtype: torch.dtype,
+    convert: Convert,
+    done: list[tuple[Tensor, Tensor]],
+    kept: Container[str] = (),
 ) -> Any:
     if isinstance(value, Tensor):
-        if value.dtype is not dtype:
-            return value
-        if id(value) not in done:  # what is one tensor in two places stays one
-            done[id(value)] = convert(value)
-        return done[id(value)]
+        return value if value.dtype is not dtype else _converted(value, convert, done)
     if isinstance(value, dict | UserDict):
         changed = {}
         for key, part in value.items():  # no comprehension: Dynamo does not follow its cells
@@ -60,9 +61,20 @@ def _map(
     return value
 
 
+def _converted(tensor: Tensor, convert: Convert, done: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """What is one tensor in two places stays one."""
+    for before, after in done:  # Dynamo of torch 2.11 knows `is` between tensors, and no id
+        if before is tensor:
+            return after
+    done.append((tensor, convert(tensor)))
+    return done[-1][1]
+
+
 def _with_items(value: Any, changed: dict[Any, Any]) -> Any:
     if not changed:
         return value
+    if is_dataclass(value) and torch.compiler.is_compiling():
+        return replace(value, **changed)  # Dynamo of torch 2.11 records no copy
     made = copy.copy(value)
     for key, part in changed.items():
         made[key] = part  # outputs of transformers and diffusers set their attribute with it
