@@ -73,7 +73,7 @@ def _converted(tensor: Tensor, convert: Convert, done: list[tuple[Tensor, Tensor
 def _with_items(value: Any, changed: dict[Any, Any]) -> Any:
     if not changed:
         return value
-    if is_dataclass(value) and torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and is_dataclass(value) and not isinstance(value, type):
         return replace(value, **changed)  # Dynamo of torch 2.11 records no copy
     made = copy.copy(value)
     for key, part in changed.items():
