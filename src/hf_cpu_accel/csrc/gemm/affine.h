@@ -181,9 +181,9 @@ struct AffineGemm {
     __builtin_prefetch(p + hfca::near_bytes, 0, 3);
   }
 
-  // sums[rows][panel_columns] = input @ one panel
+  // sums[rows][panel_columns] = input @ one panel. A function of its own: as a part of its callers it would spill sums on ARM.
   template <int rows, bool half_scales>
-  static void multiply(const Gemm& g, uint32_t* tile, const uint8_t* __restrict weight, float* __restrict sums) {
+  __attribute__((noinline)) static void multiply(const Gemm& g, uint32_t* tile, const uint8_t* __restrict weight, float* __restrict sums) {
     constexpr int together = rows <= 2 && vectors == 2 ? 2 : 1, count = 2 * rows * together;
     constexpr int chains = count < 6 ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
     constexpr int scale_bytes = half_scales ? 2 : 4;

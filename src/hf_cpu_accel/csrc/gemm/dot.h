@@ -28,6 +28,12 @@ struct DotLane {
     return x;
   }
 };
+// Volatile: what is made through it stays in the order that is written, which needs no more registers than there are. gcc would load all
+// operands of a block first and spill some of them, or sums for them.
+inline int32x4_t in_order(int32x4_t x) {
+  asm volatile("" : "+w"(x));
+  return x;
+}
 // In inline assembly, since gcc spreads the lane all the same, for all vectors that it is multiplied by.
 inline Simd::Float fma_lane(Simd::Float acc, float a, Simd::Float b) {
   asm("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(acc.low) : "w"(b.low), "w"(a));

@@ -56,8 +56,9 @@ inline Simd::Int multiply_bytes(Simd::Int bytes, Simd::Int m) {
 #elif defined(HFCA_SIMD_NEON)
 inline Levels load_levels(const uint8_t* p) {
   const int8x16_t table = vld1q_s8(level_table);
-  const uint8x16_t low = vld1q_u8(p), high = vld1q_u8(p + 16), half = vdupq_n_u8(15);
-  const auto levels = [&](uint8x16_t index) HFCA_INLINE { return vreinterpretq_s32_s8(vqtbl1q_s8(table, index)); };
+  const auto load = [](const uint8_t* at) HFCA_INLINE { return vreinterpretq_u8_s32(in_order(vreinterpretq_s32_u8(vld1q_u8(at)))); };
+  const uint8x16_t low = load(p), high = load(p + 16), half = vdupq_n_u8(15);
+  const auto levels = [&](uint8x16_t index) HFCA_INLINE { return in_order(vreinterpretq_s32_s8(vqtbl1q_s8(table, index))); };
   return {{levels(vandq_u8(low, half)), levels(vandq_u8(high, half))}, {levels(vshrq_n_u8(low, 4)), levels(vshrq_n_u8(high, 4))}};
 }
 inline Simd::Int load_multipliers(const uint8_t* p) { return Simd::load_bytes(reinterpret_cast<const int8_t*>(p)); }
@@ -119,7 +120,13 @@ struct BlockSum {
 };
 #else
 struct BlockSum {
-  static Simd::Int step(Simd::Int sum, DotInt8::Input input, Simd::Int levels) { return DotInt8::step(sum, input, levels); }
+  static Simd::Int step(Simd::Int sum, DotInt8::Input input, Simd::Int levels) {
+    sum = DotInt8::step(sum, input, levels);
+#if defined(HFCA_SIMD_NEON)
+    sum = {in_order(sum.low), in_order(sum.high)};
+#endif
+    return sum;
+  }
   static Simd::Int multiplier(const uint8_t* p) { return load_multipliers(p); }
 #if defined(HFCA_SIMD_AVX512)
   static Simd::Int times(Simd::Int sum, Simd::Int m) { return _mm512_mullo_epi32(sum, m); }
@@ -142,6 +149,12 @@ struct Int4Gemm {
   static constexpr int block = 32, block_words = block / 4, block_bytes = block * hfca::panel_columns / 2,
                        pair_bytes = 4 * hfca::panel_columns;
   static_assert(packed_words == 2 * block_words, "a line of the input is two blocks");
+  static constexpr int cache_line = 64;
+#if defined(HFCA_SIMD_NEON)
+  static constexpr int most_chained = 0;  // sdot takes the last result's sum a cycle later
+#else
+  static constexpr int most_chained = 2;
+#endif
 
   static int64_t groups(const Gemm& g) { return (g.k + g.group - 1) / g.group; }
   static int64_t input_words(const Gemm& g) { return padded_words(groups(g) * g.group / 4); }
@@ -156,7 +169,7 @@ struct Int4Gemm {
   // sums[rows][panel_columns] = input @ one panel
   template <int rows>
   static void multiply(const Gemm& g, const uint32_t* __restrict input, const uint8_t* __restrict weight, float* __restrict sums) {
-    constexpr int chains = rows <= 2 ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
+    constexpr int chains = rows <= most_chained ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
     constexpr int together = 2, sums_together = together * rows;  // columns, in vectors, that share a broadcast
     Simd::Int total[vectors * rows];
     unroll<0, vectors * rows>([&](auto i) HFCA_INLINE { total[i] = DotInt8::zero(); });
@@ -172,7 +185,7 @@ struct Int4Gemm {
             Levels words[together];
             unroll<0, together>([&](auto v) HFCA_INLINE {
               const uint8_t* at = levels + pair * pair_bytes + (part * together + v) * Simd::width * 4;
-              ask(at);
+              if (v * Simd::width * 4 % cache_line == 0) ask(at);
               words[v] = load_levels(at);
             });
             unroll<0, rows>([&](auto i) HFCA_INLINE {

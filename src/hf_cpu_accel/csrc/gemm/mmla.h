@@ -46,13 +46,6 @@ inline void pair_rows(uint32_t* tile, int64_t lines, int rows) {
     }
 }
 
-// Volatile, as the products are: their order is then the one that is written, which needs no more registers than there are. gcc would
-// load all operands first and spill some of them.
-inline int32x4_t in_order(int32x4_t x) {
-  asm volatile("" : "+w"(x));
-  return x;
-}
-
 // sums[rows][panel_columns] = input @ one weight panel.
 template <class Mmla, int rows>
 inline void multiply_pairs(const uint32_t* __restrict input, const uint32_t* __restrict weight, int64_t words, float* __restrict sums,
