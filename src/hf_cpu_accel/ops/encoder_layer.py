@@ -173,7 +173,11 @@ _KEPT: WeakValueDictionary[int, BoundEncoderLayer] = WeakValueDictionary()
 def bound_encoder_layer(
     hidden_states: Tensor, inputs: EncoderInputs, bound: BoundEncoderLayer, rows: Tensor | None = None
 ) -> Tensor:
-    """`encoder_layer`, which has the arguments; shapes that do not fit are the op's to refuse."""
+    """`encoder_layer`, which has the arguments; shapes that do not fit are the op's to refuse.
+
+    Position keys and queries are packed anew where other tensors are handed in than in the last call, so they are not to be written
+    to in between; the index may.
+    """
     output: Tensor
     if not _KEEPS or torch.compiler.is_compiling() or torch.jit.is_tracing():  # graphs hold the arguments
         output = _OP(hidden_states, *inputs, *bound.arguments, rows)

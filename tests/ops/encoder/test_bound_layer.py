@@ -57,6 +57,44 @@ def test_it_is_the_op(name: str) -> None:
         assert torch.equal(bound_encoder_layer(hidden_states, inputs, bound), expected)
 
 
+@pytest.mark.parametrize("weight", ["float32", "int8"])
+def test_packed_positions_are_those_of_the_call(weight: str) -> None:
+    """They are kept from one call to the next where they are small beside the weights."""
+    case = Case(
+        weights=weight,
+        bf16_intermediates=weight == "int8",
+        heads=4,
+        head_size=64,
+        intermediate=1024,
+        batch=1,
+        length=9,
+        positions="keys and queries",
+    )
+    weights = weights_of(case)
+    bound = weights.bind()
+    hidden_states, first = call(case)
+    _, other = call(case, seed=1)
+    assert first.position_index is not None
+    turned = first.position_index.flip(0)
+    longer_states, longer = call(replace(case, length=14))
+    calls = [
+        *2 * [(hidden_states, first)],
+        (hidden_states, other),
+        (hidden_states, first._replace(position_keys=other.position_keys)),
+        (hidden_states, first._replace(position_index=turned)),
+        (hidden_states, first._replace(position_keys=None)),
+        (longer_states, longer),
+        (hidden_states, first._replace(position_index=first.position_index.clone())),
+    ]
+    for states, inputs in 2 * calls:
+        expected = OPS.encoder_layer(states, *inputs, *weights.arguments())
+        assert torch.equal(bound_encoder_layer(states, inputs, bound), expected)
+    for seed in range(20):  # new tables, perhaps where the last ones were
+        _, inputs = call(case, seed)
+        expected = OPS.encoder_layer(hidden_states, *inputs, *weights.arguments())
+        assert torch.equal(bound_encoder_layer(hidden_states, inputs, bound), expected)
+
+
 def test_rows_of_windows() -> None:
     case = Case(scattered=Case().length)
     hidden_states, inputs = call(case)

@@ -45,6 +45,7 @@ struct RelativePositions {
   int64_t length = 0;
   float* packed = nullptr;  // [heads][packed_floats], see AttentionKernels
   int64_t packed_floats = 0;
+  bool is_packed = false;  // already
 
   int64_t count() const { return 2 * length - 1; }
   bool are(HeadType type) const { return (!key.data || key.type == type) && (!query.data || query.type == type); }

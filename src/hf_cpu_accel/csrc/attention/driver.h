@@ -73,7 +73,7 @@ inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count,
 
 // Before the tasks of sequences with relative positions, which share their tables.
 inline void pack_positions(const Team& team, const AttentionPlan& plan) {
-  if (plan.count == 0 || !plan.sequences->attention.positions) return;
+  if (plan.count == 0 || !plan.sequences->attention.positions || plan.sequences->attention.positions->is_packed) return;
   team.each(plan.kv_heads, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) dispatch().kernels.attention.pack_positions(plan.sequences->attention, head);
   });

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../encoder/kept_positions.h"
 #include "../encoder/sequences.h"
 #include "../gemm/arguments.h"
 #include "../kept.h"
@@ -44,6 +45,18 @@ struct WeightArguments {
   std::vector<int64_t> norms;
   bool gated;
   OptionalTensor attention_gain, ffn_gain;
+
+  size_t weight_bytes() const {
+    size_t bytes = 0;
+    for (const LinearArguments* linear : {&qkv, &output, &up, &down})
+      bytes += static_cast<size_t>(linear->weight.numel()) * linear->weight.element_size();
+    return bytes;
+  }
+};
+
+struct KeptLayer {
+  WeightArguments weights;
+  LastPositions positions;
 };
 
 OptionalNorm norm_of(int64_t kind, const NormArguments& n, int64_t features) {
@@ -72,7 +85,8 @@ Rotation rotation_of(const Tensor& cos, const Tensor& sin, const Tokens& tokens,
   return r;
 }
 
-Tensor run(const InputArguments& given, const WeightArguments& w) {
+// last: what the layer keeps between its calls, or null.
+Tensor run(const InputArguments& given, const WeightArguments& w, LastPositions* last) {
   const auto& [hidden_states, padding, mask, relative, cos, sin, window, position_keys, position_queries, position_index, rows] = given;
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::encoder_layer: hidden_states must be [batch, length, features]");
@@ -148,9 +162,14 @@ Tensor run(const InputArguments& given, const WeightArguments& w) {
       {mask, relative, has_positions ? &positions : nullptr, window, rows.has_value()}, heads_count, length, keep_mask, keep_holes);
 
   if (tokens.total == 0 || features == 0) return result;
-  if (has_positions) positions.packed_floats = dispatch().kernels.attention.position_floats(sequences[0].attention);
-  Workspace packed_positions(Workspace::size_of<float>(heads_count * positions.packed_floats));
-  positions.packed = packed_positions.take<float>(heads_count * positions.packed_floats);
+  std::shared_ptr<const KeptPositions> packed;
+  if (has_positions) {
+    positions.packed_floats = dispatch().kernels.attention.position_floats(sequences[0].attention);
+    packed = last ? last->get() : nullptr;
+    positions.is_packed = packed && packed->are(positions, rows.has_value());
+    if (!positions.is_packed) packed = std::make_shared<KeptPositions>(positions, std::move(keep_positions), rows.has_value(), heads_count);
+    positions.packed = packed->data();
+  }
   const int64_t threads =
       team_size(multiply_adds(layer.qkv) + multiply_adds(layer.output) + multiply_adds(layer.up) + multiply_adds(layer.down));
   const AttentionPlan attention = plan_attention(sequences.data(), batch, heads_count, threads, false);
@@ -162,6 +181,7 @@ Tensor run(const InputArguments& given, const WeightArguments& w) {
   for (int64_t i = 0; i < plan.memories(); ++i) memories.emplace_back(workspace, layer, plan);
   float* scratch = workspace.take<float>(plan.scratch_floats * threads);
   run_team(threads, [&](Team& team) { run_layer(team, layer, plan, attention, memories.data(), scratch); });
+  if (last && packed && !positions.is_packed && 8 * KeptPositions::bytes(positions, heads_count) <= w.weight_bytes()) last->set(packed);
   return result;
 }
 
@@ -188,23 +208,28 @@ Tensor encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding,
                      const OptionalTensor& position_queries, const OptionalTensor& position_index, HFCA_WEIGHT_PARAMETERS,
                      const OptionalTensor& rows) {
   return run({hidden_states, padding, mask, relative, cos, sin, window, position_keys, position_queries, position_index, rows},
-             HFCA_WEIGHT_ARGUMENTS);
+             HFCA_WEIGHT_ARGUMENTS, nullptr);
 }
 
 // Never destroyed, see ops/values.cpp.
-Kept<WeightArguments>& kept() {
-  static Kept<WeightArguments>& instance = *new Kept<WeightArguments>;
+Kept<KeptLayer>& kept() {
+  static Kept<KeptLayer>& instance = *new Kept<KeptLayer>;
   return instance;
 }
 
-int64_t keep_encoder_layer(HFCA_WEIGHT_PARAMETERS) { return kept().keep(std::make_shared<WeightArguments>(HFCA_WEIGHT_ARGUMENTS)); }
+int64_t keep_encoder_layer(HFCA_WEIGHT_PARAMETERS) {
+  auto layer = std::make_shared<KeptLayer>();
+  layer->weights = HFCA_WEIGHT_ARGUMENTS;
+  return kept().keep(std::move(layer));
+}
 
 Tensor kept_encoder_layer(const Tensor& hidden_states, const OptionalTensor& padding, const OptionalTensor& mask,
                           const OptionalTensor& relative, const OptionalTensor& cos, const OptionalTensor& sin, int64_t window,
                           const OptionalTensor& position_keys, const OptionalTensor& position_queries, const OptionalTensor& position_index,
                           int64_t number, const OptionalTensor& rows) {
+  const std::shared_ptr<KeptLayer> layer = kept().get(number, "kept_encoder_layer");
   return run({hidden_states, padding, mask, relative, cos, sin, window, position_keys, position_queries, position_index, rows},
-             *kept().get(number, "kept_encoder_layer"));
+             layer->weights, &layer->positions);
 }
 
 bool drop_encoder_layer(int64_t number) { return kept().drop(number); }
