@@ -64,6 +64,7 @@ from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
+from hf_cpu_accel.rewrite.torch_attention.match import MultiheadAttentionRule
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 
@@ -89,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     EmbeddingsRule(),
     AttentionRule(),
     ProcessorAttentionRule(),
+    MultiheadAttentionRule(),
     FFNRule(),
     ExpertsRule(),
     LinearBlockRule(),

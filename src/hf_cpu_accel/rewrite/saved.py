@@ -21,6 +21,7 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
+from hf_cpu_accel.rewrite.torch_attention.layer import WEIGHT, PackedMultiheadAttention
 
 
 def saved_weights(root: nn.Module) -> list[SavedWeight]:
@@ -37,6 +38,9 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
                 SavedWeight(ExpertsRule.name, (_join(path, name),), packed)
                 for name, packed in module.packed.items()
             )
+        elif isinstance(module, PackedMultiheadAttention):
+            whole, path = module.group, _join(path, WEIGHT)
+            found.append(SavedWeight(module.rule, (path,), whole.packed, None, whole.permutation))
     for members in groups.values():
         members.sort(key=lambda member: member[0])
         first = members[0][2]
@@ -91,9 +95,12 @@ def original_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
                 change.values() if change.is_cast else packed.unpack()
             )
         elif change.is_cast:
-            freed[id(packed), "weight"] = change.values()
+            name = WEIGHT if isinstance(packed, PackedMultiheadAttention) else "weight"
+            freed[id(packed), name] = change.values()
     for path, module in root.named_modules(remove_duplicate=False):
-        if isinstance(module, PackedModule | PackedExperts):
+        if isinstance(module, PackedMultiheadAttention) and module.kept is not None:
+            state[_join(path, WEIGHT)] = module.kept.detach()
+        if isinstance(module, PackedModule | PackedExperts | PackedMultiheadAttention):
             names = [name for owner, name in freed if owner == id(module)]
             state.update({_join(path, name): freed[id(module), name] for name in names})
     cast_as_outside(state, journal)

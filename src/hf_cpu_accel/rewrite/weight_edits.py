@@ -31,6 +31,7 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
+from hf_cpu_accel.rewrite.torch_attention.layer import PackedMultiheadAttention
 from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
@@ -211,7 +212,7 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
 
 def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
     """Whether something is made of the parameters of `module` that does not follow them."""
-    if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts):
+    if _are(within, FusedDecoderLayer | FusedResidualBlock | PackedExperts | PackedMultiheadAttention):
         return True
     if any(isinstance(part, FusedMixerLayer) and part._step is not None for part in within):
         return True

@@ -96,6 +96,12 @@ def vit() -> tuple[nn.Module, dict[str, Any], Any]:
     return hf.ViTForImageClassification(config), _image(), hf.AutoModelForImageClassification
 
 
+def siglip() -> tuple[nn.Module, dict[str, Any], Any]:
+    """Its head has an `nn.MultiheadAttention`."""
+    config = hf.SiglipVisionConfig(**{**_SIZES, "image_size": 64, "patch_size": 16})
+    return hf.SiglipVisionModel(config), _image(), hf.SiglipVisionModel
+
+
 def resnet() -> tuple[nn.Module, dict[str, Any], Any]:
     config = hf.ResNetConfig(
         embedding_size=32, hidden_sizes=[64, 128], depths=[2, 2], layer_type="bottleneck"
@@ -137,5 +143,5 @@ def mimi() -> tuple[nn.Module, dict[str, Any], Any]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any], Any]]] = {
     make.__name__: make
-    for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, resnet, wav2vec2, mimi)
+    for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, siglip, resnet, wav2vec2, mimi)
 }

@@ -125,6 +125,18 @@ class Words(nn.Module):
         return self.head(image.flatten()[:192].reshape(2, 96))
 
 
+class Attending(nn.Module):
+    """An encoder of torch's own."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 96, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, image):
+        return self.encoder(image[:, :, :8].flatten().repeat(2)[: 6 * 64].view(2, 3, 64))
+
+
 def static():
     """A convolution that torch.ao has quantised with its input's range."""
     model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 16, 3), quantization.DeQuantStub()).eval()
@@ -136,6 +148,7 @@ def static():
 
 ALL["static"] = Pictures(static, 8, 12)
 ALL["file"] = Pictures(FromFile, 8, 16)
+ALL["torch"] = Pictures(Attending, 8, 16)
 ALL["words"] = Pictures(Words, 8, 12)
 ALL["picture"] = Pictures(Picture, 8, 12)
 ALL["swin"] = Pictures(swin, 56, 56)

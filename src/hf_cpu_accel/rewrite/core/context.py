@@ -27,7 +27,7 @@ from hf_cpu_accel.rewrite.core.calibration import Example
 from hf_cpu_accel.rewrite.core.dtype_table import DtypeTable, prefixes_of
 from hf_cpu_accel.rewrite.core.layer_stacks import in_plain_lists
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
-from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, reads_weights
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal, RefusedPart
 from hf_cpu_accel.rewrite.core.verify import probe, row_error, run_alone
@@ -273,10 +273,9 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return f"only {linear.out_features} output features: packing gains nothing"
     if linear.in_features == 0:
         return "no input features"
-    if any(isinstance(parent, nn.TransformerEncoderLayer) for parent, _ in context.slots[id(linear)]):
+    if any(reads_weights(parent) for parent, _ in context.slots[id(linear)]):
         return "torch's own fused encoder layer reads its weights instead of calling it"
-    owner = context.other_owner(linear.weight, f"{path}.weight")
-    if owner is not None and dtype == "float32":
+    if dtype == "float32" and (owner := context.other_owner(linear.weight, f"{path}.weight")) is not None:
         return f"shares its weight with {owner}; packing would hold it twice"
     return None if saved is None else "it was not packed when the model was saved"
 

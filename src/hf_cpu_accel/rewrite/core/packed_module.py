@@ -150,3 +150,10 @@ def loading_refused() -> RuntimeError:
     return RuntimeError(
         "cannot load a state_dict into an accelerated model: call hf_cpu_accel.restore(model), load, and accelerate again"
     )
+
+
+def reads_weights(module: nn.Module) -> bool:
+    """Whether it is an encoder layer of torch's that reads the weights of its parts; where its attention is packed, it calls them."""
+    if not isinstance(module, nn.TransformerEncoderLayer):
+        return False
+    return not isinstance(getattr(module.self_attn, "in_proj_weight", None), LazyWeight)

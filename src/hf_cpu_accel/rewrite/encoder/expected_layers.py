@@ -6,6 +6,7 @@ from torch import nn
 
 from hf_cpu_accel.rewrite.core.refusal import is_listed
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.rewrite.torch_attention.layer import PackedMultiheadAttention
 
 # Linears of attention alone (query, key, value, output): what holds as many, in a list, is a transformer layer of some kind.
 _ATTENTION = 4
@@ -21,5 +22,11 @@ def is_layer(root: nn.Module, path: str) -> bool:
 
 
 def _attends(module: nn.Module) -> bool:
-    linears = (part for part in module.modules() if isinstance(part, PackedLinear))
-    return sum(not hasattr(linear, "kernel_size") for linear in linears) >= _ATTENTION
+    return sum(map(_linears, module.modules())) >= _ATTENTION
+
+
+def _linears(module: nn.Module) -> int:
+    """How many linears that is, but for what is in it."""
+    if isinstance(module, PackedMultiheadAttention):
+        return len(module.group.ranges)
+    return isinstance(module, PackedLinear) and not hasattr(module, "kernel_size")

@@ -1,0 +1,1 @@
+"""`nn.MultiheadAttention`, torch's own: packed projections around our attention."""

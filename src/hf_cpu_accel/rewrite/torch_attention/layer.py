@@ -1,0 +1,229 @@
+"""`PackedMultiheadAttention`: what stands in for an `nn.MultiheadAttention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_weight import LazyWeight
+from hf_cpu_accel.lazy.remember import remember
+from hf_cpu_accel.packing.linear import unpack_linear
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_product_attention
+from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
+from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
+
+WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
+_QUERY, _KEY, _VALUE = range(3)
+_ARGUMENTS = (
+    *("query", "key", "value", "key_padding_mask", "need_weights"),
+    *("attn_mask", "average_attn_weights", "is_causal"),
+)
+
+
+class _Projection(LazyWeight):
+    """A kind of tensor that asks to be asked: torch's encoder layers then call their parts instead of reading their weights."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class PackedMultiheadAttention(FusedModuleMixin):
+    """Mixed into the class of the original: its attributes, its bias and its `out_proj`, which is packed as well, are there.
+
+    query [B, L, E], key and value [B, S, E], or as `batch_first=False` and unbatched inputs have them -> output as the query, and
+    weights [B, L, S] averaged over the heads, [B, heads, L, S], or None.
+
+    As in `PackedLinear` the packed weight is neither parameter nor buffer: under its name `state_dict()` gives dequantised values,
+    and so does reading the attribute.
+
+    Attributes:
+        group: the weight of queries, keys and values as three members.
+        config: how attention is computed.
+        weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
+        kept: the original weight, with `originals="memory"`. No parameter: torch's encoder layers would read it instead of calling
+            this module.
+        rule: the name of the rule that put it in place.
+    """
+
+    group: ProjectionGroup
+    config: AttentionConfig
+    weight_dtype: torch.dtype
+    is_exact: bool = True
+    kept: nn.Parameter | None = None
+    rule: str = ""
+    _values: dict[torch.dtype, Tensor]
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        if not self._takes(given):
+            try:
+                output: tuple[Tensor, Tensor | None] = self._original_class.forward(self, *args, **kwargs)
+                return output
+            finally:
+                self._values = {}  # numbers of one layer, which must not add up over the layers
+        check_inference(self, given["query"])
+        return self._attend(given)
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        return Reference(args, kwargs) if self._takes(given) else None
+
+    def _takes(self, given: dict[str, Any]) -> bool:
+        states = [given.get(name) for name in _ARGUMENTS[:3]]
+        if self.is_watched or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        query, key, value = states
+        if not all(isinstance(part, Tensor) and not part.is_nested for part in states):
+            return False
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        attn_mask = given.get("attn_mask")
+        return (
+            query.dim() in (2, 3)
+            and query.dim() == key.dim() == value.dim()
+            and query.dtype in (torch.float32, torch.bfloat16)
+            and query.dtype is key.dtype is value.dtype
+            and key.shape == value.shape
+            and query.shape[-1] == key.shape[-1] == self._embed_dim
+            and (attn_mask is not None or not given.get("is_causal", False))
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    @property
+    def _embed_dim(self) -> int:
+        return self.group.packed.in_features
+
+    def _attend(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        single = given["query"].dim() == 2
+        turned = not single and not self.batch_first
+        query, key, value = self._projected([given[name] for name in _ARGUMENTS[:3]], single, turned)
+        mask = self._mask(given.get("attn_mask"), given.get("key_padding_mask"), query, key.shape[2])
+        weights = None
+        if given.get("need_weights", True):
+            weights = _weights(query, key, mask)
+            context = weights @ value
+            if given.get("average_attn_weights", True):
+                weights = weights.mean(dim=1)
+        else:
+            context = dot_product_attention(query, key, value, mask, config=self.config)
+        batch, heads, length, size = context.shape
+        output = self.out_proj(context.transpose(1, 2).reshape(batch, length, heads * size))
+        if single:
+            return output[0], None if weights is None else weights[0]
+        return output.transpose(0, 1) if turned else output, weights
+
+    def _projected(self, states: list[Tensor], single: bool, turned: bool) -> list[Tensor]:
+        """Queries, keys and values [B, heads, tokens, head_dim]; those of one tensor in one product."""
+        query, key, value = states
+        if query is key and key is value:
+            made = self._run(_QUERY, _VALUE, query, single, turned)
+        elif key is value:
+            made = [
+                *self._run(_QUERY, _QUERY, query, single, turned),
+                *self._run(_KEY, _VALUE, key, single, turned),
+            ]
+        else:
+            made = [
+                part
+                for number, state in enumerate(states)
+                for part in self._run(number, number, state, single, turned)
+            ]
+        heads: Any = self.num_heads
+        return [part.view(*part.shape[:2], heads, -1).transpose(1, 2) for part in made]
+
+    def _run(self, first: int, last: int, states: Tensor, single: bool, turned: bool) -> list[Tensor]:
+        """[B, tokens, E] each."""
+        states = states[None] if single else states.transpose(0, 1) if turned else states
+        output = self.group.route(first, last)(states)
+        return [output] if first == last else list(output)
+
+    def _mask(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor, kv_len: int
+    ) -> Tensor | None:
+        """What hides keys, as attention takes it: True for those that are seen, or numbers to add."""
+        batch, heads, q_len, _ = query.shape
+        parts = []
+        if attn_mask is not None:
+            shape = (1, 1) if attn_mask.dim() == 2 else (batch, heads)
+            parts.append(_seen(attn_mask, query.dtype).view(*shape, q_len, kv_len))
+        if key_padding_mask is not None:
+            parts.append(_seen(key_padding_mask, query.dtype).view(batch, 1, 1, kv_len))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        one, other = parts
+        if one.dtype is other.dtype is torch.bool:
+            return one & other
+        return _added(one, query.dtype) + _added(other, query.dtype)
+
+    def unpack(self) -> Tensor:
+        """The weight [3 * E, E]: the original where it is kept, else dequantised."""
+        if self.kept is not None:
+            return self.kept.detach().to(self.weight_dtype)
+        values = unpack_linear(self.group.packed).to(self.weight_dtype)
+        if self.group.permutation is not None:
+            values = torch.empty_like(values).index_copy_(1, self.group.permutation, values)
+        return values
+
+    def __getattr__(self, name: str) -> Any:
+        if name != WEIGHT:
+            return super().__getattr__(name)
+        packed = self.group.packed
+        shape = (packed.out_features, packed.in_features)
+        return _Projection(shape, self.weight_dtype, self.unpack, self._values)
+
+    def extra_repr(self) -> str:
+        return f"embed_dim={self._embed_dim}, num_heads={self.num_heads}, packed={self.group.packed.dtype}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedMultiheadAttention:
+        self.weight_dtype = changed_dtype(self.weight_dtype, fn)
+        super()._apply(fn, recurse)
+        self._values = {}
+        for index, bias in enumerate(biases_of(self._parameters[BIAS])):
+            self.group.take_bias(index, bias)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": {}}
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        destination[prefix + WEIGHT] = self.unpack()  # ahead of the bias, where the original has it
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise loading_refused()
+
+
+def biases_of(bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Those of queries, keys and values, as views."""
+    return (None, None, None) if bias is None else bias.detach().chunk(3)
+
+
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(query . key / sqrt(head_dim)) [B, heads, L, S]."""
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+    return (scores if mask is None else scores + _added(mask, scores.dtype)).softmax(dim=-1)
+
+
+def _seen(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """torch's masks of this module are True for what is hidden."""
+    if mask.dtype is torch.bool:
+        return remember(mask, "seen", lambda: ~mask)
+    return mask if mask.dtype is dtype else mask.to(dtype)
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+
+    def added() -> Tensor:
+        return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+    return remember(mask, ("added", dtype), added)
