@@ -14,6 +14,7 @@ from hf_cpu_accel.patching.modes import set_eval_mode
 from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
+from hf_cpu_accel.rewrite.attention.multihead_match import MultiheadAttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
 from hf_cpu_accel.rewrite.cached.match import fuse_cached_attention, fuse_cached_layers
 from hf_cpu_accel.rewrite.calibration.stage import calibrate
@@ -64,7 +65,6 @@ from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
-from hf_cpu_accel.rewrite.torch_attention.match import MultiheadAttentionRule
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
 

@@ -13,6 +13,7 @@ from hf_cpu_accel.checkpoints.stored_stack import LinearsStack
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
+from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
@@ -21,7 +22,6 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
 from hf_cpu_accel.rewrite.experts.match import ExpertsRule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
-from hf_cpu_accel.rewrite.torch_attention.layer import WEIGHT, PackedMultiheadAttention
 
 
 def saved_weights(root: nn.Module) -> list[SavedWeight]:

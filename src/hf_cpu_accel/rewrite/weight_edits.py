@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from hf_cpu_accel.ops.values import KeptValues
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.restore import Journal
+from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolution
@@ -31,7 +32,6 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
-from hf_cpu_accel.rewrite.torch_attention.layer import PackedMultiheadAttention
 from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.

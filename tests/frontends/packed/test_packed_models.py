@@ -19,7 +19,14 @@ from tests.frontends.packed.packed_cases import MODELS, bert, llama, tokens
 EVERY = ("float32", "bfloat16", "int8", "int8-weight", "int4")
 CASES = [(name, dtype) for name in ("bert", "llama", "mixtral", "resnet") for dtype in EVERY]
 CASES += [(name, dtype) for name in ("gpt2", "t5", "whisper", "vit") for dtype in ("bfloat16", "int8")]
-CASES += [("siglip", "bfloat16"), ("siglip", "int8"), ("gpt_oss", "int4"), ("wav2vec2", "int8"), ("mimi", "float32"), ("mimi", "int8")]
+CASES += [
+    ("siglip", "bfloat16"),
+    ("siglip", "int8"),
+    ("gpt_oss", "int4"),
+    ("wav2vec2", "int8"),
+    ("mimi", "float32"),
+    ("mimi", "int8"),
+]
 
 pytestmark = pytest.mark.usefixtures("installed")
 

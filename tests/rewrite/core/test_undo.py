@@ -66,7 +66,12 @@ USED += [
         "transposed convolution",
     )
 ]
-USED += [("torch", "multi-head attention"), ("words", "split head"), ("file", "stored linears"), ("static", "static int8")]
+USED += [
+    ("torch", "multi-head attention"),
+    ("words", "split head"),
+    ("file", "stored linears"),
+    ("static", "static int8"),
+]
 CASES = [(*used, dtype) for used in USED for dtype in ("float32", "int8")]
 CASES.append(("picture", "gemm convolution", "int8"))
 

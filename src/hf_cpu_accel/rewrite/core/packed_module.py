@@ -153,7 +153,7 @@ def loading_refused() -> RuntimeError:
 
 
 def reads_weights(module: nn.Module) -> bool:
-    """Whether it is an encoder layer of torch's that reads the weights of its parts; where its attention is packed, it calls them."""
+    """Whether it is an encoder layer of torch's that reads the weights of its parts; with packed attention it calls them."""
     if not isinstance(module, nn.TransformerEncoderLayer):
         return False
     return not isinstance(getattr(module.self_attn, "in_proj_weight", None), LazyWeight)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
 from hf_cpu_accel.rewrite.core.refusal import is_listed
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.torch_attention.layer import PackedMultiheadAttention
 
 # Linears of attention alone (query, key, value, output): what holds as many, in a list, is a transformer layer of some kind.
 _ATTENTION = 4

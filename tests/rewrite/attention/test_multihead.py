@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.torch_attention.layer import PackedMultiheadAttention
+from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
 from hf_cpu_accel.tolerance import FORMULA
 
 FEATURES, HEADS = 64, 4

@@ -12,6 +12,7 @@ from hf_cpu_accel.patching.fused_module import empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks, is_plain
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.attention.multihead import BIAS, PackedMultiheadAttention, biases_of
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
@@ -19,7 +20,6 @@ from hf_cpu_accel.rewrite.core.verify import disagreement, probe
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.match import free, pack, release
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
-from hf_cpu_accel.rewrite.torch_attention.layer import BIAS, PackedMultiheadAttention, biases_of
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "multi-head attention"

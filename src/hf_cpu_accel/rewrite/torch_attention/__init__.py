@@ -1,1 +1,0 @@
-"""`nn.MultiheadAttention`, torch's own: packed projections around our attention."""
