@@ -77,7 +77,10 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
         elif is_joined(layer):
             yield Refusal(BETWEEN)
         elif _may_be_fused(path, layer, context):
-            yield attempt(path, reader.role, layer, call)
+            role = attempt(path, reader.role, layer, call)
+            if isinstance(role, Role) and role.keeps is not None:
+                reader.kept[role.keeps] = role.cache_index
+            yield role
         else:
             yield Refusal(WATCHED)
 
@@ -103,6 +106,7 @@ class _Reader:
         self.compared: set[tuple[type, type]] = (
             set()
         )  # kinds of layers of which one was, fused, compared with its own forward
+        self.kept: dict[str, int] = {}  # places in the cache of what layers so far leave to others
         self.usual: dict[
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
@@ -142,6 +146,10 @@ class _Reader:
             )
             if role is None:
                 return Refusal("it returns what only itself can make")
+            if trace.takes is not None:
+                if trace.takes not in self.kept:
+                    return Refusal("it takes keys and values of a layer that is not fused")
+                role = dataclasses.replace(role, cache_index=self.kept[trace.takes])
             role = self._turning(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
@@ -269,7 +277,9 @@ def _role(
             return None
         rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
     argument = None if slopes is None else slopes.name
-    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument)
+    shared = None if trace.keeps is None and trace.takes is None else call.shared
+    own = None if parts.per_layer is None else parts.per_layer.argument
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument, shared, own)
     return Role(
         parts=parts,
         names=call.names,
@@ -284,9 +294,12 @@ def _role(
         cross_bias=cross_bias,
         slopes=slopes,
         ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
-        cache_index=trace.stored[0].layer_index,
+        cache_index=trace.stored[0].layer_index or 0,
         rest=None if trace.rest is None else tuple(rest),
         is_returned=False,
+        shared=shared,
+        keeps=trace.keeps,
+        takes=trace.takes,
     )
 
 

@@ -31,6 +31,8 @@ class LayerArguments:
     bias: Any = None
     cross_bias: Any = None
     slopes: Any = None
+    per_layer: Any = None
+    shared: Any = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class Role:
         rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
             tuple.
         is_returned: whether its output leaves the model as it is.
+        shared: the argument in which layers find keys and values of earlier ones, if it has to do with it.
+        keeps, takes: the keys there under which it leaves its own, and looks up those of another layer, whose `cache_index` it has
+            then; or None.
         skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
     """
 
@@ -71,6 +76,9 @@ class Role:
     cache_index: int
     rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
     is_returned: bool
+    shared: str | None = None
+    keeps: str | None = None
+    takes: str | None = None
     skips_padding: bool = True
 
     @cached_property
@@ -85,6 +93,8 @@ class Role:
             "bias": self.bias,
             "cross_bias": self.cross_bias,
             "slopes": None if self.slopes is None else self.slopes.name,
+            "per_layer": None if self.parts.per_layer is None else self.parts.per_layer.argument,
+            "shared": self.shared,
         }
         return {name: field for field, name in names.items() if name is not None}
 
