@@ -13,10 +13,14 @@ from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
+from hf_cpu_accel.rewrite.core.verify import are_probabilities
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
+from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
 from hf_cpu_accel.rewrite.decoder.scores import Slopes
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 
 
 @dataclass
@@ -159,3 +163,67 @@ class BoundLayer(FusedModuleMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of what the modules hold
+
+
+@dataclass(frozen=True)
+class Biases:
+    """The position biases of a layer.
+
+    Attributes:
+        own: where that of its self-attention comes from, if it is the layer's own.
+        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
+        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
+    """
+
+    own: RelativeBias | None
+    handed: dict[str, Tensor | None]
+    names: tuple[str | None, ...]
+
+
+def role_of(
+    parts: DecoderParts,
+    call: LayerCall,
+    trace: DecoderTrace,
+    biases: Biases,
+    mask_form: MaskForm,
+    slopes: Slopes | None,
+) -> Role | None:
+    """The role without rotary tables; None if the layer returns what only itself can make."""
+    bias, cross_bias = (*biases.names, None)[:2]
+    used = [attention.bias for attention in trace.attention]
+    rest: list[Literal["bias", "cross_bias"] | None] = []
+    for value in trace.rest or ():
+        kind = next((number for number, other in enumerate(used) if value is other is not None), None)
+        if kind is None and isinstance(value, Tensor) and not are_probabilities(value):
+            return None
+        rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
+    argument = None if slopes is None else slopes.name
+    shared = None if trace.keeps is None and trace.takes is None else call.shared
+    own = None if parts.per_layer is None else parts.per_layer.argument
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument, shared, own)
+    return Role(
+        parts=parts,
+        names=call.names,
+        cache=call.cache,
+        mask=call.mask,
+        mask_form=mask_form,
+        causal=False,
+        rotary=None,
+        encoder=call.encoder,
+        encoder_mask=call.encoder_mask,
+        bias=bias,
+        cross_bias=cross_bias,
+        slopes=slopes,
+        ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
+        cache_index=trace.stored[0].layer_index or 0,
+        rest=None if trace.rest is None else tuple(rest),
+        is_returned=False,
+        shared=shared,
+        keeps=trace.keeps,
+        takes=trace.takes,
+    )
+
+
+def _is_set(call: LayerCall, name: str) -> bool:
+    value = call.arguments[name]
+    return value is not None and value is not False

@@ -95,6 +95,24 @@ class Verification:
             return rows[int(MOST_ROWS * (len(rows) - 1))].item()
         return rows[-1].item()
 
+    def is_rounding(self, role: Role) -> bool:
+        """Whether the fused layer is no farther from what the layer gives in float32 than the layer itself, where rounding between
+        its ops moves it by more than the tolerance: scores that are not scaled down (Gemma 4) make large differences of small ones.
+
+        Raises:
+            Refused: the layer does not take float32.
+        """
+        exact = Verification(self.layer, self.call, self.cache_index, torch.float32, self.biases)
+        exact.hidden_states = self.hidden_states.float()
+        worst = []
+        for verification, module in ((exact, self.layer), (self, self.layer), (self, fuse(self.layer, role))):
+            outputs = verification._run(module, role, masked=True)
+            shown = self.tokens[:, :-1], self.tokens[:, -1:]
+            rows = [output.float()[tokens] for output, tokens in zip(outputs, shown, strict=True)]
+            worst.append(torch.cat(rows))
+        truth, own, ours = worst
+        return bool(row_errors(ours, truth).max() <= row_errors(own, truth).max())
+
     def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
         call, prompt = self.call, self.call.hidden_states.shape[1]
         with_cache = masked or role.shared is not None
@@ -154,7 +172,9 @@ class Verification:
         batch, tokens = self.hidden_states.shape[:2]
         generator, sizes = torch.Generator().manual_seed(4), (role.parts.head_dim, role.parts.value_dim)
         heads = [
-            torch.randn(batch, role.parts.kv_heads, tokens, size, generator=generator).to(self.dtype)
+            torch.randn(batch, role.parts.kv_heads, tokens, size, generator=generator)
+            .to(self.call.hidden_states.dtype)  # float32 of the same values, if that is asked for
+            .to(self.dtype)
             for size in sizes
         ]
         start, end, _ = part.indices(tokens)
