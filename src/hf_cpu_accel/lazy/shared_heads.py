@@ -20,6 +20,7 @@ class KeptHeads:
     Attributes:
         cache: which it is.
         tokens: of the call; past: of the cache before it.
+        mask: that the layer got, as it was understood.
         visible, first_key: how many keys a mask of the call is about, and the position of the first.
         store: the storage of the layer, and `stored` how many tokens were in it before the call; from when it is about to run.
         makers: hidden states with whose values these are made, the latest last; one that is held has its own values made, too.
@@ -29,6 +30,7 @@ class KeptHeads:
     cache: Any
     tokens: int
     past: int
+    mask: Tensor | None
     visible: int
     first_key: int
     store: Any = None

@@ -140,7 +140,7 @@ class FusedDecoderLayer(BoundLayer):
         if not self._biases_fit(given, mask, cache, memory, hidden_states):
             return None
         relative = self.weights.attention.relative if given.bias is None else given.bias.table
-        keeps = None if role.keeps is None else self._keeps(cache, q_len)
+        keeps = None if role.keeps is None else self._keeps(cache, q_len, mask)
         if takes is not None and takes.heads is None and not _is_ahead(hidden_states, takes):
             given.shared[role.takes][0].tensor  # noqa: B018 (hidden states that do not come of that layer do not have it run)
         return Call(self, cache, mask, given.rotary, relative, memory, given.per_layer, keeps, takes)
@@ -181,11 +181,11 @@ class FusedDecoderLayer(BoundLayer):
         kept = None if role.takes is None else kept_heads(given.shared, role.takes)
         return role.takes is None or (kept is not None and kept.cache is given.cache)
 
-    def _keeps(self, cache: Any, q_len: int) -> KeptHeads:
+    def _keeps(self, cache: Any, q_len: int, mask: Tensor | None) -> KeptHeads:
         """What a call with `cache` leaves to later layers."""
         index = self.role.cache_index
         visible, first_key = cache.layers[index].get_mask_sizes(q_len)
-        return KeptHeads(cache, q_len, int(cache.get_seq_length(index)), int(visible), int(first_key))
+        return KeptHeads(cache, q_len, int(cache.get_seq_length(index)), mask, int(visible), int(first_key))
 
     def _biases_fit(
         self,

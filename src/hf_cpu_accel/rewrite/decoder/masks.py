@@ -63,8 +63,19 @@ def understood(
         read = read_mask(mask, window, tokens_of(cache, offset, batch), hidden=form == "hidden")
         if read is None:
             return None
-        mask = read
-    return mask if mask.window == window else None
+        mask = read if kept is None or q_len == kept.tokens else _of_last(read, kept)
+    return mask if mask is not None and mask.window == window else None
+
+
+def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
+    """`mask`, which is of the last queries of a call, with the padding that the mask of all tells of, as keys that these do not see
+    say nothing; None if it says something else."""
+    padding = kept.mask.padding if isinstance(kept.mask, CausalMask) else None
+    if padding is not None and padding.shape[1] != mask.kv_offset + mask.shape[3]:
+        return None
+    batch, _, q_len, kv_len = mask.shape
+    made = CausalMask.of(batch, q_len, kv_len, mask.kv_offset, mask.window, padding)
+    return made if torch.equal(made.tensor, mask.tensor) else None
 
 
 def padding_of(

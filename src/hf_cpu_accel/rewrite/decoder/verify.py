@@ -180,7 +180,7 @@ class Verification:
         start, end, _ = part.indices(tokens)
         if own:
             return {role.takes: tuple(states[:, :, :end] for states in heads)}
-        kept = KeptHeads(cache, end - start, start, end, 0)
+        kept = KeptHeads(cache, end - start, start, None, end, 0)
         cache.update(*(states[:, :, start:end] for states in heads), role.cache_index)
         kept.store = storage_of(cache, role.cache_index, role.parts.repeats)
         kept.stored = start
