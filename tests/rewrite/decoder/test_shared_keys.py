@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.rewrite.core.verify import row_error
-from tests.rewrite.decoder.decoder_families import DECODERS, VOCABULARY, Decoder, padded
+from tests.rewrite.decoder.decoder_families import UNSCALED, VOCABULARY, Decoder, padded
 
 LAYERS = 8
 KINDS = ["sliding_attention", "full_attention"] * (LAYERS // 2)
@@ -22,7 +22,7 @@ BATCH = padded()["full"]
 
 def gemma4(seed: int = 0, **settings: object) -> nn.Module:
     """Four layers and four that take the keys of the two before them, which see 6 tokens or all of them."""
-    family = DECODERS["gemma4"]
+    family = UNSCALED["gemma4"]
     sizes = {
         "num_hidden_layers": LAYERS,
         "layer_types": KINDS,
@@ -146,6 +146,19 @@ def test_keys_that_the_model_hands_out() -> None:
     for kind, pair in expected.items():
         for ours, theirs in zip(given[kind], pair, strict=True):
             assert row_error(ours, theirs) <= 1e-4
+
+
+@pytest.mark.filterwarnings("error:.*fused by hf_cpu_accel:RuntimeWarning")
+@torch.no_grad()
+def test_bfloat16_is_no_farther_from_float32_than_eager() -> None:
+    """Rounding between its ops moves a layer whose scores are not scaled by more than is allowed of a fused one."""
+    for seed in range(3):
+        model = gemma4(seed)
+        exact, eager = model(**BATCH).logits, copy.deepcopy(model).bfloat16()
+        accelerate_for_cpu(model.bfloat16(), dtype="bfloat16")
+        assert explain(model).counts()["decoder layer"] == LAYERS
+        ours, theirs = (m(**BATCH).logits.float() for m in (model, eager))
+        assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm()
 
 
 @torch.no_grad()

@@ -55,6 +55,7 @@ class FusedDecoderLayer(BoundLayer):
         rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
         deferred = DeferredHiddenStates.after(hidden_states, call)
         if call.keeps is not None:
+            assert self.role.shared is not None
             parts = self.role.parts
             sizes = (hidden_states.shape[0], parts.kv_heads, parts.head_dim, parts.value_dim)
             handed = call.keeps.handed(sizes, hidden_states.dtype)

@@ -63,8 +63,10 @@ def understood(
         read = read_mask(mask, window, tokens_of(cache, offset, batch), hidden=form == "hidden")
         if read is None:
             return None
-        mask = read if kept is None or q_len == kept.tokens else _of_last(read, kept)
-    return mask if mask is not None and mask.window == window else None
+        if kept is not None and q_len != kept.tokens:
+            read = _of_last(read, kept)
+        return read if read is not None and read.window == window else None
+    return mask if mask.window == window else None
 
 
 def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
