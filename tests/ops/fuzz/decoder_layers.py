@@ -92,7 +92,7 @@ def _case(rng: random.Random) -> Case:
         ffn=rng.random() < 0.8,
         value_norm=rng.choice(("none", *VALUE_NORMS)),
         shares_keys=rng.random() < 0.3,
-        per_layer=rng.choice((0, 0, 1, draw.size(rng, 70))),
+        per_layer=rng.choice((0, 0, 32, rng.randint(16, 70))),
         output_scale=rng.choice((1.0, 1.0, 0.4)),
     )
 
