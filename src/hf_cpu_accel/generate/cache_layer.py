@@ -101,6 +101,15 @@ class CPUCacheLayer(CacheLayerMixin):
         """`new_tokens` were written behind `length`."""
         self.length += new_tokens
 
+    def latest(self, count: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of the last `count` tokens, as `update` gives them."""
+        keys, values = (
+            self._read(storage, self.length - count) for storage in (self.key_storage, self.value_storage)
+        )
+        assert keys is not None
+        assert values is not None
+        return keys, values
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, kv_heads, new_tokens, key_dim = key_states.shape
         self.reserve(batch, kv_heads, key_dim, value_states.shape[-1], key_states.dtype, new_tokens)

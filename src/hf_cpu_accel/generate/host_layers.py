@@ -49,6 +49,8 @@ class KeyValueStorage(Protocol):
 
     def advance(self, new_tokens: int) -> None: ...
 
+    def latest(self, count: int) -> tuple[Tensor, Tensor]: ...
+
 
 def layer_of(cache: Any, index: int) -> Any:
     """Layer `index` of a cache whose class we know, which may make its layers as they are asked for; None of any other."""
@@ -162,6 +164,12 @@ class _DynamicStorage:
         )
         _rooms[layer] = _Room(keys, values, layer.keys, layer.values, self.first, self.length)
 
+    def latest(self, count: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.key_storage, self.value_storage
+        assert keys is not None
+        assert values is not None
+        return keys[:, :, self.length - count : self.length], values[:, :, self.length - count : self.length]
+
 
 class _StaticStorage:
     """`StaticLayer`, whose tensors are a storage already."""
@@ -203,3 +211,6 @@ class _StaticStorage:
 
     def advance(self, new_tokens: int) -> None:
         self.layer.cumulative_length.add_(new_tokens)
+
+    def latest(self, count: int) -> tuple[Tensor, Tensor]:
+        return self.layer.keys, self.layer.values  # all positions, as its masks are about

@@ -194,7 +194,8 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
     parametrized = any(isinstance(part, GroupedConvolution) for part in within)
     folded = parametrized or isinstance(module, FoldedNorm)
     normalises = folded or (is_norm(module) and _are(within, FusedResidualBlock))
-    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalises else [])]
+    scales = isinstance(module, FusedDecoderLayer) and module.role.parts.output_scale is not None
+    holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalises or scales else [])]
     for holder in holders:
         for name, tensor in holder.items():
             packed = folded or (isinstance(module, PackedModule) and name == "weight")

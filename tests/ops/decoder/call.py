@@ -14,7 +14,7 @@ from hf_cpu_accel.ops.decoder.layers import (
 )
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from hf_cpu_accel.ops.kv_cache import to_storage
-from tests.ops.decoder.cases import Case, layers_of
+from tests.ops.decoder.cases import SHARING, Case, layers_of
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Call:
     cross_values: list[Tensor]
     cross_padding: Tensor | None
     cross_rows: Tensor | None
+    per_layer_inputs: list[Tensor]
 
     def run(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """The result, and the caches after it."""
@@ -52,6 +53,7 @@ class Call:
             cross_values=self.cross_values,
             cross_padding=self.cross_padding,
             cross_rows=self.cross_rows,
+            per_layer_inputs=self.per_layer_inputs,
         )
         return output, keys, values
 
@@ -62,6 +64,7 @@ class Call:
             *(self.hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars),
             *(keys, values, self.past, tables, self.start, self.rows, self.mask),
             *(self.cross_keys, self.cross_values, self.cross_padding, self.cross_rows),
+            self.per_layer_inputs,
         )
 
     def reference(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -83,6 +86,11 @@ def call_of(case: Case) -> Call:
         storage[:, :, :tokens] = torch.randn(batch, case.kv_heads, tokens, dim)
         return to_storage(storage, case.cache)
 
+    # Those of layers that share keys have the new ones in them.
+    filled = [
+        tokens + (q_len if case.shares_keys and number >= SHARING else 0)
+        for number, tokens in enumerate(held)
+    ]
     angles = torch.rand(1 if case.start else batch, q_len, case.rotary_dim // 2) * 6
     if not case.half_tables:
         twice = angles.repeat_interleave(2, dim=-1)
@@ -116,11 +124,14 @@ def call_of(case: Case) -> Call:
             to_storage(torch.randn(texts, length, 3, dim), case.cache).transpose(1, 2) for _ in range(count)
         ]
 
+    bound = bind(layers_of(case))
+    # Views of one tensor, as models have them.
+    own = torch.randn(batch, q_len, max(bound.per_layer_inputs, 1), case.per_layer).to(case.dtype)
     return Call(
         torch.randn(batch, q_len, case.features).to(case.dtype),
-        bind(layers_of(case)),
-        [cache(case.head_dim, tokens) for tokens in held],
-        [cache(case.value_dim, tokens) for tokens in held],
+        bound,
+        [cache(case.head_dim, tokens) for tokens in filled],
+        [cache(case.value_dim, tokens) for tokens in filled],
         held,
         rotary,
         torch.randint(0, kv_len, (batch,), dtype=torch.int32) if case.start else None,
@@ -130,4 +141,5 @@ def call_of(case: Case) -> Call:
         encoded(12),
         crossing.get(case.cross),
         cross_rows,
+        list(own.unbind(2))[: bound.per_layer_inputs],
     )

@@ -14,6 +14,7 @@ from hf_cpu_accel.ops.decoder.layers import (
     Heads,
     MixtureOfExperts,
     Norm,
+    PerLayerInput,
     Projection,
     SelfAttention,
 )
@@ -62,6 +63,10 @@ class Case:
     gate: str = "none"
     sub_norm: str = "none"
     ffn: bool = True
+    value_norm: str = "none"
+    shares_keys: bool = False
+    per_layer: int = 0
+    output_scale: float = 1.0
 
     def __str__(self) -> str:
         plain = Case()
@@ -71,9 +76,11 @@ class Case:
 
 NORMS = ["before", "before and post", "post", "out", "none"]
 HEAD_NORMS = ["none", "shared", "own", "all"]
+VALUE_NORMS = [*HEAD_NORMS, "bare"]
 CROSSES = ["none", "all", "padding", "holes", "beams", "beams, padding"]
 EXPERTS = ["none", "softmax", "renormalised", "sigmoid", "shared", "gated shared"]
 GATES = ["none", "sigmoid", "softplus", "beside", "head", "softplus head"]
+SHARING = 2  # layers from this one on may share keys with the one that is so many before
 MASKS = ["none", "bool", "float per head", "bfloat16 keys"]
 
 
@@ -93,6 +100,8 @@ def layers_of(case: Case) -> list[DecoderLayer]:
         return Norm(case.norm, weight, bias, 1e-5)
 
     def head_norm(kind: str, heads: int, dim: int) -> Norm | None:
+        if kind == "bare":
+            return Norm(case.norm, None, None, 1e-5)
         shapes = {"shared": (dim,), "own": (heads, dim), "all": (heads * dim,)}
         return norm(*shapes[kind]) if kind in shapes else None
 
@@ -133,33 +142,19 @@ def layers_of(case: Case) -> list[DecoderLayer]:
             norm(case.intermediate, on=case.sub_norm != "none" and case.experts == "none"),
         )
 
-    def mixture() -> MixtureOfExperts:
-        count, width, features = 7, 32, case.features
-
-        def stack(rows: int, columns: int) -> Projection:
-            weight = pack_stack(torch.randn(count, rows, columns) / columns**0.5, count, case.weights)
-            return Projection(weight, 0.1 * torch.randn(count * rows) if case.biases else None)
-
-        up, down = stack(2 * width, features), stack(features, width)
-        router = torch.randn(count + (case.experts == "gated shared"), features) / features**0.5
-        return MixtureOfExperts(
-            Projection(pack_linear(router, "float32"), None),
-            ExpertWeights(count, up.weight, up.bias, down.weight, down.bias, case.activation),
-            3,
-            scoring="sigmoid" if case.experts == "sigmoid" else "softmax",
-            choice_bias=torch.rand(count) if case.experts == "sigmoid" else None,
-            renormalise=case.experts in ("renormalised", "sigmoid"),
-            scale=2.5 if case.experts == "sigmoid" else 1.0,
-            shared=dense() if "shared" in case.experts else None,
-            shared_gate=case.experts == "gated shared",
+    def per_layer() -> PerLayerInput:
+        return PerLayerInput(
+            projection(case.per_layer, case.features),
+            case.activation,
+            projection(case.features, case.per_layer),
+            norm(case.features, on="post" in case.norms),
         )
 
     def layer(number: int) -> DecoderLayer:
         before, post = "before" in case.norms, "post" in case.norms
         out = case.norms == "out" and not case.parallel
-        ffn = dense() if case.experts == "none" or number % 3 == 2 else mixture()
-        if not case.ffn and number % 3 != 0:
-            ffn = None
+        is_dense, has_ffn = case.experts == "none" or number % 3 == 2, case.ffn or number % 3 == 0
+        ffn = None if not has_ffn else dense() if is_dense else mixture_of(case, dense())
         return DecoderLayer(
             SelfAttention(
                 projection(
@@ -181,6 +176,8 @@ def layers_of(case: Case) -> list[DecoderLayer]:
                 key_norm=head_norm(case.head_norm, case.kv_heads, case.head_dim),
                 sub_norm=head_norm(case.sub_norm, case.heads, case.value_dim),
                 gate=gate(),
+                value_norm=head_norm(case.value_norm, case.kv_heads, case.value_dim),
+                shares_keys=case.shares_keys and number >= SHARING,
             ),
             ffn,
             attention_norm=norm(case.features, on=before),
@@ -194,6 +191,30 @@ def layers_of(case: Case) -> list[DecoderLayer]:
             cross=cross(),
             cross_norm=norm(case.features, on=before and case.cross != "none"),
             cross_out_norm=norm(case.features, on=out and case.cross != "none"),
+            per_layer=per_layer() if case.per_layer and ffn is not None and number != 1 else None,
+            output_scale=1.0 if ffn is None or out else case.output_scale,
         )
 
     return [layer(number) for number in range(case.layers)]
+
+
+def mixture_of(case: Case, shared: FeedForward) -> MixtureOfExperts:
+    count, width, features = 7, 32, case.features
+
+    def stack(rows: int, columns: int) -> Projection:
+        weight = pack_stack(torch.randn(count, rows, columns) / columns**0.5, count, case.weights)
+        return Projection(weight, 0.1 * torch.randn(count * rows) if case.biases else None)
+
+    up, down = stack(2 * width, features), stack(features, width)
+    router = torch.randn(count + (case.experts == "gated shared"), features) / features**0.5
+    return MixtureOfExperts(
+        Projection(pack_linear(router, "float32"), None),
+        ExpertWeights(count, up.weight, up.bias, down.weight, down.bias, case.activation),
+        3,
+        scoring="sigmoid" if case.experts == "sigmoid" else "softmax",
+        choice_bias=torch.rand(count) if case.experts == "sigmoid" else None,
+        renormalise=case.experts in ("renormalised", "sigmoid"),
+        scale=2.5 if case.experts == "sigmoid" else 1.0,
+        shared=shared if "shared" in case.experts else None,
+        shared_gate=case.experts == "gated shared",
+    )

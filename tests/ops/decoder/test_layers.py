@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from hf_cpu_accel.ops.kv_cache import from_storage
 from tests.ops.decoder.bounds import bound_of, close
 from tests.ops.decoder.call import call_of
-from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, VALUE_NORMS, Case
 
 VARIANTS = [
     Case(),
@@ -96,6 +97,34 @@ VARIANTS = [
     ),  # Kosmos
     Case(sub_norm="shared", gate="sigmoid", experts="gated shared"),
     Case(sub_norm="own", gate="head", residual_scale=0.3, parallel=True, value_dim=33, rows=True),
+    *(Case(value_norm=kind, head_norm="shared", kv_heads=kv) for kind in VALUE_NORMS[1:] for kv in (1, 2)),
+    Case(value_norm="bare", norm="layer_norm", value_dim=33, cache=torch.int8),
+    Case(shares_keys=True, layers=4, start=True),
+    Case(shares_keys=True, layers=4, window=4, forget=True, past=30, kv_heads=1, cache=torch.bfloat16),
+    Case(shares_keys=True, layers=3, rows=True, batch=3, interleaved_heads=True, head_norm="all"),
+    Case(output_scale=0.3, residual_scale=0.5),
+    Case(output_scale=0.3, parallel=True, experts="shared", layers=3, dtype=torch.bfloat16),
+    *(Case(per_layer=size, norms=norms, start=True, layers=3) for size in (1, 20) for norms in NORMS),
+    *(
+        Case(
+            per_layer=64,
+            value_norm="bare",
+            head_norm="shared",
+            shares_keys=True,
+            output_scale=0.7,
+            norms="before and post",
+            layers=3,
+            window=7,
+            kv_heads=1,
+            weights=kind,
+            features=160,
+            activation="gelu_tanh",
+            dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32,
+        )
+        for kind in ("float32", "bfloat16", "int8", "int8-weight", "int4")
+    ),  # Gemma 4
+    Case(per_layer=24, experts="gated shared", layers=3, output_scale=2.0),
+    Case(per_layer=24, cross="padding", parallel=False, ffn=False, layers=4, residual_scale=0.5),
     *(
         Case(gate="beside", sub_norm="all", weights=kind, features=160)
         for kind in ("bfloat16", "int8", "int8-weight", "int4")
@@ -185,6 +214,20 @@ def test_cases(case: Case) -> None:
     check(case)
 
 
+def test_layers_share_the_keys_of_an_earlier_one() -> None:
+    torch.manual_seed(0)
+    call = call_of(
+        Case(shares_keys=True, layers=4, head_norm="shared", value_norm="bare", batch=3, start=True)
+    )
+    shared = [*call.keys[:2], *call.keys[:2]], [*call.values[:2], *call.values[:2]]
+    copies = [[x.clone() for x in cache[:2]] * 2 for cache in shared]
+    expected = decoder_layers_reference(*call.flat(*copies))
+    output = torch.ops.hf_cpu_accel.decoder_layers(*call.flat(*shared))
+    torch.testing.assert_close(output, expected, atol=2e-4, rtol=2e-4)
+    for ours, theirs in zip((*shared[0], *shared[1]), (*copies[0], *copies[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4, equal_nan=True)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.builds(
@@ -221,6 +264,11 @@ def test_cases(case: Case) -> None:
         gate=st.sampled_from(GATES),
         sub_norm=st.sampled_from(HEAD_NORMS),
         ffn=st.booleans(),
+        value_norm=st.sampled_from(VALUE_NORMS),
+        shares_keys=st.booleans(),
+        layers=st.sampled_from([2, 2, 4]),
+        per_layer=st.sampled_from([0, 1, 40]),
+        output_scale=st.sampled_from([1.0, 0.4]),
     )
 )
 def test_random_shapes(case: Case) -> None:

@@ -13,6 +13,7 @@ from hf_cpu_accel.ops.decoder.layers import (
     Heads,
     MixtureOfExperts,
     Norm,
+    PerLayerInput,
     Projection,
     bind,
 )
@@ -46,6 +47,11 @@ def test_bad_arguments() -> None:
         replace(call, keys=[x[:, :, :11] for x in call.keys]).run()
     with pytest.raises(RuntimeError, match="start must be int32"):
         replace(call, start=torch.zeros(2)).run()
+    own = call_of(Case(per_layer=24))
+    with pytest.raises(ValueError, match="0 per_layer_inputs: 1 of the layers take one"):
+        replace(own, per_layer_inputs=[]).run()
+    with pytest.raises(RuntimeError, match=r"per_layer_inputs must be \[2, 1, 24\]"):
+        replace(own, per_layer_inputs=[own.per_layer_inputs[0][..., :23]]).run()
     with pytest.raises(RuntimeError, match="rows must be int32"):
         replace(call, rows=torch.zeros(2, 5, dtype=torch.int32)).run()
 
@@ -106,6 +112,11 @@ def test_parts_that_do_not_fit() -> None:
         "weight of sub_norm": replace(
             layer, ffn=replace(ffn, sub_norm=Norm("rms_norm", torch.ones(3), None, 1e-5))
         ),
+        "weight of value_norm": replace(
+            layer, attention=replace(attention, value_norm=Norm("rms_norm", torch.ones(3), None, 1e-5))
+        ),
+        "output of per_layer is 64 x 96": replace(layer, per_layer=PerLayerInput(ffn.up, "silu", ffn.down)),
+        "output_scale=0.5": replace(layer, output_scale=0.5, ffn_out_norm=layer.ffn_norm),
         "cross=None": replace(layer, cross_norm=layer.ffn_norm),
         **wrong_mixtures(),
         "ffn=None": replace(layer, ffn=None),

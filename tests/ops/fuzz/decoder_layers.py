@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from tests.ops.decoder.bounds import bound_of, close
 from tests.ops.decoder.call import call_of
-from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, Case
+from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, VALUE_NORMS, Case
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 
@@ -90,6 +90,10 @@ def _case(rng: random.Random) -> Case:
         gate=rng.choice(("none", "none", *GATES)),
         sub_norm=rng.choice(("none", "none", *HEAD_NORMS)),
         ffn=rng.random() < 0.8,
+        value_norm=rng.choice(("none", *VALUE_NORMS)),
+        shares_keys=rng.random() < 0.3,
+        per_layer=rng.choice((0, 0, 32, rng.randint(16, 70))),
+        output_scale=rng.choice((1.0, 1.0, 0.4)),
     )
 
 

@@ -238,6 +238,28 @@ SCALED = {
 }
 
 
+# Their scores are not scaled down, and in models as small as these roundings of weights move them far.
+UNSCALED = {
+    # The last layer takes the keys and values of the first.
+    "gemma4": Decoder(
+        "Gemma4",
+        {
+            **_SIZES,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 32,
+            "num_kv_shared_layers": 1,
+            "use_double_wide_mlp": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "final_logit_softcapping": 30.0,
+        },
+        config="Gemma4TextConfig",
+    ),
+}
+
 # Layers with parts that the op does not have: those run one by one, or only what is beside attention does.
 UNFUSED = {
     "glm4-moe-groups": Decoder(

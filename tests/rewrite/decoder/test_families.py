@@ -19,13 +19,16 @@ from tests.rewrite.decoder.decoder_families import (
     LAYERS,
     SCALED,
     UNFUSED,
+    UNSCALED,
     VOCABULARY,
     Decoder,
     padded,
 )
 
 fused_or_not = pytest.mark.parametrize(
-    "family", [*DECODERS.values(), *UNFUSED.values()], ids=[*DECODERS, *UNFUSED]
+    "family",
+    [*DECODERS.values(), *UNSCALED.values(), *UNFUSED.values()],
+    ids=[*DECODERS, *UNSCALED, *UNFUSED],
 )
 
 

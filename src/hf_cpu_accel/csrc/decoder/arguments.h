@@ -98,6 +98,9 @@ inline TokenHeads token_heads_of(const LayerArguments& arguments, const LayerLay
   t.query = offsets(l.query, group, l.head_dim), t.key = offsets(l.key, 1, l.head_dim), t.value = offsets(l.value, 1, l.value_dim);
   t.query_norm = arguments.head_norm(l.query_norm, l.query_norm_scope, s.query_norm_eps, l.heads, l.head_dim);
   t.key_norm = arguments.head_norm(l.key_norm, l.key_norm_scope, s.key_norm_eps, l.kv_heads, l.head_dim);
+  t.value_norm = arguments.head_norm(l.value_norm, l.value_norm_scope, s.value_norm_eps, l.kv_heads, l.value_dim);
+  STD_TORCH_CHECK(t.value_norm.kind == NormKind::none || l.value_dim <= largest_head_dim,
+                  "hf_cpu_accel::decoder_layers: values that are normalised have at most ", largest_head_dim, " features");
   t.rotary_dim = l.rotary_dim, t.interleaved = l.rotary_interleaved != 0;
   t.sub_norm = arguments.head_norm(l.attention_sub_norm, l.attention_sub_norm_scope, s.attention_sub_norm_eps, l.heads, l.value_dim);
   STD_TORCH_CHECK(0 <= l.gate_activation && l.gate_activation <= static_cast<int64_t>(GateActivation::softplus),
@@ -138,6 +141,17 @@ inline DecoderLayer layer_of(const LayerArguments& arguments, const LayerLayout&
   layer.ffn_end.post = arguments.norm(l.ffn_post_norm, s.ffn_post_norm_eps, features);
   layer.ffn_end.out = arguments.norm(l.ffn_out_norm, s.ffn_out_norm_eps, features);
   layer.attention_end.scale = layer.ffn_end.scale = static_cast<float>(s.residual_scale);
+  layer.shares_keys = l.shares_keys != 0;
+  if (l.per_layer_features > 0) {
+    check_activation(l.per_layer_activation);
+    layer.per_layer_gate = arguments.gemm(l.per_layer_gate, tokens, l.per_layer_features, features);
+    layer.per_layer_gate.activation = static_cast<Activation>(l.per_layer_activation);
+    layer.per_layer_output = arguments.gemm(l.per_layer_output, tokens, features, l.per_layer_features);
+    layer.per_layer_end.post = arguments.norm(l.per_layer_post_norm, s.per_layer_post_norm_eps, features);
+  }
+  (l.per_layer_features > 0 ? layer.per_layer_end : layer.ffn_end).factor = static_cast<float>(s.output_scale);
+  STD_TORCH_CHECK(layer.feeds() || (l.per_layer_features <= 0 && s.output_scale == 1.0),
+                  "hf_cpu_accel::decoder_layers: an input of its own and a factor need an FFN or experts");
   layer.parallel = l.parallel != 0;
   STD_TORCH_CHECK(!layer.parallel || layer.feeds(), "hf_cpu_accel::decoder_layers: a parallel layer needs an FFN or experts");
   layer.crosses = l.cross_heads > 0;
@@ -164,6 +178,18 @@ inline Heads cache_of(const Tensor& t, const char* name, int64_t batch, int64_t 
                   "hf_cpu_accel::decoder_layers: ", name, " must be [at least ", batch, ", ", kv_heads, ", at least ", positions, ", ",
                   width, "], with a dense last dimension");
   return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), type};
+}
+
+// What a layer is given of its own.
+inline PerLayerInput per_layer_input_of(const LayerLayout& l, const std::vector<Tensor>& inputs, int64_t batch, int64_t q_len) {
+  STD_TORCH_CHECK(0 <= l.per_layer_input && l.per_layer_input < static_cast<int64_t>(inputs.size()),
+                  "hf_cpu_accel::decoder_layers: per_layer_inputs has no tensor ", l.per_layer_input);
+  const Tensor& t = inputs[static_cast<size_t>(l.per_layer_input)];
+  check_floating(t, decoder_op, "per_layer_inputs");
+  STD_TORCH_CHECK(t.dim() == 3 && t.size(0) == batch && t.size(1) == q_len && t.size(2) == l.per_layer_features &&
+                      (t.size(2) == 1 || t.stride(2) == 1),
+                  "hf_cpu_accel::decoder_layers: per_layer_inputs must be [", batch, ", ", q_len, ", ", l.per_layer_features, "], dense");
+  return {t.const_data_ptr(), is_bf16(t), t.stride(0), t.stride(1)};
 }
 
 // The number of the tables that this layer uses among those of the call.

@@ -5,6 +5,7 @@
 //   cross      close -> norm -> query | attention over the encoder's output | output, residual
 //   FFN        close -> norm -> up, activation, gate | sub-norm -> down, residual
 //   experts    close -> norm -> router | choice, order | up | down | combine, residual     instead of the FFN: see experts.h
+//   per layer  close -> gate, activation | times the layer's own input -> output, residual
 //
 // Bars are meetings; with many tokens the threads also meet before each product, when its input is packed. A branch whose output takes
 // more than the addition of a residual (a norm, a factor) leaves that open, and the next step closes it as it reads the rows.
@@ -25,12 +26,12 @@
 
 namespace hfca {
 
-// How a branch's output becomes part of the stream x: out(x + scale * post(branch)).
+// How a branch's output becomes part of the stream x: out(factor * (x + scale * post(branch))).
 struct BranchEnd {
   OptionalNorm post, out;
-  float scale = 1.0f;
+  float scale = 1.0f, factor = 1.0f;
 
-  bool adds() const { return !post.exists() && scale == 1.0f; }  // the branch's last product can do it
+  bool adds() const { return !post.exists() && scale == 1.0f && factor == 1.0f; }  // the branch's last product can do it
 };
 
 // Of the rotary tables that one or more layers use: [tokens][half] float32.
@@ -42,14 +43,22 @@ struct RotaryTables {
   float *own_cos = nullptr, *own_sin = nullptr;
 };
 
+// What a layer is given of its own for each token: [batch, q_len, features], dense features.
+struct PerLayerInput {
+  const void* data = nullptr;
+  bool bf16 = false;
+  int64_t batch_stride = 0, position_stride = 0;
+};
+
 struct DecoderSequence {
   int64_t first, count, begin;  // its first row here, how many, and where in the call's q_len they begin
 };
 
 struct DecoderLayer {
-  Gemm qkv, output, cross_query, cross_output, up, down;  // the weight sides
+  Gemm qkv, output, cross_query, cross_output, up, down, per_layer_gate, per_layer_output;  // the weight sides
   OptionalNorm attention_norm, cross_norm, ffn_norm, ffn_sub_norm;
-  BranchEnd attention_end, cross_end, ffn_end;
+  BranchEnd attention_end, cross_end, ffn_end, per_layer_end;
+  PerLayerInput per_layer_input;
   bool parallel = false;
   Router router;
   Mixture mixture;  // of 0 experts where the layer has an FFN
@@ -59,6 +68,7 @@ struct DecoderLayer {
   AttentionPlan attention, cross;
   Recurrence recurrence;
   bool crosses = false;
+  bool shares_keys = false;  // it attends to what an earlier layer has stored, and stores nothing
   bool few = false;  // so few query rows per key head that tasks of attention make their own heads
 
   bool feeds() const { return up.n > 0 || mixture.experts > 0; }  // whether an FFN or experts follow attention
@@ -115,7 +125,7 @@ inline void write_token(const DecoderCall& call, const DecoderLayer& layer, int6
                         int64_t end, float* query, bool store) {
   HeadTargets to;
   to.query = query;
-  if (store) {
+  if (store && !layer.shares_keys) {
     to.key = layer.key, to.value = layer.value;
     for (Heads* cache : {&to.key, &to.value})
       cache->data = cache->at(sequence * cache->batch_stride + (layer.past + position) * cache->position_stride);
@@ -155,9 +165,21 @@ inline void close_branch(const BranchEnd& ending, const Matrix& x, const Matrix&
   if (!ending.adds()) {
     if (ending.post.exists()) ending.post.run(branch, mine.normed, begin, end, mine.buffer);
     sum = ending.out.exists() ? mine.normed : to;
-    dispatch().kernels.heads.add_scaled(x, ending.post.exists() ? mine.normed : branch, ending.scale, sum, columns, begin, end);
+    dispatch().kernels.heads.add_scaled(x, ending.post.exists() ? mine.normed : branch, ending.scale, ending.factor, sum, columns, begin,
+                                        end);
   }
   if (ending.out.exists()) ending.out.run(sum, to, begin, end, mine.buffer);
+}
+
+// Rows [begin, end) of `gated` times the layer's own input, to `out`; both are dense rows of as many features as that has.
+inline void take_per_layer_input(const DecoderCall& call, const DecoderLayer& layer, const float* gated, int64_t begin, int64_t end,
+                                 float* out) {
+  const PerLayerInput& input = layer.per_layer_input;
+  const int64_t features = layer.per_layer_gate.n;
+  each_token(call, begin, end, [&](int64_t b, int64_t row, int64_t position) {
+    const int64_t first = b * input.batch_stride + position * input.position_stride;
+    for (int64_t i = 0; i < features; ++i) out[row * features + i] = gated[row * features + i] * element(input.data, input.bf16, first + i);
+  });
 }
 
 inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory& mine) {
@@ -242,15 +264,22 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
       leave(layer.cross_output, call.context, layer.cross_end, result_before, false, nothing);
     }
     if (!layer.feeds()) continue;
+    const bool goes_on = layer.per_layer_gate.n > 0;
+    const Matrix* const result_of_ffn = goes_on ? nullptr : result;
     const Matrix* const other = layer.parallel ? &input : nullptr;
     if (layer.mixture.experts > 0) {
-      mix(layer, other, result);
+      mix(layer, other, result_of_ffn);
     } else {
       enter(layer.up, layer.ffn_norm, other);
-      leave(layer.down, call.intermediate, layer.ffn_end, result, layer.ffn_sub_norm.exists(), [&](int64_t begin, int64_t end, float* out) {
-        layer.ffn_sub_norm.run({call.intermediate, layer.down.k}, {out, layer.down.k}, begin, end, mine.buffer);
-      });
+      leave(layer.down, call.intermediate, layer.ffn_end, result_of_ffn, layer.ffn_sub_norm.exists(),
+            [&](int64_t begin, int64_t end, float* out) {
+              layer.ffn_sub_norm.run({call.intermediate, layer.down.k}, {out, layer.down.k}, begin, end, mine.buffer);
+            });
     }
+    if (!goes_on) continue;
+    enter(layer.per_layer_gate, OptionalNorm(), nullptr);
+    leave(layer.per_layer_output, call.intermediate, layer.per_layer_end, result, true,
+          [&](int64_t begin, int64_t end, float* out) { take_per_layer_input(call, layer, call.intermediate, begin, end, out); });
   }
   if (!open) return;
   const BranchEnd& last = *open;

@@ -130,11 +130,15 @@ inline void write_heads(const hfca::TokenHeads& t, const float* row, const float
   }
   if (!to.key.data) return;
   const Statistics all = statistics_of_all(t.key_norm, t.kv_heads, dim, key_at);
-  alignas(64) float key[largest_head];
+  const auto value_at = [&](int64_t j) { return row + t.value.at(j, 1); };
+  const Statistics all_values = statistics_of_all(t.value_norm, t.kv_heads, t.value_dim, value_at);
+  alignas(64) float head[largest_head];
   for (int64_t j = begin; j < end; ++j) {
-    finish(t.key_norm, all, key_at(j), j, key);
-    store_head(key, dim, to.key, j);
-    store_head(row + t.value.at(j, 1), t.value_dim, to.value, j);
+    finish(t.key_norm, all, key_at(j), j, head);
+    store_head(head, dim, to.key, j);
+    const float* value = value_at(j);
+    if (t.value_norm.kind != hfca::NormKind::none) normalise_head(t.value_norm, value, j, t.value_dim, all_values, head), value = head;
+    store_head(value, t.value_dim, to.value, j);
   }
 }
 
@@ -160,9 +164,9 @@ inline void finish_context(const hfca::TokenHeads& t, const float* row, const fl
   }
 }
 
-inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale, const hfca::Matrix& sum, int64_t columns, int64_t begin,
-                       int64_t end) {
-  const Float factor = Simd::set1(scale);
+inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale, float factor, const hfca::Matrix& sum, int64_t columns,
+                       int64_t begin, int64_t end) {
+  const Float inner = Simd::set1(scale), outer = Simd::set1(factor);
   const auto load = [](const hfca::Matrix& m, const void* row, int64_t j, int n)
                         HFCA_INLINE { return m.bf16 ? load_columns<true>(row, j, n) : load_columns<false>(row, j, n); };
   for (int64_t row = begin; row < end; ++row) {
@@ -170,7 +174,7 @@ inline void add_scaled(const hfca::Matrix& x, const hfca::Matrix& y, float scale
     void* out = row_of(sum, row);
     for (int64_t j = 0; j < columns; j += Simd::width) {
       const int n = columns - j < Simd::width ? static_cast<int>(columns - j) : Simd::width;
-      const Float value = Simd::fma(factor, load(y, right, j, n), load(x, left, j, n));
+      const Float value = Simd::mul(outer, Simd::fma(inner, load(y, right, j, n), load(x, left, j, n)));
       sum.bf16 ? store_columns<true>(out, j, n, value) : store_columns<false>(out, j, n, value);
     }
   }

@@ -35,7 +35,7 @@ struct OutputGate {
 struct TokenHeads {
   int64_t heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   HeadOffsets query, key, value;
-  HeadNorm query_norm, key_norm;
+  HeadNorm query_norm, key_norm, value_norm;
   int64_t rotary_dim = 0;  // features of a head that are rotated
   bool interleaved = false;  // pairs are features (2i, 2i + 1), not (i, i + rotary_dim / 2)
   HeadNorm sub_norm;  // of attention's output, before the gate
@@ -55,8 +55,9 @@ struct HeadKernels {
   void (*write)(const TokenHeads&, const float* row, const float* cos, const float* sin, int64_t begin, int64_t end, const HeadTargets&);
   // out [heads][value_dim] = gate(sub_norm(context)) of one token, whose row of the qkv projection is `row`.
   void (*finish)(const TokenHeads&, const float* row, const float* context, float* out);
-  // sum[row] = x[row] + scale * y[row] for rows [begin, end) of `columns` each; sum may be x or y.
-  void (*add_scaled)(const Matrix& x, const Matrix& y, float scale, const Matrix& sum, int64_t columns, int64_t begin, int64_t end);
+  // sum[row] = factor * (x[row] + scale * y[row]) for rows [begin, end) of `columns` each; sum may be x or y.
+  void (*add_scaled)(const Matrix& x, const Matrix& y, float scale, float factor, const Matrix& sum, int64_t columns, int64_t begin,
+                     int64_t end);
 };
 
 }  // namespace hfca

@@ -22,7 +22,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
                       const Tensor& scalars, const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
                       const std::vector<int64_t>& past, const std::vector<Tensor>& rotary, const OptionalTensor& start,
                       const OptionalTensor& rows, const OptionalTensor& mask, const std::vector<Tensor>& cross_keys,
-                      const std::vector<Tensor>& cross_values, const OptionalTensor& cross_padding, const OptionalTensor& cross_rows) {
+                      const std::vector<Tensor>& cross_values, const OptionalTensor& cross_padding, const OptionalTensor& cross_rows,
+                      const std::vector<Tensor>& per_layer_inputs) {
   check_floating(hidden_states, op, "hidden_states");
   STD_TORCH_CHECK(hidden_states.dim() == 3, "hf_cpu_accel::decoder_layers: hidden_states must be [batch, q_len, features]");
   const int64_t features = hidden_states.size(2), count = layout.dim() == 2 ? layout.size(0) : 0;
@@ -91,12 +92,13 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       layer.key = cache_of(keys[i], "keys", step.batch, l.kv_heads, past[i] + step.q_len, l.head_dim);
       layer.value = cache_of(values[i], "values", step.batch, l.kv_heads, past[i] + step.q_len, l.value_dim);
     }
+    if (l.per_layer_features > 0) layer.per_layer_input = per_layer_input_of(l, per_layer_inputs, step.batch, step.q_len);
     layer.tables = tables_of(call.tables, l, rotary, step.batch, step.q_len);
     layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
-    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.router.logits,
-                          &layer.recurrence.rest}) {
+    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.per_layer_gate,
+                          &layer.per_layer_output, &layer.router.logits, &layer.recurrence.rest}) {
       if (g->n == 0) continue;
       widths.words = std::max(widths.words, most_input_words(*g));
       work += multiply_adds(*g);
@@ -111,9 +113,9 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.merged = std::max({widths.merged, l.qkv_features, l.cross_heads * l.cross_head_dim});
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
-    widths.intermediate = std::max(widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0);
-    widths.normed = std::max(
-        {widths.normed, features, layer.heads.finishes() ? layer.output.k : 0, layer.ffn_sub_norm.exists() ? l.intermediate_features : 0});
+    widths.intermediate = std::max({widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0, layer.per_layer_gate.n});
+    widths.normed = std::max({widths.normed, features, layer.heads.finishes() ? layer.output.k : 0,
+                              layer.ffn_sub_norm.exists() ? l.intermediate_features : 0, layer.per_layer_gate.n});
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
   if (mask)
@@ -166,6 +168,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.qkv.write_to({call.merged, l.qkv_features});
     layer.router.logits.write_to({call.logits, layer.router.logits.n});
     layer.up.write_to({call.intermediate, l.intermediate_features});
+    layer.per_layer_gate.write_to({call.intermediate, layer.per_layer_gate.n});
     if (layer.up.gated)
       layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
   }
@@ -208,4 +211,4 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
 HFCA_OP(decoder_layers,
         "(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, Tensor(b!)[] values, "
         "int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, Tensor[] cross_keys, Tensor[] cross_values, "
-        "Tensor? cross_padding, Tensor? cross_rows) -> Tensor")
+        "Tensor? cross_padding, Tensor? cross_rows, Tensor[] per_layer_inputs) -> Tensor")

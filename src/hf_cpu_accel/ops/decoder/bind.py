@@ -17,6 +17,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Heads,
     MixtureOfExperts,
     Norm,
+    PerLayerInput,
     Projection,
 )
 from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, integers_of
@@ -26,15 +27,15 @@ NORM_SCOPES = ("head", "head with its own weights", "all heads")
 HEADS = ("query", "key", "value", "gate")
 PROJECTIONS = (
     *("qkv", "output", "cross_query", "cross_output", "up", "down"),
-    *("router", "experts_up", "experts_down"),
+    *("router", "experts_up", "experts_down", "per_layer_gate", "per_layer_output"),
 )
 LAYER_NORMS = (
     *("attention_norm", "attention_post_norm", "attention_out_norm"),
     *("cross_norm", "cross_out_norm"),
     *("ffn_norm", "ffn_post_norm", "ffn_out_norm"),
 )
-HEAD_NORMS = ("query_norm", "key_norm", "attention_sub_norm")
-NORMS = (*LAYER_NORMS, "query_norm", "key_norm", "attention_sub_norm", "ffn_sub_norm")
+HEAD_NORMS = ("query_norm", "key_norm", "value_norm", "attention_sub_norm")
+NORMS = (*LAYER_NORMS, "per_layer_post_norm", *HEAD_NORMS, "ffn_sub_norm")
 
 # One row of `layout` per layer, in this order (csrc/decoder/layout.h reads it). Packed weights and their scales are places in
 # `weights`, vectors the elements of `vectors` at which they begin; -1 for none. No cross-attention: 0 heads. No mixture: 0 experts;
@@ -48,10 +49,11 @@ LAYOUT = (
     *(f"{name}_{part}" for name in HEADS for part in ("first", "stride", "head_stride")),
     *("gate_dim", "gate_activation"),
     *("cross_heads", "cross_kv_heads", "cross_head_dim", "cross_value_dim"),
-    *("window", "rotary", "rotary_dim", "rotary_interleaved"),
+    *("window", "rotary", "rotary_dim", "rotary_interleaved", "shares_keys"),
     *("qkv_features", "intermediate_features", "gated", "activation", "parallel"),
     *("experts", "top_k", "expert_features", "experts_gated", "experts_activation"),
     *("scoring", "choice_bias", "renormalise", "shared_gate"),
+    *("per_layer_input", "per_layer_features", "per_layer_activation"),
     *RECURRENCE,
 )
 # The same for `scalars`. A softcap of 0 is none.
@@ -62,6 +64,7 @@ SCALARS = (
         "cross_scale",
         "softcap",
         "residual_scale",
+        "output_scale",
         "experts_limit",
         "experts_scale",
         "recurrence_norm_eps",
@@ -81,6 +84,7 @@ class BoundLayers:
         cache_heads: per layer kv_heads, head_dim and value_dim of its keys and values.
         crosses: whether the layers attend to an encoder's output.
         rotary_tables: how many tables the layers use.
+        per_layer_inputs: how many of the layers take an input of their own.
     """
 
     weights: list[Tensor]
@@ -91,6 +95,7 @@ class BoundLayers:
     cache_heads: tuple[tuple[int, int, int], ...]
     crosses: bool
     rotary_tables: int
+    per_layer_inputs: int
 
     def __len__(self) -> int:
         return len(self.cache_heads)
@@ -125,6 +130,7 @@ def bind(layers: Sequence[DecoderLayer]) -> BoundLayers:
         tuple((part.kv_heads, part.head_dim, part.value_dim) for part in parts),
         crosses,
         max((part.rotary + 1 for part in parts if part.rotary_dim), default=0),
+        builder.per_layer_inputs,
     )
 
 
@@ -135,11 +141,12 @@ class _Builder:
         self.weights: list[Tensor] = []
         self.vectors: list[Tensor] = []
         self.elements = 0
+        self.per_layer_inputs = 0
         self.layout: list[list[int]] = []
         self.scalars: list[list[float]] = []
 
     def add_layer(self, layer: DecoderLayer) -> None:
-        attention, cross, recurrence = layer.attention, layer.cross, layer.recurrence
+        attention, cross, recurrence, own = layer.attention, layer.cross, layer.recurrence, layer.per_layer
         mixture = layer.ffn if isinstance(layer.ffn, MixtureOfExperts) else None
         ffn = mixture.shared if mixture else layer.ffn
         assert not isinstance(ffn, MixtureOfExperts)
@@ -158,6 +165,7 @@ class _Builder:
                 else {}
             ),
             **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
+            **({"per_layer_gate": own.gate, "per_layer_output": own.output} if own else {}),
             **({"recurrence_rest": recurrence.rest} if recurrence and recurrence.rest else {}),
         }
         integers = {
@@ -181,7 +189,9 @@ class _Builder:
             "parallel": int(layer.parallel),
             "gate_dim": attention.gate.dim if attention.gate else 0,
             "gate_activation": GATES.index(attention.gate.activation if attention.gate else "none"),
+            "shares_keys": int(attention.shares_keys),
             **self._mixture(mixture),
+            **self._per_layer(own),
             **(integers_of(recurrence, self._vector) if recurrence else dict.fromkeys(RECURRENCE, 0)),
         }
         floats = {
@@ -189,6 +199,7 @@ class _Builder:
             "cross_scale": cross.scale if cross else 0.0,
             "softcap": attention.softcap or 0.0,
             "residual_scale": layer.residual_scale,
+            "output_scale": layer.output_scale,
             "experts_limit": experts.limit if experts else 0.0,
             "experts_scale": mixture.scale if mixture else 0.0,
             "recurrence_norm_eps": recurrence.norm_eps if recurrence else 0.0,
@@ -200,8 +211,10 @@ class _Builder:
             integers[f"{name}_bias"] = self._vector(projection.bias if projection else None)
         norms = {
             **{name: getattr(layer, name) for name in LAYER_NORMS},
+            "per_layer_post_norm": own.post_norm if own else None,
             "query_norm": attention.query_norm,
             "key_norm": attention.key_norm,
+            "value_norm": attention.value_norm,
             "attention_sub_norm": attention.sub_norm,
             "ffn_sub_norm": ffn.sub_norm if ffn else None,
         }
@@ -212,7 +225,8 @@ class _Builder:
             integers[f"{name}_bias"] = self._vector(norm.bias if norm else None)
             floats[f"{name}_eps"] = norm.eps if norm else 0.0
         for name in HEAD_NORMS:
-            dim = attention.value_dim if name == "attention_sub_norm" else attention.head_dim
+            of_values = name in ("value_norm", "attention_sub_norm")
+            dim = attention.value_dim if of_values else attention.head_dim
             integers[f"{name}_scope"] = _scope(norms[name], dim)
         gate = attention.gate.heads if attention.gate else Heads(0, 0)
         places = (attention.query, attention.key, attention.value, gate)
@@ -221,6 +235,17 @@ class _Builder:
             integers[f"{name}_head_stride"] = heads.head_stride
         self.layout.append([integers[name] for name in LAYOUT])
         self.scalars.append([floats[name] for name in SCALARS])
+
+    def _per_layer(self, own: PerLayerInput | None) -> dict[str, int]:
+        """Inputs are numbered in the order of the layers that take one."""
+        if own is None:
+            return {"per_layer_input": -1, "per_layer_features": 0, "per_layer_activation": 0}
+        self.per_layer_inputs += 1
+        return {
+            "per_layer_input": self.per_layer_inputs - 1,
+            "per_layer_features": own.gate.weight.out_features,
+            "per_layer_activation": list(ACTIVATIONS).index(own.activation),
+        }
 
     def _mixture(self, mixture: MixtureOfExperts | None) -> dict[str, int]:
         names = ("experts", "top_k", "expert_features", "experts_gated", "experts_activation", "scoring")

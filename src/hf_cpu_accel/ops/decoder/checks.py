@@ -10,6 +10,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Heads,
     MixtureOfExperts,
     Norm,
+    PerLayerInput,
     Projection,
     SelfAttention,
 )
@@ -33,6 +34,12 @@ def check_layer(layer: DecoderLayer, features: int) -> None:
         raise ValueError("ffn=None: parallel must be False, and its norms None")
     if layer.parallel and (layer.attention_out_norm or layer.ffn_out_norm or layer.cross):
         raise ValueError("parallel=True: attention_out_norm, ffn_out_norm and cross must be None")
+    if layer.per_layer:
+        _check_per_layer(layer.per_layer, features)
+    if layer.ffn is None and (layer.per_layer or layer.output_scale != 1):
+        raise ValueError("ffn=None: per_layer must be None, and output_scale 1")
+    if layer.output_scale != 1 and layer.ffn_out_norm:
+        raise ValueError(f"output_scale={layer.output_scale}: ffn_out_norm must be None")
     if layer.cross:
         _check_cross(layer.cross, features)
     elif layer.cross_norm or layer.cross_out_norm:
@@ -77,6 +84,7 @@ def _check_attention(attention: SelfAttention, features: int) -> None:
     for name, count, dim in (
         ("query_norm", heads, head_dim),
         ("key_norm", kv_heads, head_dim),
+        ("value_norm", kv_heads, attention.value_dim),
         ("sub_norm", heads, attention.value_dim),
     ):
         _check_norm(name, getattr(attention, name), [(dim,), (count, dim), (count * dim,)])
@@ -131,6 +139,13 @@ def _check_ffn(ffn: FeedForward, features: int) -> None:
     _check_projection("up", ffn.up, features, 2 * intermediate if ffn.gated else intermediate)
     _check_projection("down", ffn.down, intermediate, features)
     _check_norm("sub_norm", ffn.sub_norm, [(intermediate,)])
+
+
+def _check_per_layer(own: PerLayerInput, features: int) -> None:
+    check_activation(own.activation)
+    _check_projection("gate of per_layer", own.gate, features, None)
+    _check_projection("output of per_layer", own.output, own.gate.weight.out_features, features)
+    _check_norm("post_norm of per_layer", own.post_norm, [(features,)])
 
 
 def _check_mixture(mixture: MixtureOfExperts, features: int) -> None:

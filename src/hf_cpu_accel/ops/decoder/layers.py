@@ -20,6 +20,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     Heads,
     MixtureOfExperts,
     Norm,
+    PerLayerInput,
     Projection,
     Recurrence,
     SelfAttention,
@@ -37,6 +38,7 @@ __all__ = [
     "Heads",
     "MixtureOfExperts",
     "Norm",
+    "PerLayerInput",
     "Projection",
     "Recurrence",
     "SelfAttention",
@@ -61,6 +63,7 @@ def decoder_layers(
     cross_values: Sequence[Tensor] = (),
     cross_padding: Tensor | None = None,
     cross_rows: Tensor | None = None,
+    per_layer_inputs: Sequence[Tensor] = (),
 ) -> Tensor:
     """Run the layers one after another, and write the new tokens' keys and values into the cache.
 
@@ -73,7 +76,8 @@ def decoder_layers(
         layers: from `bind`.
         keys, values: per layer [B, kv_heads, capacity, head_dim] and [B, kv_heads, capacity, value_dim], float32 or bfloat16, or
             int8 with four more columns (ops/kv_cache.py); dense last dimension. Positions [past, past + q_len) are written.
-            Of layers with a recurrence the two states, written in place; such layers take no padding and no rows.
+            Of layers with a recurrence the two states, written in place; such layers take no padding and no rows. Layers that
+            share keys take those of an earlier layer, with its `past`, and write nothing.
         past: per layer, tokens in its storage before the call.
         rotary: tables (cos, sin), each [1 or B, q_len, rotary_dim] float32 or bfloat16 as transformers' rotary modules return
             them, or [..., rotary_dim / 2], one column per frequency.
@@ -87,6 +91,7 @@ def decoder_layers(
         cross_padding: bool [B, length], True where the encoder's output is a token's; None if all are.
         cross_rows: int32 [B], which of the texts each sequence looks at; None: sequence b at text b. Beams of one text that follow
             one another share the reading of its keys.
+        per_layer_inputs: [B, q_len, I] float32 or bfloat16 with a dense last dimension, one for each layer that takes one.
 
     Returns:
         [B, q_len, C] contiguous, dtype of the input. In between, hidden states are float32.
@@ -107,6 +112,10 @@ def decoder_layers(
         raise ValueError(
             f"{len(cross_keys)} cross_keys and {len(cross_values)} cross_values: the layers take {wanted} each"
         )
+    if len(per_layer_inputs) != layers.per_layer_inputs:
+        raise ValueError(
+            f"{len(per_layer_inputs)} per_layer_inputs: {layers.per_layer_inputs} of the layers take one"
+        )
     tables = [table for pair in rotary for table in pair]
     return torch.ops.hf_cpu_accel.decoder_layers(
         hidden_states,
@@ -125,6 +134,7 @@ def decoder_layers(
         cross_values,
         cross_padding,
         cross_rows,
+        per_layer_inputs,
     )
 
 

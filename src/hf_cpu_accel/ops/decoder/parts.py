@@ -79,10 +79,13 @@ class SelfAttention:
         rotary: which of the call's tables.
         query_norm, key_norm: before the rotation. Weights [D]: over each head, with the same weights; [heads, D]: over each head,
             with its own; [heads * D] (for keys kv_heads): over all heads together (OLMo 2, arXiv:2501.00656). None: over each head.
+        value_norm: likewise, of what goes into the cache; its weights as those of key_norm, with Dv for D (Gemma 4).
         sub_norm: of what goes into `output`, before the gate (sub-LayerNorm, arXiv:2210.06423: BitNet, Kosmos); its weights as
             those of query_norm, with Dv for D.
         gate: or None.
         output: C x heads * Dv, packed.
+        shares_keys: the layer is handed the cache of an earlier one, which has the call's keys and values in it already: it has
+            none of its own, and `key`, `value` and their norms say nothing (Gemma 3n, Gemma 4).
     """
 
     qkv: Projection
@@ -105,8 +108,10 @@ class SelfAttention:
     rotary: int = 0
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
     sub_norm: Norm | None = None
     gate: Gate | None = None
+    shares_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,23 @@ class MixtureOfExperts:
 
 
 @dataclass(frozen=True)
+class PerLayerInput:
+    """output(activation(gate(x)) * input), where the call has an input for each token and layer (Gemma 3n, Gemma 4).
+
+    Attributes:
+        gate: I x C, packed.
+        activation: one of `ops.linear.ACTIVATIONS`.
+        output: C x I, packed.
+        post_norm: of the branch's output, before the residual is added; or None.
+    """
+
+    gate: Projection
+    activation: str
+    output: Projection
+    post_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """x = x + attention(x), in decoders of encoder-decoders x + cross(x), then x + ffn(x), with norms wherever a family has them.
 
@@ -223,6 +245,8 @@ class DecoderLayer:
         attention_out_norm, ffn_out_norm: after the residual is added (post-LN: the first GPT, OPT-350m).
         parallel: x + attention(attention_norm(x)) + ffn(ffn_norm(x)) (GPT-J, NeoX, Falcon, Phi, Cohere).
         residual_scale: factor of both branches (Granite, MiniCPM).
+        per_layer: a further branch behind the FFN, or None.
+        output_scale: factor of the layer's output, residual and all (Gemma 4).
         recurrence: what takes the place of `attention` between its projections, which alone count then; or None.
     """
 
@@ -239,4 +263,6 @@ class DecoderLayer:
     cross: CrossAttention | None = None
     cross_norm: Norm | None = None
     cross_out_norm: Norm | None = None
+    per_layer: PerLayerInput | None = None
+    output_scale: float = 1.0
     recurrence: Recurrence | None = None

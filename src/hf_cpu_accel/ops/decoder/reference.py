@@ -26,19 +26,15 @@ class _Layer(LayerArguments):
         if self.integer("recurrence_kind"):
             return recurrence_reference(self, x, (keys, values))
         heads, kv_heads = self.integer("heads"), self.integer("kv_heads")
-        head_dim, value_dim = self.integer("head_dim"), self.integer("value_dim")
+        head_dim = self.integer("head_dim")
         batch, q_len, features = x.shape
         kv_len = past + q_len
         merged = self.project("qkv", x, self.integer("qkv_features"))
         query = self.rotate(
             self.head_norm("query_norm", self.heads_of("query", merged, heads, head_dim)), step.rotary
         )
-        key = self.rotate(
-            self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, head_dim)), step.rotary
-        )
-        value = self.heads_of("value", merged, kv_heads, value_dim)
-        keys[:batch, :, past:kv_len] = to_storage(key.transpose(1, 2), keys.dtype)
-        values[:batch, :, past:kv_len] = to_storage(value.transpose(1, 2), values.dtype)
+        if not self.integer("shares_keys"):
+            self.store(merged, keys[:batch, :, past:kv_len], values[:batch, :, past:kv_len], step)
 
         row = torch.arange(batch)[:, None].expand(batch, kv_len).clone()
         if step.rows is not None:
@@ -67,6 +63,16 @@ class _Layer(LayerArguments):
         )  # 0 * NaN: what is not seen must not reach the output
         context = self.head_norm("attention_sub_norm", context.transpose(1, 2))
         return self.project("output", self.gate(context, merged).flatten(-2), features)
+
+    def store(self, merged: Tensor, keys: Tensor, values: Tensor, step: Any) -> None:
+        """Write the new tokens' keys and values [B, kv_heads, q_len, ...], which are views of the cache."""
+        kv_heads = self.integer("kv_heads")
+        key = self.head_norm("key_norm", self.heads_of("key", merged, kv_heads, self.integer("head_dim")))
+        value = self.head_norm(
+            "value_norm", self.heads_of("value", merged, kv_heads, self.integer("value_dim"))
+        )
+        keys.copy_(to_storage(self.rotate(key, step.rotary).transpose(1, 2), keys.dtype))
+        values.copy_(to_storage(value.transpose(1, 2), values.dtype))
 
     def gate(self, context: Tensor, merged: Tensor) -> Tensor:
         """context [B, q_len, heads, value_dim] times its gate, which is in the output of the qkv projection."""
@@ -134,6 +140,13 @@ class _Layer(LayerArguments):
             hidden = self.project("up", x, intermediate, activation)
         return self.project("down", self.norm("ffn_sub_norm", hidden), x.shape[-1])
 
+    def per_layer(self, x: Tensor, step: Any) -> Tensor:
+        """The branch of the layer's own input of x [B, q_len, C]."""
+        activation = list(ACTIVATIONS)[self.integer("per_layer_activation")]
+        gate = self.project("per_layer_gate", x, self.integer("per_layer_features"), activation)
+        own = step.per_layer_inputs[self.integer("per_layer_input")].float()
+        return self.norm("per_layer_post_norm", self.project("per_layer_output", gate * own, x.shape[-1]))
+
     def mixture(self, x: Tensor) -> Tensor:
         """The mixture of experts of x [B, q_len, C]."""
         experts, width, features = self.integer("experts"), self.integer("expert_features"), x.shape[-1]
@@ -188,20 +201,27 @@ class _Layer(LayerArguments):
             return self.floats["residual_scale"] * self.norm("ffn_post_norm", branch)
 
         if self.integer("parallel"):
-            return x + attention(x) + ffn(x)
+            return self.end(x + attention(x) + ffn(x), step)
         x = self.norm("attention_out_norm", x + attention(x))
         if cross_cache:
             branch = self.cross(self.norm("cross_norm", x), *cross_cache, step)
             x = self.norm("cross_out_norm", x + self.floats["residual_scale"] * branch)
         if self.weight("up") is None and not self.integer("experts"):
             return x
-        return self.norm("ffn_out_norm", x + ffn(x))
+        return self.end(self.norm("ffn_out_norm", x + ffn(x)), step)
+
+    def end(self, x: Tensor, step: Any) -> Tensor:
+        """What becomes of x [B, q_len, C] behind the FFN."""
+        if self.integer("per_layer_features"):
+            x = x + self.per_layer(x, step)
+        return self.floats["output_scale"] * x
 
 
 SCHEMA = (
     "decoder_layers(Tensor hidden_states, Tensor[] weights, Tensor vectors, Tensor layout, Tensor scalars, Tensor(a!)[] keys, "
     "Tensor(b!)[] values, int[] past, Tensor[] rotary, Tensor? start, Tensor? rows, Tensor? mask, "
-    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, Tensor? cross_rows) -> Tensor"
+    "Tensor[] cross_keys, Tensor[] cross_values, Tensor? cross_padding, Tensor? cross_rows, "
+    "Tensor[] per_layer_inputs) -> Tensor"
 )
 
 

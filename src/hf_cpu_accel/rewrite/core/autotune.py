@@ -110,7 +110,8 @@ class _Measurement:
         self, module: FusedModuleMixin, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
         self.remove()
-        if kwargs is None:  # another thread has taken it away after torch had found it
+        # Another thread has taken it away after torch had found it, or the part has gone back to its own forward.
+        if kwargs is None or not isinstance(module, FusedModuleMixin):
             return
         reference = module.reference_call(args, kwargs) if is_comparable(module) else None
         size = None if reference is None else size_of((*reference.args, *reference.kwargs.values()))

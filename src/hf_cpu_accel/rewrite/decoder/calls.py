@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class LayerCall:
         rotary: the name of the (cos, sin) tables, or None if the layer gets none.
         encoder, encoder_mask: the names of an encoder's output that the layer attends to, and of its mask; None if it gets none.
         hidden_states: what is passed first, and by position.
+        shared: the name of a mapping in which layers find keys and values of earlier ones, or None if the layer gets none.
     """
 
     hidden_states: Tensor
@@ -39,6 +40,7 @@ class LayerCall:
     rotary: str | None
     encoder: str | None
     encoder_mask: str | None
+    shared: str | None = None
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,19 @@ def _call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     rotary = tables[0] if tables else None
     encoder = ENCODER if isinstance(arguments.get(ENCODER), Tensor) else None
     encoder_mask = None if encoder is None or ENCODER_MASK not in names else ENCODER_MASK
+    shared = next((name for name, value in arguments.items() if _holds_heads(value)), None)
     return LayerCall(
-        hidden_states, tuple(names), arguments, cache, "attention_mask", rotary, encoder, encoder_mask
+        hidden_states, tuple(names), arguments, cache, "attention_mask", rotary, encoder, encoder_mask, shared
+    )
+
+
+def _holds_heads(value: Any) -> bool:
+    """Whether it is a mapping to pairs of keys and values, as it is when layers have been called with it."""
+    return (
+        isinstance(value, MutableMapping)
+        and len(value) > 0
+        and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value.values())
+        and all(isinstance(t, Tensor) and t.dim() == 4 for pair in value.values() for t in pair)
     )
 
 

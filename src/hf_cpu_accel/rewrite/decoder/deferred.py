@@ -14,10 +14,12 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.shared_heads import KeptHeads
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, bind
 from hf_cpu_accel.patching.hooks import has_foreign_hook, is_collecting
-from hf_cpu_accel.rewrite.decoder.caches import remember_start, start_of, storage_of
+from hf_cpu_accel.rewrite.decoder.caches import storage_of
 from hf_cpu_accel.rewrite.decoder.cross_attention import CrossArguments, EncoderMemory, cross_arguments
+from hf_cpu_accel.rewrite.decoder.masks import padding_of, same_mask
 from hf_cpu_accel.rewrite.decoder.role import Bound, BoundLayer
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Call:
         rotary: what its tables come from.
         relative: the table of its position bias, its own or one that it was handed; see `PositionBias`.
         memory: what it looks at in an encoder's output.
+        per_layer: the layer's own input [B, q_len, I], if it takes one.
+        keeps, takes: what it puts into the cache for later layers, and what it looks at instead of keys of its own.
         states: those of its recurrence, which stand for keys and values; None of a layer that attends.
     """
 
@@ -47,6 +51,9 @@ class Call:
     rotary: Any
     relative: Tensor | None = None
     memory: EncoderMemory | None = None
+    per_layer: Tensor | None = None
+    keeps: KeptHeads | None = None
+    takes: KeptHeads | None = None
     states: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -102,7 +109,15 @@ class DeferredHiddenStates(LazyTensor):
     ) -> DeferredHiddenStates:
         deferred: DeferredHiddenStates = cls.like(input.shape, input.dtype)
         deferred._input, deferred._calls, deferred._before, deferred._next = input, calls, before, None
+        for call in calls:
+            if call.keeps is not None:
+                call.keeps.makers.append(weakref.ref(deferred))
         return deferred
+
+    def will_keep(self, kept: KeptHeads) -> bool:
+        """Whether one of the layers that are still to run puts `kept` into its cache."""
+        with self._lock:
+            return self._tensor is None and any(call.keeps is kept for call in self._calls)
 
     @property
     def tensor(self) -> Tensor:
@@ -173,7 +188,7 @@ def _together(calls: Sequence[Call]) -> int:
         group = call.rotary_group
         if group is not None and positions.setdefault(group, call.rotary) is not call.rotary:
             return number
-        if call.mask is not alike and not _same_mask(call.mask, mask):
+        if call.mask is not alike and not same_mask(call.mask, mask):
             return number
         alike = call.mask
     return len(calls)
@@ -186,6 +201,7 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     keys, values, past = [], [], []
     rows = None
     stores: list[KeyValueStorage] = []
+    read: list[tuple[int, KeyValueStorage]] = []  # with how many tokens were in there before the call
     dropped = 0
     if cache is None:
         scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -202,20 +218,19 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
                 values.append(call.states[1])
                 past.append(0)
                 continue
-            role = call.attending.role
-            store = storage_of(cache, role.cache_index, role.parts.repeats)
-            assert store is not None
-            store.reserve(batch, *sizes, hidden_states.dtype, q_len)
+            store, held = _store_of(call, batch, q_len, sizes, hidden_states.dtype)
             assert store.key_storage is not None
             assert store.value_storage is not None
-            stores.append(store)
+            if call.takes is None:
+                stores.append(store)
+            read.append((held, store))
             keys.append(store.key_storage)
             values.append(store.value_storage)
-            past.append(store.length)
-        if stores:
-            longest = max(stores, key=lambda store: store.length)
+            past.append(held)
+        if read:
+            longest = max(read, key=lambda pair: pair[0])[1]
             rows, dropped = longest.rows, longest.dropped
-    start, mask = _padding([call for call in calls if call.states is None], cache, dropped)
+    start, mask = padding_of([call.mask for call in calls if call.states is None], cache, dropped)
     tables: dict[int, tuple[Tensor, Tensor]] = {}  # in the order in which the layers were bound to them
     for call in calls:
         group = call.rotary_group
@@ -227,31 +242,29 @@ def _run_together(hidden_states: Tensor, calls: Sequence[Call]) -> Tensor:
     output = _DECODER_LAYERS(
         hidden_states, bound.weights, bound.vectors, bound.layout, bound.scalars, keys, values, past, rotary, start, rows, mask,
         cross.cross_keys, cross.cross_values, cross.cross_padding, cross.cross_rows,
+        [call.per_layer for call in calls if call.per_layer is not None],
     )  # fmt: skip
     for store in stores:
         store.advance(q_len)
+    for call in calls:
+        if call.keeps is not None:
+            call.keeps.end()
     return output
 
 
-def _padding(calls: Sequence[Call], cache: Cache | None, dropped: int) -> tuple[Tensor | None, Tensor | None]:
-    """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
-
-    `dropped` positions are not in the storage any more. Of no calls: only layers with a recurrence run, which look at none before.
-    """
-    if not calls:
-        return None, None
-    if isinstance(calls[0].mask, Tensor) and not isinstance(calls[0].mask, CausalMask):
-        return None, calls[0].mask
-    masks = [call.mask for call in calls if isinstance(call.mask, CausalMask)]
-    padded = next((mask for mask in masks if mask.padding is not None), None)
-    start = padded.start if padded is not None else start_of(cache)
-    if padded is not None:
-        remember_start(cache, start)
-    if start is not None:
-        return start if not dropped else (start - dropped).clamp_min(0), None
-    if padded is None or padded.padding is None:
-        return None, None
-    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+def _store_of(
+    call: Call, batch: int, q_len: int, sizes: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[KeyValueStorage, int]:
+    """Where the keys and values are that a layer attends to, and how many tokens are in there before those of this call."""
+    role, kept = call.attending.role, call.takes
+    if kept is not None:
+        return kept.store, kept.stored + kept.tokens - q_len
+    store = storage_of(call.cache, role.cache_index, role.parts.repeats)
+    assert store is not None
+    store.reserve(batch, *sizes, dtype, q_len)
+    if call.keeps is not None:
+        call.keeps.begin(store)
+    return store, store.length
 
 
 def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int) -> tuple[Tensor, Tensor]:
@@ -261,16 +274,6 @@ def _scratch(hidden_states: Tensor, kv_heads: int, head_dim: int, value_dim: int
         hidden_states.new_empty(batch, kv_heads, q_len, head_dim),
         hidden_states.new_empty(batch, kv_heads, q_len, value_dim),
     )
-
-
-def _same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
-    """Whether they hide the same apart from windows."""
-    if any(isinstance(mask, Tensor) and not isinstance(mask, CausalMask) for mask in (one, other)):
-        return one is other
-    first, second = (mask.padding if isinstance(mask, CausalMask) else None for mask in (one, other))
-    if first is None or second is None or first is second:
-        return first is second
-    return torch.equal(first, second)
 
 
 def _same_memory(one: EncoderMemory | None, other: EncoderMemory | None) -> bool:

@@ -1,31 +1,86 @@
-"""What the calls behind attention are: a feed-forward network, or experts and which parameters route tokens to them."""
+"""What the calls behind attention are: a feed-forward network, or experts and which parameters route tokens to them; and what a
+layer does behind that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts, RouterParts
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
+from hf_cpu_accel.rewrite.decoder.parts import PerLayerParts
+from hf_cpu_accel.rewrite.decoder.randomized_copy import scales_of
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, differ
-from hf_cpu_accel.rewrite.decoder.trace import ExpertsCall, FFNCall, LinearCall, OpCall
-from hf_cpu_accel.rewrite.linear.linear_run import side_by_side
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, ExpertsCall, FFNCall, LinearCall, OpCall
+from hf_cpu_accel.rewrite.linear.linear_run import LinearRun, side_by_side
 from hf_cpu_accel.tolerance import TRACED
+
+K = TypeVar("K")
 
 OTHER_ROUTING = (
     "its tokens do not go to the experts with the highest scores, as where groups of experts are chosen first (n_group): "
     "its parts run one by one"
 )
 _SCORINGS: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What may come behind the FFN.
+
+    Attributes:
+        per_layer, output_scale: fields of `DecoderParts`.
+        calls: those ahead of it.
+        output: the hidden states that it begins with.
+    """
+
+    per_layer: PerLayerParts | None
+    output_scale: str | None
+    calls: Sequence[OpCall]
+    output: Tensor
+
+
+def endings(
+    layer: nn.Module, trace: DecoderTrace, calls: Sequence[OpCall], norms: Norms, paths: Mapping[int, str]
+) -> Iterator[Ending]:
+    """How `layer` may go on from its residual stream, where its `calls` behind attention are those of its trace."""
+    assert trace.output is not None
+    for scale in (None, *scales_of(layer)):
+        output = trace.output if scale is None else trace.output / layer.get_buffer(scale)
+        yield Ending(None, scale, calls, output)
+        *before, gate, last = calls if len(calls) > 1 else (None, None)
+        if not isinstance(gate, LinearCall) or not isinstance(last, LinearCall):
+            continue
+        for name, input in trace.inputs.items():
+            activation = _activation_by(gate, input, last.input)
+            for norm, branch in norms.after(last.output) if activation else ():
+                if activation and not differ(gate.input + branch, output):
+                    runs = (LinearRun((paths[id(call.linear)],)) for call in (gate, last))
+                    own = PerLayerParts(name, next(runs), activation, next(runs), norm)
+                    yield Ending(own, scale, [call for call in before if call], gate.input)
+
+
+def _activation_by(gate: LinearCall, input: Tensor, hidden: Tensor) -> str | None:
+    """The activation of the gate's output that makes `hidden`, multiplied by `input`."""
+    if input.shape != gate.output.shape or hidden.shape != input.shape or gate.activation != "none":
+        return None
+    errors = {name: row_error(f(gate.output) * input, hidden) for name, f in ACTIVATIONS.items()}
+    return _nearest(errors)
+
+
+def _nearest(errors: dict[K, float]) -> K | None:
+    """What is off by least, if that is little enough: GELU and its tanh form are nearly the same where numbers are small."""
+    best = min(errors, key=errors.__getitem__, default=None)
+    return None if best is None or errors[best] > TRACED.float32 else best
 
 
 @dataclass(frozen=True)
@@ -119,6 +174,7 @@ class FeedForwardMatcher:
         gated = raw.shape[-1] == 2 * hidden.shape[-1]
         gate, up = raw.chunk(2, dim=-1) if gated else (raw, None)
         done = {call.activation for call in ups}
+        errors: dict[tuple[bool, str, NormPart | None], float] = {}
         for name, function in ACTIVATIONS.items():
             if done == {"none"}:
                 made = function(gate) if up is None else function(gate) * up
@@ -126,9 +182,10 @@ class FeedForwardMatcher:
                 gated, made = False, raw
             else:
                 continue
-            for norm in self.norms.between(made, hidden):
-                return gated, name, norm
-        return None
+            if made.shape == hidden.shape:
+                for norm, normed in self.norms.after(made):
+                    errors.setdefault((gated, name, norm), row_error(normed, hidden))
+        return _nearest(errors)
 
 
 def read_router(call: ExpertsCall, tensors: Mapping[str, Tensor]) -> RouterParts | None:

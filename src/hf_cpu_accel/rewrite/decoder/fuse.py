@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +19,14 @@ from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_source import source
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import are_probabilities
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall, RefusedStack, Stack, stacks_of
 from hf_cpu_accel.rewrite.decoder.layer import fuse
-from hf_cpu_accel.rewrite.decoder.masks import MaskForm, form_of
+from hf_cpu_accel.rewrite.decoder.masks import form_of
 from hf_cpu_accel.rewrite.decoder.match import match_layer
-from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.probe import record
 from hf_cpu_accel.rewrite.decoder.randomized_copy import randomized_copy_of
-from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias, read_relative_bias
-from hf_cpu_accel.rewrite.decoder.role import Role
+from hf_cpu_accel.rewrite.decoder.relative_bias import read_relative_bias
+from hf_cpu_accel.rewrite.decoder.role import Biases, Role, role_of
 from hf_cpu_accel.rewrite.decoder.rotary import RotaryGroups, Rotation, rotations
 from hf_cpu_accel.rewrite.decoder.scores import Slopes, find_slopes
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
@@ -77,7 +73,10 @@ def _roles(stack: Stack, context: Context) -> Iterator[Role | Refusal | None]:
         elif is_joined(layer):
             yield Refusal(BETWEEN)
         elif _may_be_fused(path, layer, context):
-            yield attempt(path, reader.role, layer, call)
+            role = attempt(path, reader.role, layer, call)
+            if isinstance(role, Role) and role.keeps is not None:
+                reader.kept[role.keeps] = role.cache_index
+            yield role
         else:
             yield Refusal(WATCHED)
 
@@ -103,6 +102,7 @@ class _Reader:
         self.compared: set[tuple[type, type]] = (
             set()
         )  # kinds of layers of which one was, fused, compared with its own forward
+        self.kept: dict[str, int] = {}  # places in the cache of what layers so far leave to others
         self.usual: dict[
             Rotation | None, float
         ] = {}  # what layers so far were found to do, and how far that was off
@@ -137,11 +137,15 @@ class _Reader:
             if slopes is None and parts.alibi is not None:
                 return Refusal("its slopes (ALiBi) are not in what it is given")
             alibi = None if slopes is None else slopes.slopes
-            role = _role(
+            role = role_of(
                 dataclasses.replace(parts, window=window, alibi=alibi), call, trace, biases, form, slopes
             )
             if role is None:
                 return Refusal("it returns what only itself can make")
+            if trace.takes is not None:
+                if trace.takes not in self.kept:
+                    return Refusal("it takes keys and values of a layer that is not fused")
+                role = dataclasses.replace(role, cache_index=self.kept[trace.takes])
             role = self._turning(role, layer, copied, call, biases)
             if role is None:
                 return Refusal("no use of its rotary tables that is known gives what it computes")
@@ -152,7 +156,9 @@ class _Reader:
             verification = Verification(shadow.module, call, role.cache_index, None, biases.handed)
             with shadow.running():
                 error = verification.error(role)
-            if error > verification.tolerance:
+            with shadow.running():
+                is_off = error > verification.tolerance and not verification.is_rounding(role)
+            if is_off:
                 return Refusal(f"fused it would be off by {error:.1e} (allowed {verification.tolerance:.0e})")
             self.compared.add(kind)
             return role
@@ -169,7 +175,7 @@ class _Reader:
 
     def _biases(
         self, layer: nn.Module, copied: nn.Module, call: LayerCall, trace: DecoderTrace
-    ) -> _Biases | None:
+    ) -> Biases | None:
         """The position biases of a trace, if their tables are known."""
         used = [attention.bias for attention in trace.attention]
         names = [_name_of(call, bias) for bias in used]
@@ -189,10 +195,10 @@ class _Reader:
                 if own is None:
                     return None
                 self.tables.append(own.table(layer))  # which later layers are handed
-        return _Biases(own, handed, tuple(names))
+        return Biases(own, handed, tuple(names))
 
     def _turning(
-        self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: _Biases
+        self, role: Role, layer: nn.Module, copied: nn.Module, call: LayerCall, biases: Biases
     ) -> Role | None:
         """The role with the use of the tables that makes `copied` right, if one does."""
         verification = Verification(copied, call, role.cache_index, torch.float32, biases.handed)
@@ -215,21 +221,6 @@ class _Reader:
         return dataclasses.replace(best, causal=causal)
 
 
-@dataclass(frozen=True)
-class _Biases:
-    """The position biases of a layer.
-
-    Attributes:
-        own: where that of its self-attention comes from, if it is the layer's own.
-        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
-        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
-    """
-
-    own: RelativeBias | None
-    handed: dict[str, Tensor | None]
-    names: tuple[str | None, ...]
-
-
 def _name_of(call: LayerCall, value: Tensor | None) -> str | None:
     """The argument that is `value`."""
     return next((name for name, other in call.arguments.items() if other is value is not None), None)
@@ -249,47 +240,3 @@ def _with_rotation(role: Role, rotation: Rotation | None) -> Role:
     )
     ignored = role.ignored - {rotation.source.argument}
     return dataclasses.replace(role, parts=parts, rotary=rotation.source, ignored=ignored)
-
-
-def _role(
-    parts: DecoderParts,
-    call: LayerCall,
-    trace: DecoderTrace,
-    biases: _Biases,
-    mask_form: MaskForm,
-    slopes: Slopes | None,
-) -> Role | None:
-    """The role without rotary tables; None if the layer returns what only itself can make."""
-    bias, cross_bias = (*biases.names, None)[:2]
-    used = [attention.bias for attention in trace.attention]
-    rest: list[Literal["bias", "cross_bias"] | None] = []
-    for value in trace.rest or ():
-        kind = next((number for number, other in enumerate(used) if value is other is not None), None)
-        if kind is None and isinstance(value, Tensor) and not are_probabilities(value):
-            return None
-        rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
-    argument = None if slopes is None else slopes.name
-    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument)
-    return Role(
-        parts=parts,
-        names=call.names,
-        cache=call.cache,
-        mask=call.mask,
-        mask_form=mask_form,
-        causal=False,
-        rotary=None,
-        encoder=call.encoder,
-        encoder_mask=call.encoder_mask,
-        bias=bias,
-        cross_bias=cross_bias,
-        slopes=slopes,
-        ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
-        cache_index=trace.stored[0].layer_index,
-        rest=None if trace.rest is None else tuple(rest),
-        is_returned=False,
-    )
-
-
-def _is_set(call: LayerCall, name: str) -> bool:
-    value = call.arguments[name]
-    return value is not None and value is not False

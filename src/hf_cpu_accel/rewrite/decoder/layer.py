@@ -7,6 +7,8 @@ once.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
+from hf_cpu_accel.lazy.shared_heads import KeptHeads, kept_heads
 from hf_cpu_accel.patching.fused_module import Reference, fused_layer
 from hf_cpu_accel.patching.hooks import is_collecting
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
@@ -51,6 +54,12 @@ class FusedDecoderLayer(BoundLayer):
         check_inference(self, hidden_states)
         rest = tuple(self._bias(kind, call, hidden_states) for kind in self.role.rest or ())
         deferred = DeferredHiddenStates.after(hidden_states, call)
+        if call.keeps is not None:
+            assert self.role.shared is not None
+            parts = self.role.parts
+            sizes = (hidden_states.shape[0], parts.kv_heads, parts.head_dim, parts.value_dim)
+            handed = call.keeps.handed(sizes, hidden_states.dtype)
+            self.role.named(args, kwargs)[self.role.shared][self.role.keeps] = handed
         handed_on = self.role.is_returned or is_handed_on(self._forward_hooks, self._hooks_of_next)
         output = deferred.tensor if handed_on else deferred
         return output if self.role.rest is None else (output, *rest)
@@ -63,11 +72,17 @@ class FusedDecoderLayer(BoundLayer):
             return None
         return Reference(
             (hidden_states,),
-            {**arguments, **({self.role.cache: None} if self.role.cache in arguments else {})},
+            {**arguments, **self._beside(arguments)},
             tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
             dtype=None if call.cache is None else self._kept_as(call.cache),
         )
+
+    def _beside(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Those of the arguments that a call writes to, as a call beside it is to be given them."""
+        role = self.role
+        beside: dict[str, Any] = {role.cache: None} if role.cache in arguments else {}
+        return beside if role.shared is None else {**beside, role.shared: copy.copy(arguments[role.shared])}
 
     def _kept_as(self, cache: Cache) -> str | None:
         """The dtype that `cache` keeps keys and values in, where it was asked for."""
@@ -76,6 +91,8 @@ class FusedDecoderLayer(BoundLayer):
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cache, index = self._named(args, kwargs)[1].get(self.role.cache), self.role.cache_index
+        if self.role.takes is not None:  # it has written to none
+            return
         if cache is not None and self.role.encoder is not None:
             cache.is_updated[index] = False
             cache = cache.self_attention_cache
@@ -109,8 +126,9 @@ class FusedDecoderLayer(BoundLayer):
             cache = None if cache is None else cache.self_attention_cache
         if cache is not None and not self._is_ours(cache):
             return None
+        takes = None if role.takes is None else kept_heads(given.shared, role.takes)
         if mask is not None:
-            mask = self._read_mask(mask, hidden_states, cache)
+            mask = self._read_mask(mask, hidden_states, cache, takes)
             if mask is None or (has_padded_queries(mask) and not role.skips_padding):
                 return None
         if isinstance(role.parts.ffn, MixtureParts) and is_collecting("router_logits"):
@@ -123,7 +141,10 @@ class FusedDecoderLayer(BoundLayer):
         if not self._biases_fit(given, mask, cache, memory, hidden_states):
             return None
         relative = self.weights.attention.relative if given.bias is None else given.bias.table
-        return Call(self, cache, mask, given.rotary, relative, memory)
+        keeps = None if role.keeps is None else self._keeps(cache, q_len, mask)
+        if takes is not None and takes.heads is None and not _is_ahead(hidden_states, takes):
+            given.shared[role.takes][0].tensor  # noqa: B018 (hidden states that do not come of that layer do not have it run)
+        return Call(self, cache, mask, given.rotary, relative, memory, given.per_layer, keeps, takes)
 
     def _given_as_expected(self, given: LayerArguments, q_len: int) -> bool:
         """Whether what must be given is there: rotary tables of `q_len` positions, a mask, the role's position biases."""
@@ -132,9 +153,40 @@ class FusedDecoderLayer(BoundLayer):
             return False
         if given.mask is None and q_len > 1 and not role.causal:
             return False
+        if not self._has_own_input(given.per_layer, q_len) or not self._has_shared(given):
+            return False
         return (given.bias is None) == (role.bias is None) and (given.cross_bias is None) == (
             role.cross_bias is None
         )
+
+    def _has_own_input(self, value: Any, q_len: int) -> bool:
+        """Whether it is given as many values for each of `q_len` tokens as it takes, or none if it takes none."""
+        own = self.role.parts.per_layer
+        if own is None or not isinstance(value, Tensor):
+            return own is None and value is None
+        width = own.output.linears(self)[0].in_features
+        return (
+            value.dim() == 3
+            and value.shape[1:] == (q_len, width)
+            and value.is_floating_point()
+            and value.stride(2) == 1
+        )
+
+    def _has_shared(self, given: LayerArguments) -> bool:
+        """Whether it can leave its keys to later layers, and is handed those that it takes, in a cache both."""
+        role = self.role
+        if role.shared is None:
+            return True
+        if given.cache is None or not isinstance(given.shared, MutableMapping):
+            return False
+        kept = None if role.takes is None else kept_heads(given.shared, role.takes)
+        return role.takes is None or (kept is not None and kept.cache is given.cache)
+
+    def _keeps(self, cache: Any, q_len: int, mask: Tensor | None) -> KeptHeads:
+        """What a call with `cache` leaves to later layers."""
+        index = self.role.cache_index
+        visible, first_key = cache.layers[index].get_mask_sizes(q_len)
+        return KeptHeads(cache, q_len, int(cache.get_seq_length(index)), mask, int(visible), int(first_key))
 
     def _biases_fit(
         self,
@@ -186,12 +238,16 @@ class FusedDecoderLayer(BoundLayer):
         length = call.memory.states.shape[1]
         return PositionBias.of(None, parts.cross.heads, q_len, length, hidden_states.dtype)
 
-    def _read_mask(self, mask: Any, hidden_states: Tensor, cache: Cache | None) -> CausalMask | Tensor | None:
+    def _read_mask(
+        self, mask: Any, hidden_states: Tensor, cache: Cache | None, takes: KeptHeads | None
+    ) -> CausalMask | Tensor | None:
         """The mask as the op takes it; None if it cannot."""
         role, (batch, q_len, _) = self.role, hidden_states.shape
         if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
             return None
-        return understood(mask, role.mask_form, role.parts.window, cache, role.cache_index, batch, q_len)
+        return understood(
+            mask, role.mask_form, role.parts.window, cache, role.cache_index, batch, q_len, takes
+        )
 
     def _is_ours(self, cache: Any) -> bool:
         """Whether the op can write to `cache`."""
@@ -200,6 +256,11 @@ class FusedDecoderLayer(BoundLayer):
         window = self.role.parts.window
         held: int | None = getattr(cache.layers[self.role.cache_index], "sliding_window", None)
         return held is None or (window is not None and held >= window)
+
+
+def _is_ahead(hidden_states: Tensor, kept: KeptHeads) -> bool:
+    """Whether what is computed for `hidden_states` has the layer run that keeps these."""
+    return isinstance(hidden_states, DeferredHiddenStates) and hidden_states.will_keep(kept)
 
 
 def fuse(layer: nn.Module, role: Role, following: nn.Module | None = None) -> FusedDecoderLayer:

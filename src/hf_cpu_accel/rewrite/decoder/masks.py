@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask, read_mask
 from hf_cpu_accel.lazy.remember import remember
-from hf_cpu_accel.rewrite.decoder.caches import start_of
+from hf_cpu_accel.lazy.shared_heads import KeptHeads
+from hf_cpu_accel.rewrite.decoder.caches import remember_start, start_of
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -34,27 +36,81 @@ def form_of(mask: object, window: int | None) -> MaskForm | None:
 
 
 def understood(
-    mask: Tensor, form: MaskForm, window: int | None, cache: Cache | None, cache_index: int, batch: int, q_len: int
+    mask: Tensor, form: MaskForm, window: int | None, cache: Cache | None, cache_index: int, batch: int, q_len: int,
+    kept: KeptHeads | None = None,
 ) -> CausalMask | Tensor | None:  # fmt: skip
     """The mask of a call as what the op takes: a `CausalMask`, or in the form "added" numbers [B, heads, q_len, kv_len].
 
     None if the op cannot do what it says.
+
+    Args:
+        kept: what the layer attends to, if another layer has put that into the cache; the mask may be of its last queries.
     """
     if mask.dim() != 4 or mask.shape[0] != batch or mask.shape[2] != q_len:
         return None
     if not isinstance(mask, CausalMask):
-        past = 0 if cache is None else int(cache.get_seq_length(cache_index))
+        if kept is None:
+            past = 0 if cache is None else int(cache.get_seq_length(cache_index))
+            first_key = _first_key(cache, cache_index, q_len)
+        else:
+            past, first_key = kept.past + kept.tokens - q_len, kept.first_key
         mask = _up_to(mask, past + q_len)
         offset = past + q_len - mask.shape[3]
-        if offset != _first_key(cache, cache_index, q_len):
+        if offset != first_key:
             return None
         if form == "added":
             return mask if not offset and mask.is_floating_point() and _hides_later_keys(mask) else None
         read = read_mask(mask, window, tokens_of(cache, offset, batch), hidden=form == "hidden")
         if read is None:
             return None
-        mask = read
+        if kept is not None and q_len != kept.tokens:
+            read = _of_last(read, kept)
+        return read if read is not None and read.window == window else None
     return mask if mask.window == window else None
+
+
+def _of_last(mask: CausalMask, kept: KeptHeads) -> CausalMask | None:
+    """`mask`, which is of the last queries of a call, with the padding that the mask of all tells of, as keys that these do not see
+    say nothing; None if it says something else."""
+    padding = kept.mask.padding if isinstance(kept.mask, CausalMask) else None
+    if padding is not None and padding.shape[1] != mask.kv_offset + mask.shape[3]:
+        return None
+    batch, _, q_len, kv_len = mask.shape
+    made = CausalMask.of(batch, q_len, kv_len, mask.kv_offset, mask.window, padding)
+    return made if torch.equal(made.tensor, mask.tensor) else None
+
+
+def padding_of(
+    masks: Sequence[CausalMask | Tensor | None], cache: Cache | None, dropped: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The op's `start` and `mask`: the masks of the calls tell, and the cache remembers for steps that come without one.
+
+    `dropped` positions are not in the storage any more. Of no calls: only layers with a recurrence run, which look at none before.
+    """
+    if not masks:
+        return None, None
+    if isinstance(masks[0], Tensor) and not isinstance(masks[0], CausalMask):
+        return None, masks[0]
+    causal = [mask for mask in masks if isinstance(mask, CausalMask)]
+    padded = next((mask for mask in causal if mask.padding is not None), None)
+    start = padded.start if padded is not None else start_of(cache)
+    if padded is not None:
+        remember_start(cache, start)
+    if start is not None:
+        return start if not dropped else (start - dropped).clamp_min(0), None
+    if padded is None or padded.padding is None:
+        return None, None
+    return None, padded.padding[:, None, None, dropped:]  # tokens with padding behind them, or in between
+
+
+def same_mask(one: CausalMask | Tensor | None, other: CausalMask | Tensor | None) -> bool:
+    """Whether they hide the same apart from windows."""
+    if any(isinstance(mask, Tensor) and not isinstance(mask, CausalMask) for mask in (one, other)):
+        return one is other
+    first, second = (mask.padding if isinstance(mask, CausalMask) else None for mask in (one, other))
+    if first is None or second is None or first is second:
+        return first is second
+    return torch.equal(first, second)
 
 
 def tokens_of(cache: Cache | None, positions: int, batch: int) -> Tensor | None:

@@ -7,23 +7,24 @@ numbers of the trace decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, takewhile
 
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.ops.decoder.layers import Heads
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.decoder.cross_match import match_cross_attention, scale_of
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
-from hf_cpu_accel.rewrite.decoder.ffn_match import FeedForwardMatcher
+from hf_cpu_accel.rewrite.decoder.ffn_match import Ending, FeedForwardMatcher, endings
 from hf_cpu_accel.rewrite.decoder.head_norms import find_head_norms
 from hf_cpu_accel.rewrite.decoder.heads import Finish, Found, find_finish, find_heads, repeats_of
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.residuals import Branch, Norms, Residuals, differ
 from hf_cpu_accel.rewrite.decoder.scores import Scores, read_scores
-from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, FFNCall, LinearCall, OpCall, Stored
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace, FFNCall, LinearCall, Stored
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun, side_by_side
@@ -107,9 +108,14 @@ class _Matcher:
         cross = None if crossing is None else crossing[1]
         buffers = dict(self.layer.named_buffers())
         matcher = FeedForwardMatcher(self.paths, self.norms, self._unknown(), buffers)
-        ffn, residuals = next(self._ways(matcher, rest, attention, cross), (None, None))
+        ways = (
+            (ending, *way)
+            for ending in endings(self.layer, trace, rest, self.norms, self.paths)
+            for way in self._ways(matcher, ending, attention, cross)
+        )
+        ending, ffn, residuals = next(ways, (None, None, None))
         self.reason = matcher.reason or self.reason
-        if residuals is None or not self._knows_all(ffn):
+        if ending is None or residuals is None or not self._knows_all(ffn):
             return None
         query, key, value = heads
         call, stored = trace.attention[0], self.stored[0]
@@ -137,6 +143,10 @@ class _Matcher:
             ffn=ffn,
             query_norm=query.norm,
             key_norm=key.norm,
+            value_norm=value.norm,
+            shares_keys=trace.takes is not None,
+            per_layer=ending.per_layer,
+            output_scale=ending.output_scale,
             **vars(finish),
             attention_norm=entering[0],
             cross=None if crossing is None else crossing[0],
@@ -186,8 +196,11 @@ class _Matcher:
         stored = self.stored[0]
         kv_heads, norms = stored.key.shape[1], [part for part, _ in self.norms.all]
         query = find_heads(self.trace.attention[0].query, raw, kv_heads, self.layer, norms, self.head_norms)
+        if self.trace.takes is not None:
+            none = Found(Heads(0, 0), 1, None)
+            return None if query is None else (query, none, none)
         key = find_heads(stored.key, raw, kv_heads, self.layer, norms, self.head_norms)
-        value = find_heads(stored.value, raw, kv_heads, self.layer, (), ())
+        value = find_heads(stored.value, raw, kv_heads, self.layer, norms, self.head_norms)
         if query is None or key is None or value is None or key.factor != 1 or value.factor != 1:
             return None
         return query, key, value
@@ -198,11 +211,10 @@ class _Matcher:
         return find_finish(context, output.input, raw, kv_heads, self.layer, norms, self.head_norms)
 
     def _ways(
-        self, matcher: FeedForwardMatcher, calls: Sequence[OpCall], attention: Branch, cross: Branch | None
+        self, matcher: FeedForwardMatcher, ending: Ending, attention: Branch, cross: Branch | None
     ) -> Iterator[tuple[FeedForwardParts | MixtureParts | None, Residuals]]:
-        """What the calls behind attention may be, and where the residual goes in then; None for no calls at all."""
-        x, output = self.trace.input, self.trace.output
-        assert output is not None
+        """What the calls between attention and `ending` may be, and where the residual goes in then; None for no calls at all."""
+        x, output, calls = self.trace.input, ending.output, ending.calls
         if not calls and cross is None:
             yield from ((None, way) for way in self.norms.lone_residuals(x, attention, output))
         for ffn in matcher.matches(calls):

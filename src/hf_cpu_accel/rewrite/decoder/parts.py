@@ -8,7 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder.bind import LAYER_NORMS
-from hf_cpu_accel.ops.decoder.layers import CrossAttention, DecoderLayer, Gate, Heads, Norm, SelfAttention
+from hf_cpu_accel.ops.decoder.layers import (
+    CrossAttention,
+    DecoderLayer,
+    Gate,
+    Heads,
+    Norm,
+    PerLayerInput,
+    SelfAttention,
+)
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.head_norms import HeadNormParts, NormPart
 from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
@@ -18,7 +26,7 @@ from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 # What the parts of a layer and the op's `SelfAttention` have in common.
 _ALIKE = (
     *("heads", "kv_heads", "head_dim", "value_dim", "query", "key", "value", "scale"),
-    *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved", "gate"),
+    *("window", "softcap", "alibi", "rotary_dim", "rotary_interleaved", "gate", "shares_keys"),
 )
 
 
@@ -56,6 +64,28 @@ class CrossParts:
 
 
 @dataclass(frozen=True)
+class PerLayerParts:
+    """The branch of an input of the layer's own; see `ops.decoder_layers.PerLayerInput`.
+
+    Attributes:
+        argument: the name under which it is handed that.
+        gate, output: linears.
+    """
+
+    argument: str
+    gate: LinearRun
+    activation: str
+    output: LinearRun
+    post_norm: NormPart | None
+
+    def of(self, layer: nn.Module) -> PerLayerInput:
+        """With the present weights of `layer`."""
+        norm = None if self.post_norm is None else self.post_norm.norm(layer)
+        gate, output = self.gate.projection(layer), self.output.projection(layer)
+        return PerLayerInput(gate, self.activation, output, norm)
+
+
+@dataclass(frozen=True)
 class DecoderParts:
     """A layer as paths and numbers, from which `of` makes what the op takes; see `ops.decoder_layers` for the fields.
 
@@ -65,6 +95,7 @@ class DecoderParts:
         alibi: [heads], what a score loses per token of distance, if it does.
         relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output: linears.
+        output_scale: the name of the buffer that it multiplies what it gives by, or None.
     """
 
     qkv: LinearRun
@@ -86,7 +117,9 @@ class DecoderParts:
     rotary_interleaved: bool = False
     query_norm: NormPart | HeadNormParts | None = None
     key_norm: NormPart | HeadNormParts | None = None
+    value_norm: NormPart | HeadNormParts | None = None
     sub_norm: NormPart | HeadNormParts | None = None
+    shares_keys: bool = False
     gate: Gate | None = None
     attention_norm: NormPart | None = None
     ffn_norm: NormPart | None = None
@@ -101,6 +134,8 @@ class DecoderParts:
     cross: CrossParts | None = None
     cross_norm: NormPart | None = None
     cross_out_norm: NormPart | None = None
+    per_layer: PerLayerParts | None = None
+    output_scale: str | None = None
 
     def of(self, layer: nn.Module, rotary: int = 0) -> DecoderLayer:
         """With the present weights of `layer`; `rotary` says which of a call's tables it takes."""
@@ -117,6 +152,7 @@ class DecoderParts:
             rotary=rotary,
             query_norm=norm(self.query_norm),
             key_norm=norm(self.key_norm),
+            value_norm=norm(self.value_norm),
             sub_norm=norm(self.sub_norm),
         )
         norms: dict[str, Any] = {name: norm(getattr(self, name)) for name in LAYER_NORMS}
@@ -126,13 +162,16 @@ class DecoderParts:
             parallel=self.parallel,
             residual_scale=self.residual_scale,
             cross=None if self.cross is None else self.cross.of(layer),
+            per_layer=None if self.per_layer is None else self.per_layer.of(layer),
+            output_scale=1.0 if self.output_scale is None else layer.get_buffer(self.output_scale).item(),
             **norms,
         )
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
         """What a call multiplies with, in this order."""
         crossing = () if self.cross is None else (self.cross.query, self.cross.output)
-        runs = (self.qkv, self.output, *crossing, *(() if self.ffn is None else self.ffn.runs()))
+        own = () if self.per_layer is None else (self.per_layer.gate, self.per_layer.output)
+        runs = (self.qkv, self.output, *crossing, *(() if self.ffn is None else self.ffn.runs()), *own)
         return tuple(linear for run in runs for linear in run.linears(layer))
 
 

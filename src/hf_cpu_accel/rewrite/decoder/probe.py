@@ -12,7 +12,7 @@ from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.rotary import sines_first
 from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
-from hf_cpu_accel.rewrite.decoder.watch import recording_cache, watched
+from hf_cpu_accel.rewrite.decoder.watch import recording_cache, recording_mapping, watched
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 
 _BATCH, _TOKENS, _ROUTED_TOKENS = 2, 4, 32
@@ -38,6 +38,12 @@ def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
         given = call.arguments[call.encoder]
         trace.encoder = torch.randn(_BATCH, *given.shape[1:], generator=generator)
         arguments[call.encoder] = trace.encoder
+    for name, value in call.arguments.items():
+        if name != call.encoder and _is_of_tokens(value, call.hidden_states):
+            trace.inputs[name] = torch.randn(_BATCH, tokens, value.shape[2], generator=generator)
+    arguments |= trace.inputs
+    if call.shared is not None:
+        arguments[call.shared] = recording_mapping(trace, call.arguments[call.shared])
     if call.encoder_mask is not None:
         arguments[call.encoder_mask] = None
     arguments |= {call.mask: None, call.cache: recording_cache(trace, past)}
@@ -46,6 +52,12 @@ def record(layer: nn.Module, call: LayerCall, past: int = 0) -> DecoderTrace:
     trace.output, *rest = output if isinstance(output, tuple) else (output,)
     trace.rest = tuple(rest) if isinstance(output, tuple) else None
     return trace
+
+
+def _is_of_tokens(value: Any, hidden_states: Tensor) -> bool:
+    """Whether it has values for each token of a call, as hidden states have."""
+    is_floating = isinstance(value, Tensor) and value.is_floating_point()
+    return is_floating and value.dim() == 3 and value.shape[:2] == hidden_states.shape[:2]
 
 
 def _unrotated(value: Any, tokens: int) -> Any:

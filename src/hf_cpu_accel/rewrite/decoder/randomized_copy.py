@@ -46,6 +46,9 @@ def randomized_copy_of(layer: nn.Module) -> nn.Module:
             if id(parameter) not in shared:
                 noise = torch.randn(parameter.shape, generator=generator) * 0.3
                 parameter.data = parameter.data.float() + noise
+        for path in scales_of(copied):
+            buffer = copied.get_buffer(path)
+            buffer.data = buffer.data.float() + torch.rand(buffer.shape, generator=generator) + 0.3
     for module in copied.modules():
         if isinstance(module, PackedLinear):
             module.weight_dtype = torch.float32
@@ -56,6 +59,15 @@ def randomized_copy_of(layer: nn.Module) -> nn.Module:
         elif isinstance(module, FusedNorm):
             module.refresh()
     return copied
+
+
+def scales_of(layer: nn.Module) -> list[str]:
+    """Its own buffers that are one number, by which it may multiply what it gives (Gemma 4)."""
+    return [
+        name
+        for name, b in layer._buffers.items()
+        if b is not None and b.numel() == 1 and b.is_floating_point()
+    ]
 
 
 def _originals(module: nn.Module) -> list[nn.Parameter]:

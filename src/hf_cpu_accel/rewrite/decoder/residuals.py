@@ -57,6 +57,10 @@ class Norms:
                 found.append(part)
         return found
 
+    def after(self, branch: Tensor) -> Iterator[tuple[NormPart | None, Tensor]]:
+        """What each norm makes of a branch's output, and none."""
+        return ((_part(choice), _post(choice, branch)) for choice in self._over(branch))
+
     def lone_residuals(self, x: Tensor, attention: Branch, output: Tensor) -> Iterator[Residuals]:
         """The ways to the output of a layer that is nothing but attention."""
         for post in self._over(x):

@@ -13,10 +13,14 @@ from hf_cpu_accel.hosts.arguments import CACHES
 from hf_cpu_accel.lazy.lazy_tensor import settled
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
+from hf_cpu_accel.rewrite.core.verify import are_probabilities
+from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.masks import MaskForm
 from hf_cpu_accel.rewrite.decoder.parts import DecoderParts
+from hf_cpu_accel.rewrite.decoder.relative_bias import RelativeBias
 from hf_cpu_accel.rewrite.decoder.rotary import RotarySource
 from hf_cpu_accel.rewrite.decoder.scores import Slopes
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
 
 
 @dataclass
@@ -31,6 +35,8 @@ class LayerArguments:
     bias: Any = None
     cross_bias: Any = None
     slopes: Any = None
+    per_layer: Any = None
+    shared: Any = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,9 @@ class Role:
         rest: what it returns after the hidden states, "bias" and "cross_bias" being those of its attention; None if it returns no
             tuple.
         is_returned: whether its output leaves the model as it is.
+        shared: the argument in which layers find keys and values of earlier ones, if it has to do with it.
+        keeps, takes: the keys there under which it leaves its own, and looks up those of another layer, whose `cache_index` it has
+            then; or None.
         skips_padding: whether left padding may be left out; else calls with such tokens take the class's own forward.
     """
 
@@ -71,6 +80,9 @@ class Role:
     cache_index: int
     rest: tuple[Literal["bias", "cross_bias"] | None, ...] | None
     is_returned: bool
+    shared: str | None = None
+    keeps: str | None = None
+    takes: str | None = None
     skips_padding: bool = True
 
     @cached_property
@@ -85,6 +97,8 @@ class Role:
             "bias": self.bias,
             "cross_bias": self.cross_bias,
             "slopes": None if self.slopes is None else self.slopes.name,
+            "per_layer": None if self.parts.per_layer is None else self.parts.per_layer.argument,
+            "shared": self.shared,
         }
         return {name: field for field, name in names.items() if name is not None}
 
@@ -149,3 +163,67 @@ class BoundLayer(FusedModuleMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_weights": None, "bound_runs": {}}  # views of what the modules hold
+
+
+@dataclass(frozen=True)
+class Biases:
+    """The position biases of a layer.
+
+    Attributes:
+        own: where that of its self-attention comes from, if it is the layer's own.
+        handed: the tables of those that it is handed, by the names of the arguments; None for zeros.
+        names: of the arguments for self-attention and cross-attention, None for one that it is not handed.
+    """
+
+    own: RelativeBias | None
+    handed: dict[str, Tensor | None]
+    names: tuple[str | None, ...]
+
+
+def role_of(
+    parts: DecoderParts,
+    call: LayerCall,
+    trace: DecoderTrace,
+    biases: Biases,
+    mask_form: MaskForm,
+    slopes: Slopes | None,
+) -> Role | None:
+    """The role without rotary tables; None if the layer returns what only itself can make."""
+    bias, cross_bias = (*biases.names, None)[:2]
+    used = [attention.bias for attention in trace.attention]
+    rest: list[Literal["bias", "cross_bias"] | None] = []
+    for value in trace.rest or ():
+        kind = next((number for number, other in enumerate(used) if value is other is not None), None)
+        if kind is None and isinstance(value, Tensor) and not are_probabilities(value):
+            return None
+        rest.append(None if kind is None else "bias" if kind == 0 else "cross_bias")
+    argument = None if slopes is None else slopes.name
+    shared = None if trace.keeps is None and trace.takes is None else call.shared
+    own = None if parts.per_layer is None else parts.per_layer.argument
+    known = (call.cache, call.mask, call.encoder, call.encoder_mask, bias, cross_bias, argument, shared, own)
+    return Role(
+        parts=parts,
+        names=call.names,
+        cache=call.cache,
+        mask=call.mask,
+        mask_form=mask_form,
+        causal=False,
+        rotary=None,
+        encoder=call.encoder,
+        encoder_mask=call.encoder_mask,
+        bias=bias,
+        cross_bias=cross_bias,
+        slopes=slopes,
+        ignored=frozenset(name for name in call.arguments if name not in known and _is_set(call, name)),
+        cache_index=trace.stored[0].layer_index or 0,
+        rest=None if trace.rest is None else tuple(rest),
+        is_returned=False,
+        shared=shared,
+        keeps=trace.keeps,
+        takes=trace.takes,
+    )
+
+
+def _is_set(call: LayerCall, name: str) -> bool:
+    value = call.arguments[name]
+    return value is not None and value is not False

@@ -72,11 +72,11 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Stored:
-    """What went into the cache as layer `layer_index`: key and value [B, kv_heads, L, D]."""
+    """What went into the cache as layer `layer_index`, None if another layer has stored it: key and value [B, kv_heads, L, D]."""
 
     key: Tensor
     value: Tensor
-    layer_index: int
+    layer_index: int | None
 
 
 @dataclass
@@ -91,6 +91,9 @@ class DecoderTrace:
             second.
         stored: what went into the cache, in order.
         attention: the attention calls.
+        inputs: further arguments with values for each token, [B, L, ...], by name.
+        keeps, takes: under which keys of a mapping that layers are handed it leaves its keys and values to later ones, and looks up
+            those of an earlier one, which count as stored then; None where it does not.
         clips: whether it bounds what its first linears gave (OLMoE's clip_qkv), which few values show.
     """
 
@@ -101,4 +104,7 @@ class DecoderTrace:
     stages: tuple[list[OpCall], ...] = field(default_factory=lambda: ([], [], []))
     stored: list[Stored] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    keeps: str | None = None
+    takes: str | None = None
     clips: bool = False

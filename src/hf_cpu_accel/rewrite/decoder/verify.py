@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
+from hf_cpu_accel.lazy.shared_heads import KeptHeads
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.grouping import disable_grouping
 from hf_cpu_accel.rewrite.core.refusal import required
 from hf_cpu_accel.rewrite.core.verify import row_errors
+from hf_cpu_accel.rewrite.decoder.caches import storage_of
 from hf_cpu_accel.rewrite.decoder.calls import LayerCall
 from hf_cpu_accel.rewrite.decoder.deferred import DeferredHiddenStates
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
@@ -93,9 +95,28 @@ class Verification:
             return rows[int(MOST_ROWS * (len(rows) - 1))].item()
         return rows[-1].item()
 
+    def is_rounding(self, role: Role) -> bool:
+        """Whether the fused layer is no farther from what the layer gives in float32 than the layer itself, where rounding between
+        its ops moves it by more than the tolerance: scores that are not scaled down (Gemma 4) make large differences of small ones.
+
+        Raises:
+            Refused: the layer does not take float32.
+        """
+        exact = Verification(self.layer, self.call, self.cache_index, torch.float32, self.biases)
+        exact.hidden_states = self.hidden_states.float()
+        worst = []
+        for verification, module in ((exact, self.layer), (self, self.layer), (self, fuse(self.layer, role))):
+            outputs = verification._run(module, role, masked=True)
+            shown = self.tokens[:, :-1], self.tokens[:, -1:]
+            rows = [output.float()[tokens] for output, tokens in zip(outputs, shown, strict=True)]
+            worst.append(torch.cat(rows))
+        truth, own, ours = worst
+        return bool(row_errors(ours, truth).max() <= row_errors(own, truth).max())
+
     def _run(self, module: nn.Module, role: Role, *, masked: bool) -> list[Tensor]:
         call, prompt = self.call, self.call.hidden_states.shape[1]
-        cache = _cache(self.cache_index, crosses=call.encoder is not None) if masked else None
+        with_cache = masked or role.shared is not None
+        cache = _cache(self.cache_index, crosses=call.encoder is not None) if with_cache else None
         steps = [(slice(0, prompt), slice(None))]
         if masked:
             steps.append((slice(prompt, None), slice(-1, None)))
@@ -108,6 +129,8 @@ class Verification:
                 }
                 arguments |= self._of_encoder(states.shape[1], masked=masked)
                 arguments |= self._biases(states.shape[1], shown.shape[1])
+                if role.shared is not None:
+                    arguments[role.shared] = self._shared(role, cache, part, own=module is self.layer)
                 batch, q_len, _ = states.shape
                 mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
                 if role.slopes is not None:
@@ -141,6 +164,28 @@ class Verification:
                 mask = mask.expand(-1, -1, q_len, -1) if masked else None
             arguments[call.encoder_mask] = mask
         return arguments
+
+    def _shared(self, role: Role, cache: Any, part: slice, *, own: bool) -> dict[str, Any]:
+        """What the layer finds of earlier ones where it is called for some of the tokens; for its own forward ordinary tensors."""
+        if role.takes is None:
+            return {}
+        batch, tokens = self.hidden_states.shape[:2]
+        generator, sizes = torch.Generator().manual_seed(4), (role.parts.head_dim, role.parts.value_dim)
+        heads = [
+            torch.randn(batch, role.parts.kv_heads, tokens, size, generator=generator)
+            .to(self.call.hidden_states.dtype)  # float32 of the same values, if that is asked for
+            .to(self.dtype)
+            for size in sizes
+        ]
+        start, end, _ = part.indices(tokens)
+        if own:
+            return {role.takes: tuple(states[:, :, :end] for states in heads)}
+        kept = KeptHeads(cache, end - start, start, None, end, 0)
+        cache.update(*(states[:, :, start:end] for states in heads), role.cache_index)
+        kept.store = storage_of(cache, role.cache_index, role.parts.repeats)
+        kept.stored = start
+        kept.end()
+        return {role.takes: kept.handed((batch, role.parts.kv_heads, *sizes), self.dtype)}
 
     def _biases(self, q_len: int, kv_len: int) -> dict[str, Any]:
         return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +66,27 @@ def recording_cache(trace: DecoderTrace, past: int) -> Any:
             return past
 
     return Filled() if trace.encoder is None else EncoderDecoderCache(Filled(), Recording())
+
+
+def recording_mapping(trace: DecoderTrace, held: Mapping[str, tuple[Tensor, Tensor]]) -> Any:
+    """A mapping in which a layer finds keys and values like those in `held`, and that notes in `trace` what it does with it."""
+
+    class Recording(UserDict[str, Any]):
+        def __getitem__(self, key: str) -> tuple[Tensor, Tensor]:
+            generator = torch.Generator().manual_seed(4)
+            batch, tokens = trace.input.shape[:2]
+            key_states, value_states = (
+                torch.randn(batch, part.shape[1], tokens, part.shape[3], generator=generator)
+                for part in held[key]
+            )
+            trace.takes = key
+            trace.stored.append(Stored(key_states, value_states, None))
+            return key_states, value_states
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            trace.keeps = key
+
+    return Recording()
 
 
 def _longer(states: Tensor, past: int) -> Tensor:
