@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts
@@ -24,18 +25,26 @@ from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm, ident
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
 from hf_cpu_accel.tolerance import RECURRENT_MIXER
 
+STRUCTURE = "recurrent step"
+
 
 def join_recurrent_steps(context: Context) -> list[PlanItem]:
     """Have every such layer defer its steps that can. To be called when layers with a recurrence, and those that attend, are fused.
 
-    The plan has rows of the layers already, which are whole with or without it.
+    Returns:
+        A row for each layer that computes its steps alone; of the others the plan has one already, as they are whole with or
+        without it.
     """
+    alone = []
     for path, layer in context.root.named_modules():
-        if isinstance(layer, FusedMixerLayer):
-            parts = attempt(path, _looked_at, layer)
-            if isinstance(parts, RecurrentParts):
-                layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
-    return []
+        if not isinstance(layer, FusedMixerLayer) or not isinstance(_mixer_of(layer), RecurrentMixer):
+            continue
+        parts = attempt(path, _looked_at, layer)
+        if isinstance(parts, RecurrentParts):
+            layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
+        elif isinstance(parts, Refusal):
+            alone.append(PlanItem.left(path, STRUCTURE, parts.reason))
+    return alone
 
 
 def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
@@ -51,15 +60,19 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
     return norms[-1]._forward_pre_hooks if norms else None
 
 
-def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | None:
-    """None where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
+def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+    """A refusal where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
     parts = _parts_of(layer)
-    if parts is None:
-        return None
+    if isinstance(parts, Refusal):
+        return parts
     allowed = RECURRENT_MIXER.of(next(m.weight_dtype for m in layer.modules() if isinstance(m, PackedLinear)))
     pairs = zip(_outputs(layer, parts), _outputs(layer, None), strict=True)
     error = max(row_error(together, alone) for together, alone in pairs)
-    return parts if error <= allowed else None
+    return (
+        parts
+        if error <= allowed
+        else Refusal(f"in one call it would be off by {error:.1e} (allowed {allowed:.0e})")
+    )
 
 
 def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tensor, ...]:
@@ -70,25 +83,38 @@ def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tens
     return outputs
 
 
-def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | None:
-    """None if the op does not know one of its parts."""
+def _mixer_of(layer: FusedMixerLayer) -> nn.Module | None:
+    return layer._modules[layer._parts.mixer]
+
+
+def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+    """A refusal if the op does not know one of its parts."""
     known: LayerParts = layer._parts
-    mixer = layer._modules[known.mixer]
-    if not isinstance(mixer, RecurrentMixer) or not isinstance(known.ffn, GatedParts) or known.ffn.gate_last:
-        return None
+    mixer: Any = _mixer_of(layer)
+    if not isinstance(known.ffn, GatedParts) or known.ffn.gate_last:
+        return _alone("its feed-forward network is not a gated one whose gate comes first")
+    if mixer._mixer.recurrence(mixer, None) is None:
+        return _alone(
+            "what its projections give would have to be put in another order or be multiplied first"
+        )
     inputs = _runs(layer, [f"{known.mixer}.{name}" for name in mixer.first])
-    features: Any = mixer.get_submodule(mixer.last).out_features
+    if inputs is None:
+        return _alone("its first projections are not packed, or not as at most two products")
+    features = mixer.get_submodule(mixer.last).out_features
     names = (known.norm, known.ffn_norm, known.post, known.ffn_post)
     norms = [None if name is None else _norm(layer, name, features) for name in names]
-    wanted = [name is not None for name in names]
     norm, ffn_norm, post, ffn_post = norms
-    if inputs is None or [part is not None for part in norms] != wanted or norm is None or ffn_norm is None:
-        return None
-    if mixer._mixer.recurrence(mixer, None) is None:
-        return None
+    if [part is not None for part in norms] != [name is not None for name in names] or not (
+        norm and ffn_norm
+    ):
+        return _alone("one of its norms is neither a layer norm nor an RMS norm")
     ffn = FeedForwardParts(LinearRun(known.ffn.ups), True, known.ffn.activation, LinearRun((known.ffn.down,)))
     output = LinearRun((f"{known.mixer}.{mixer.last}",))
     return RecurrentParts(known.mixer, inputs, output, ffn, norm, ffn_norm, post, ffn_post, scale=known.scale)
+
+
+def _alone(obstacle: str) -> Refusal:
+    return Refusal(f"{obstacle}: in decoding it is computed alone, in ops of its own")
 
 
 def _norm(layer: nn.Module, path: str, features: int) -> NormPart | None:
