@@ -21,7 +21,7 @@ IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :4] = 0
 GREEDY = {"max_new_tokens": 128, "do_sample": False}
-JOINED = ["Qwen3_5", "Lfm2", "GraniteMoeHybrid", "Bamba"]
+JOINED = ["Qwen3_5", "Qwen3_5Moe", "Lfm2", "Lfm2Moe", "GraniteMoeHybrid", "Bamba"]
 STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
 
 
