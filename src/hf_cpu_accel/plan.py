@@ -136,6 +136,11 @@ class Plan:
     def copied_bytes(self) -> int:
         return sum(item.copied_bytes for item in self.items)
 
+    @property
+    def packed_dtypes(self) -> dict[str, str]:
+        """{path: dtype} of the modules whose weights are packed."""
+        return {item.name: item.dtype for item in self.items if item.packed_bytes}
+
     def counts(self) -> dict[str, int]:
         """How many modules of each structure were replaced."""
         return dict(Counter(item.structure for item in self.replaced))

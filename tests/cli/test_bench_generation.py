@@ -41,7 +41,7 @@ def tiny(tmp_path: Path) -> Path:
 def test_offline_run_writes_table_json_and_chart(tiny: Path, tmp_path: Path) -> None:
     out, chart = tmp_path / "out.json", tmp_path / "out.png"
     result = run(
-        *(str(tiny), "--dtypes", "float32,int8", "--batch", "2", "--prompt", "9", "--new", "5"),
+        *(str(tiny), "--dtypes", "float32,int8,int4", "--batch", "2", "--prompt", "9", "--new", "5"),
         *("--repeats", "2", "--json", str(out), "--plot", str(chart)),
     )
     assert result.exit_code == 0, result.output
@@ -55,11 +55,14 @@ def test_offline_run_writes_table_json_and_chart(tiny: Path, tmp_path: Path) -> 
         "new": 5,
     }
     systems = {system["system"]: system for system in document["systems"]}
-    assert list(systems) == ["eager float32", "eager bfloat16", "float32", "int8"]
-    weights = 2 * (64 * (64 + 64) + 64 * 64 + 3 * 64 * 160) + 512 * 64
+    assert list(systems) == ["eager float32", "eager bfloat16", "float32", "int8", "int4"]
+    layers, head = 2 * (64 * (64 + 64) + 64 * 64 + 3 * 64 * 160), 512 * 64
+    weights = layers + head
     assert systems["float32"]["step_bytes"] == systems["eager float32"]["step_bytes"] == 4 * weights
     assert systems["eager bfloat16"]["step_bytes"] == 2 * weights
     assert weights < systems["int8"]["step_bytes"] < 1.2 * weights  # scales weigh more where rows are short
+    at_least = layers / 2 + head  # which has 8 bits
+    assert at_least < systems["int4"]["step_bytes"] < 1.3 * at_least
     assert min(system["step_speedup"]["value"] for system in list(systems.values())[:2]) <= 1.0
     for system in systems.values():
         assert system["prefill"] == pytest.approx(2 * 9 / system["first"]["value"])

@@ -12,8 +12,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from hf_cpu_accel import accelerate_for_cpu, explain
 from hf_cpu_accel.measure.generation import Generated, TokenClock, generate, plain_greedy
-from hf_cpu_accel.measure.generation_cost import bytes_per_weight, cost, peak_of
+from hf_cpu_accel.measure.generation_cost import Cost, StepWeight, bytes_per_weight, cost, peak_of
 from hf_cpu_accel.runtime.hardware import Peaks
 
 
@@ -81,7 +82,7 @@ def test_a_decoder_reads_its_linear_layers_and_the_head_but_no_table(dtype: torc
     plain_greedy(model)
     layer = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 160
     found = cost(model, inputs(prompt=7))
-    assert sum(n * k for n, k in found.step_weights) == 2 * layer + 96 * 64
+    assert sum(w.out_features * w.in_features for w in found.step_weights) == 2 * layer + 96 * 64
     assert found.first_flops == 2 * (7 * 2 * layer + 96 * 64)  # the head for the last token alone
 
 
@@ -89,9 +90,8 @@ def test_merged_projections_of_gpt2_are_seen() -> None:
     config = GPT2Config(vocab_size=96, n_embd=64, n_layer=1, n_head=4)
     model = AutoModelForCausalLM.from_config(config).eval()
     plain_greedy(model)
-    assert sorted(cost(model, inputs()).step_weights) == sorted(
-        [(192, 64), (64, 64), (256, 64), (64, 256), (96, 64)]
-    )
+    found = {(w.out_features, w.in_features) for w in cost(model, inputs()).step_weights}
+    assert found == {(192, 64), (64, 64), (256, 64), (64, 256), (96, 64)}
 
 
 def test_an_encoder_is_not_read_again() -> None:
@@ -116,7 +116,32 @@ def test_bytes_are_those_of_packed_weights() -> None:
     assert bytes_per_weight("bfloat16") == 2
     assert 1 < bytes_per_weight("int8") < 1.02
     found = cost(llama(), inputs())
-    assert found.step_bytes("bfloat16") == 2 * sum(n * k for n, k in found.step_weights)
+    assert found.step_bytes("bfloat16") == 2 * sum(w.out_features * w.in_features for w in found.step_weights)
+
+
+def test_each_weight_counts_as_it_is_packed() -> None:
+    head, first, second = (
+        StepWeight(("embed", "lm_head"), 320, 64),
+        StepWeight(("layers.0.up",), 128, 64),
+        StepWeight(("layers.0.gate",), 8, 64),
+    )
+    found = Cost(0, (head, first, second))
+    assert found.step_bytes("bfloat16") == 2 * 64 * (320 + 128 + 8)
+    packed = {"lm_head": "int8", "layers.0.up": "int4"}
+    int8, int4 = bytes_per_weight("int8", 64), bytes_per_weight("int4", 64)
+    assert found.step_bytes("float32", packed) == 64 * (320 * int8 + 128 * int4 + 8 * 4)
+
+
+@torch.no_grad()
+def test_an_accelerated_model_reads_its_head_in_the_heads_dtype() -> None:
+    model = llama()
+    plain_greedy(model)
+    needs = cost(model, inputs())
+    accelerate_for_cpu(model, dtype="int4", head_dtype="bfloat16")
+    plan = explain(model)
+    # What the table of the embeddings and the head share is packed once.
+    assert needs.step_bytes("float32", plan.packed_dtypes) == plan.packed_bytes
+    assert plan.packed_dtypes["lm_head"] == "bfloat16"
 
 
 def test_the_peak_is_that_of_the_arithmetic_which_serves() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,20 +23,42 @@ _MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::linear"})
 
 
 @dataclass(frozen=True)
+class StepWeight:
+    """A weight [out_features, in_features], or one expert's part of one.
+
+    modules: the paths of those that hold it; more than one where it is tied.
+    """
+
+    modules: tuple[str, ...]
+    out_features: int
+    in_features: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """The linear layers of a model at work.
 
     first_flops: floating point operations until the first token, a multiply-add counts as two. Attention itself is not in it.
-    step_weights: (out_features, in_features) of each weight that one token after the first reads, lm_head among them, the table
-        of embeddings not: one row of it is read.
+    step_weights: those that one token after the first reads, lm_head's among them, the table of embeddings not: one row of it
+        is read.
     """
 
     first_flops: int
-    step_weights: tuple[tuple[int, int], ...]
+    step_weights: tuple[StepWeight, ...]
 
-    def step_bytes(self, dtype: str) -> int:
-        """Bytes of weights per token where all are packed in `dtype`, scales among them."""
-        return round(sum(n * k * bytes_per_weight(dtype, k) for n, k in self.step_weights))
+    def step_bytes(self, left: str, packed: Mapping[str, str] = MappingProxyType({})) -> int:
+        """Bytes of weights per token, scales among them; keys, values and recurrent states are not.
+
+        Args:
+            left: dtype of the weights that are not packed.
+            packed: {path of a module: dtype that its weights are packed in}, see `Plan.packed_dtypes`.
+        """
+        return round(sum(_bytes_of(weight, left, packed) for weight in self.step_weights))
+
+
+def _bytes_of(weight: StepWeight, left: str, packed: Mapping[str, str]) -> float:
+    dtype = next((packed[path] for path in weight.modules if path in packed), left)
+    return weight.out_features * weight.in_features * bytes_per_weight(dtype, weight.in_features)
 
 
 @functools.cache
@@ -72,10 +96,12 @@ class _Counter:
     """Sums up matrix products with parameters; as a streamer it learns where one token ends and the next begins."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._holders: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._holders[parameter.untyped_storage().data_ptr()].append(name.rpartition(".")[0])
         self._prompt_seen = False
         self.flops = [0]
-        self.weights: list[dict[tuple[int, int], tuple[int, int]]] = [{}]
+        self.weights: list[dict[tuple[int, int], StepWeight]] = [{}]
 
     def around(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = op(*args, **kwargs)
@@ -87,12 +113,14 @@ class _Counter:
 
     def _count(self, weight: Tensor, out: Tensor) -> None:
         pointer = weight.untyped_storage().data_ptr()
-        if pointer not in self._parameters:
+        holders = self._holders.get(pointer)
+        if holders is None:
             return
         out_features = out.shape[-1]
         in_features = weight.numel() // out_features
         self.flops[-1] += 2 * out.numel() * in_features
-        self.weights[-1][pointer, int(weight.storage_offset())] = (out_features, in_features)
+        found = StepWeight(tuple(holders), out_features, in_features)
+        self.weights[-1][pointer, int(weight.storage_offset())] = found
 
     def put(self, value: Tensor) -> None:
         if self._prompt_seen:

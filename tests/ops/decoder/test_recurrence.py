@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from hf_cpu_accel.ops.decoder.layers import (
-    DecoderLayer,
-    Projection,
-    Recurrence,
-    bind,
-    projections_around,
-)
-from hf_cpu_accel.packing.linear import pack_linear
+from hf_cpu_accel.ops.decoder.layers import bind
 from tests.ops.decoder.bounds import bound_of, close
-from tests.ops.decoder.call import Call, call_of
-from tests.ops.decoder.cases import Case, layers_of
+from tests.ops.decoder.call import Call
+from tests.ops.decoder.cases import Case
+from tests.ops.decoder.recurrences import OPS, Sizes, recurrence, recurrent_call
 
-OPS = ["short_convolution", "gated_delta_net", "state_space"]
 CASES = [
     Case(batch=1),
+    Case(mask="float per head"),  # of the layer that attends
     Case(batch=3, q_len=5, past=0),
     Case(batch=2, q_len=70, past=3),  # more tokens than are taken together
     Case(residual_scale=0.22, biases=True),
@@ -36,78 +28,12 @@ CASES = [
 ]
 
 
-def _recurrence(op: str, case: Case, states: torch.dtype) -> tuple[DecoderLayer, list[Tensor]]:
-    """A layer with one, its other parts those of `case`, and its states."""
-
-    def projection(rows: int, columns: int) -> Projection:
-        bias = 0.1 * torch.randn(rows) if case.biases else None
-        return Projection(pack_linear(torch.randn(rows, columns) / columns**0.5, case.weights), bias)
-
-    batch, features, taps = case.batch, case.features, 4
-    settings: dict[str, Any]
-    size: tuple[int, ...]
-    if op == "short_convolution":
-        channels = columns = 96
-        wide, rest, size = 3 * channels, 0, (0,)
-        settings = {"gate": channels, "conv_input": 2 * channels, "conv_gate": 0}
-    elif op == "gated_delta_net":
-        heads, key_heads, key_dim, value_dim = 4, 2, 24, 40
-        columns = heads * value_dim
-        channels = 2 * key_heads * key_dim + columns
-        wide, rest, size = channels + columns, 2 * heads + 3, (heads, key_dim, value_dim)
-        settings = {
-            "heads": heads,
-            "key_heads": key_heads,
-            "key_dim": key_dim,
-            "value_dim": value_dim,
-            "conv_input": 0,
-            "gate": channels,
-            "beta": wide + 2,
-            "decay": wide + 3 + heads,
-            "norm_weight": 1 + 0.1 * torch.randn(value_dim),
-        }
-    else:
-        heads, groups, state_dim, head_dim = 6, 2, 24, 16
-        columns = heads * head_dim
-        channels = columns + 2 * groups * state_dim
-        wide, rest, size = columns + channels + heads, 0, (heads, head_dim, state_dim)
-        settings = {
-            "heads": heads,
-            "key_heads": groups,
-            "key_dim": state_dim,
-            "value_dim": head_dim,
-            "gate": 0,
-            "conv_input": columns,
-            "decay": columns + channels,
-            "D": torch.randn(heads),
-            "norm_weight": 1 + 0.1 * torch.randn(columns),
-            "norm_groups": 2,
-            "gate_first": True,
-        }
-    if op != "short_convolution":
-        settings |= {"A_log": torch.rand(heads), "dt_bias": torch.randn(heads), "norm_eps": 1e-6}
-    recurrence = Recurrence(
-        op,  # type: ignore[arg-type]
-        torch.randn(channels, 1, taps) / 2,
-        0.1 * torch.randn(channels) if case.biases else None,
-        rest=projection(rest, features) if rest else None,
-        **settings,
-    )
-    around = projections_around(projection(wide, features), projection(features, columns))
-    layer = replace(layers_of(replace(case, layers=1))[0], attention=around, recurrence=recurrence)
-    return layer, [torch.randn(batch, channels, taps).to(states), 0.3 * torch.randn(batch, *size)]
+SIZES = {"state_space": Sizes(heads=6, value_dim=16)}
 
 
-def _call(op: str, case: Case, states: torch.dtype = torch.float32) -> Call:
-    """Attention between two layers with a recurrence."""
+def _call(op: str, case: Case, states: torch.dtype = torch.float32, sizes: Sizes | None = None) -> Call:
     torch.manual_seed(0)
-    call = call_of(case)
-    first, last = (_recurrence(op, case, states) for _ in range(2))
-    call.layers = bind([first[0], *layers_of(case), last[0]])
-    call.keys = [first[1][0], *call.keys, last[1][0]]
-    call.values = [first[1][1], *call.values, last[1][1]]
-    call.past = [0, *call.past, 0]
-    return call
+    return recurrent_call(op, case, sizes or SIZES.get(op, Sizes()), states)
 
 
 def _compare(call: Call, bound: float) -> None:
@@ -123,6 +49,24 @@ def _compare(call: Call, bound: float) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_reference(op: str, case: Case) -> None:
     _compare(_call(op, case, case.dtype), 2 * bound_of(case))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("taps", [1, 2, 3, 5])
+@pytest.mark.parametrize("q_len", [1, 3, 70])
+def test_other_numbers_of_taps(op: str, taps: int, q_len: int) -> None:
+    sizes = Sizes(taps=taps, channels=101, heads=6, value_dim=17, norm_groups=3)
+    for states in (torch.float32, torch.bfloat16):
+        bound = 2 * bound_of(Case(cache=states))
+        _compare(_call(op, Case(q_len=q_len, past=0), states, sizes), bound)
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_gates_and_norms_of_a_state_space(q_len: int, gate_first: bool, normed: bool) -> None:
+    sizes = Sizes(heads=6, key_heads=3, value_dim=20, norm_groups=1, gate_first=gate_first, normed=normed)
+    _compare(_call("state_space", Case(q_len=q_len), sizes=sizes), 2 * bound_of(Case()))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -167,7 +111,7 @@ def test_states_of_other_shapes_are_refused() -> None:
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
-    layer, _ = _recurrence("gated_delta_net", Case(), torch.float32)
+    layer, _ = recurrence("gated_delta_net", Case(), Sizes(), torch.float32)
     assert layer.recurrence is not None
     with pytest.raises(ValueError, match="the output projection takes"):
         bind([replace(layer, recurrence=replace(layer.recurrence, heads=3))])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.reference import decoder_layers_reference
 from tests.ops.decoder.bounds import bound_of, close
+from tests.ops.decoder.call import Call as LayersCall
 from tests.ops.decoder.call import call_of
 from tests.ops.decoder.cases import CROSSES, EXPERTS, GATES, HEAD_NORMS, MASKS, NORMS, VALUE_NORMS, Case
+from tests.ops.decoder.recurrences import OPS, Sizes, recurrent_call
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 
@@ -19,7 +22,29 @@ KEYS, VALUES = 5, 6  # places of the arguments that are written to
 
 def decoder_layers(rng: random.Random) -> Call:
     case = _case(rng)
-    given = call_of(case)
+    return _call(case, call_of(case), str(case))
+
+
+def layers_with_recurrences(rng: random.Random) -> Call:
+    """Around layers that attend, which have neither rows, padding nor an encoder then."""
+    key_heads, norm_groups, channels = rng.randint(1, 3), rng.randint(1, 3), draw.size(rng)
+    sizes = Sizes(
+        taps=rng.choice((4, 3, rng.randint(1, 6))),
+        channels=channels,
+        heads=key_heads * norm_groups * rng.randint(1, 2),
+        key_heads=key_heads,
+        key_dim=draw.size(rng, 70),
+        value_dim=draw.size(rng, 70),
+        norm_groups=norm_groups,
+        gate_first=rng.random() < 0.5,
+        normed=rng.random() < 0.7,
+    )
+    case = replace(_case(rng), start=False, rows=False, cross="none")
+    op, states = rng.choice(OPS), draw.floats(rng)
+    return _call(case, recurrent_call(op, case, sizes, states), f"{op}, {states} states, {sizes}, {case}")
+
+
+def _call(case: Case, given: LayersCall, note: str) -> Call:
     # The bounds are those of two layers of the widths in test_decoder_layers.py. In narrower ones the roundings of rows and
     # weights, one of which may send a value to the next step, average out less, and in three layers they add up more.
     plain = case.weights == "float32" and case.dtype is case.cache is torch.float32
@@ -38,7 +63,7 @@ def decoder_layers(rng: random.Random) -> Call:
         bound,
         alike=alike,
         written=(KEYS, VALUES),
-        notes=[str(case)],
+        notes=[note],
         opaque=case.experts != "none",  # rounding may send a token to another expert
     )
 
@@ -97,4 +122,4 @@ def _case(rng: random.Random) -> Case:
     )
 
 
-FAMILY = (decoder_layers,)
+FAMILY = (decoder_layers, layers_with_recurrences)

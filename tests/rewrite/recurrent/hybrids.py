@@ -41,6 +41,16 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                            "shared_intermediate_size": 128, "residual_multiplier": 0.4},
         "state_space", 2, 2, 1,
     ),
+    "Qwen3_5Moe": (
+        _SIZES | _DELTA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                           "shared_expert_intermediate_size": 64},
+        "gated_delta_net", 2, 2, 1,
+    ),
+    "Lfm2Moe": (
+        _SIZES | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 6,
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "short_convolution", 2, 2, 1,
+    ),
     # whose layers return more than hidden states
     "Bamba": (_SIZES | _MAMBA | {"attn_layer_indices": [1]}, "state_space", 2, 2, 1),
     "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128, "ssm_in_multiplier": 0.7}, "state_space", 3, 0, 0),
@@ -50,7 +60,9 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
 
 def build(stem: str) -> Any:
     settings = HYBRIDS[stem][0]
-    config = getattr(transformers, f"{stem}TextConfig" if stem == "Qwen3_5" else f"{stem}Config")(**settings)
+    config = getattr(transformers, f"{stem}TextConfig" if stem.startswith("Qwen3_5") else f"{stem}Config")(
+        **settings
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{stem}ForCausalLM")(config).eval()
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.rewrite.recurrent.parts import StateSpace
 from hf_cpu_accel.runtime.torch_modes import AroundOps
 from tests.rewrite.recurrent.hybrids import HYBRIDS, build
 
@@ -19,12 +21,18 @@ IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :4] = 0
 GREEDY = {"max_new_tokens": 128, "do_sample": False}
-JOINED = ["Qwen3_5", "Lfm2", "GraniteMoeHybrid", "Bamba"]
+JOINED = ["Qwen3_5", "Qwen3_5Moe", "Lfm2", "Lfm2Moe", "GraniteMoeHybrid", "Bamba"]
 STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
 
 
 def fused(model: Any, structure: str) -> list[Any]:
     return [item for item in explain(model).items if item.structure == structure and item.reason is None]
+
+
+def alone(model: Any) -> dict[str, str]:
+    """Why layers compute their steps by themselves."""
+    items = explain(model).items
+    return {item.name: str(item.reason) for item in items if item.structure == "recurrent step"}
 
 
 @STEMS
@@ -59,6 +67,36 @@ def test_a_step_is_one_call(stem: str, dtype: str) -> None:
             model(IDS[:, :1], cache=cache)
     ours = [name for name in calls if name in ("decoder_layers", HYBRIDS[stem][1], "gated_ffn", "rms_norm")]
     assert ours == ["decoder_layers", "rms_norm"]  # the norm behind the last layer
+
+
+def test_steps_that_stay_alone_say_why() -> None:
+    model = build("Qwen3Next")
+    accelerate_for_cpu(model, dtype="float32")
+    reasons = alone(model)
+    assert set(reasons) == {"model.layers.0", "model.layers.2"}
+    assert all("would have to be put in another order" in reason for reason in reasons.values())
+
+
+@pytest.mark.parametrize("stem", JOINED)
+def test_of_those_that_join_nothing_is_said(stem: str) -> None:
+    model = build(stem)
+    accelerate_for_cpu(model, dtype="float32")
+    assert alone(model) == {}
+
+
+def test_a_step_that_gives_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_another_eps(*given: Any) -> Any:
+        recurrence = whole(*given)
+        assert recurrence is not None
+        return replace(recurrence, norm_eps=1e3)
+
+    whole = StateSpace.recurrence
+    monkeypatch.setattr(StateSpace, "recurrence", with_another_eps)
+    model = build("GraniteMoeHybrid")
+    accelerate_for_cpu(model, dtype="float32")
+    reasons = list(alone(model).values())
+    assert len(reasons) == 2
+    assert all(reason.startswith("in one call it would be off by") for reason in reasons)
 
 
 @torch.no_grad()

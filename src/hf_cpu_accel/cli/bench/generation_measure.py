@@ -69,6 +69,7 @@ class _System:
     model: PreTrainedModel
     dtype: str
     eager: bool
+    step_bytes: int
     peak_bytes: int | None
     ready_seconds: float
     runs: list[Generated]
@@ -118,8 +119,11 @@ def measure(
                 accelerate_for_cpu(model, dtype=dtype, threads=threads, originals="drop")
             generate(model, inputs, workload.new)
             ready = time.perf_counter() - start
-        served = dtype if is_eager else explain(model).dtype  # what "auto" came to
-        systems.append(_System(name, model, served, is_eager, memory.peak_bytes, ready, []))
+        plan = explain(model)
+        left = str(next(model.parameters()).dtype).removeprefix("torch.")
+        step_bytes = needs.step_bytes(left, plan.packed_dtypes)
+        served = dtype if is_eager else plan.dtype  # what "auto" came to
+        systems.append(_System(name, model, served, is_eager, step_bytes, memory.peak_bytes, ready, []))
     del original, model
     on_stage("measuring")
     before = _peaks(threads)
@@ -144,13 +148,12 @@ def _results(
     results = []
     for system in systems:
         first, step = system.timing("first"), system.timing("step")
-        step_bytes = needs.step_bytes(system.dtype)
         flops_share = read_share = None
         if probes:  # the machine was at its limits at its better moment
             peak = max(peak_of(peaks, system.dtype) for peaks in probes)
             bandwidth = max(peaks.read_bandwidth for peaks in probes)
             flops_share = needs.first_flops / first.seconds.value / (peak * 1e9)
-            read_share = step_bytes / step.seconds.value / (bandwidth * 1e9)
+            read_share = system.step_bytes / step.seconds.value / (bandwidth * 1e9)
         results.append(
             Result(
                 system=system.name,
@@ -161,7 +164,7 @@ def _results(
                 step=step.seconds,
                 first_speedup=speedup(first_base, first),
                 step_speedup=speedup(step_base, step),
-                step_bytes=step_bytes,
+                step_bytes=system.step_bytes,
                 flops_share=flops_share,
                 read_share=read_share,
                 peak_bytes=system.peak_bytes,

@@ -1,7 +1,7 @@
 // A run of transformer decoder layers in one fork: the threads work on each step together and meet after it.
 //
 //   attention  close -> norm -> qkv | norms of heads, rotation, cache, attention | sub-norm, gate -> output, residual
-//   recurrence close -> norm -> inputs | convolution | state | norm, gate -> output, residual     instead of attention: see recurrence.h
+//   recurrence close -> norm -> inputs | convolution | state | gate, norm -> output, residual     instead of attention: see recurrence.h
 //   cross      close -> norm -> query | attention over the encoder's output | output, residual
 //   FFN        close -> norm -> up, activation, gate | sub-norm -> down, residual
 //   experts    close -> norm -> router | choice, order | up | down | combine, residual     instead of the FFN: see experts.h
@@ -252,8 +252,10 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
     } else {
       attend(team, call, layer, mine);
     }
-    leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before, layer.heads.finishes(),
+    const bool recurs = layer.recurrence.exists();
+    leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before, recurs || layer.heads.finishes(),
           [&](int64_t begin, int64_t end, float* out) {
+            if (recurs) return finish(layer.recurrence, begin, end, out, mine.buffer);
             for (int64_t row = begin; row < end; ++row)
               dispatch().kernels.heads.finish(layer.heads, call.merged + row * layer.qkv.n, call.context + row * layer.output.k,
                                               out + row * layer.output.k);

@@ -32,7 +32,7 @@ struct Recurrence {
   }
 };
 
-// Of what `input`, the normed hidden states, and the first product of it give.
+// Of what `input`, the normed hidden states, and the first product of it give. What is left is row by row: see finish().
 inline void recur(const Team& team, const Recurrence& r, const Matrix& input, const GemmMemory& memory, float* buffer) {
   const RecurrentKernels& kernels = dispatch().kernels.recurrent;
   if (r.rest.n > 0) {
@@ -41,14 +41,23 @@ inline void recur(const Team& team, const Recurrence& r, const Matrix& input, co
     run_gemm(team, rest, memory);
   }
   team.each(r.conv.pieces(), [&](int64_t begin, int64_t end) { kernels.causal_conv(r.conv, begin, end, buffer); });
-  if (r.kind == RecurrenceKind::short_convolution) {
-    team.each(r.conv.batch * r.conv.length, [&](int64_t begin, int64_t end) { kernels.gated_rows(r.rows, begin, end); });
-    return;
-  }
   if (r.kind == RecurrenceKind::gated_delta_net)
     team.each(r.delta.pieces(), [&](int64_t begin, int64_t end) { kernels.delta_rule(r.delta, begin, end, buffer); });
-  else team.each(r.space.pieces(), [&](int64_t begin, int64_t end) { kernels.state_space(r.space, begin, end); });
-  team.each(r.norm.rows * r.norm.groups, [&](int64_t begin, int64_t end) { kernels.gated_norm(r.norm, begin, end, buffer); });
+  if (r.kind == RecurrenceKind::state_space)
+    team.each(r.space.pieces(), [&](int64_t begin, int64_t end) { kernels.state_space(r.space, begin, end); });
+}
+
+// Gate and norm of rows [begin, end), to rows of `out`.
+inline void finish(const Recurrence& r, int64_t begin, int64_t end, float* out, float* buffer) {
+  const RecurrentKernels& kernels = dispatch().kernels.recurrent;
+  if (r.kind == RecurrenceKind::short_convolution) {
+    GatedRows rows = r.rows;
+    rows.output = {out, rows.columns};
+    return kernels.gated_rows(rows, begin, end);
+  }
+  GatedNorm norm = r.norm;
+  norm.output = {out, norm.groups * norm.columns};
+  kernels.gated_norm(norm, begin * norm.groups, end * norm.groups, buffer);
 }
 
 }  // namespace hfca

@@ -56,7 +56,7 @@ inline Recurrence recurrence_of(const LayerArguments& arguments, const LayerLayo
   return r;
 }
 
-// Its inputs are in what its products give, its output is what the layer's last product reads.
+// Its inputs are in what its products give.
 inline void connect(Recurrence& r, const LayerLayout& layout, const DecoderCall& call) {
   const RecurrenceLayout& l = layout.recurrence;
   const int64_t features = layout.qkv_features, columns = layout.heads * layout.value_dim;
@@ -68,13 +68,13 @@ inline void connect(Recurrence& r, const LayerLayout& layout, const DecoderCall&
   };
   r.rest.write_to({call.rest, l.rest_features});
   r.conv.input = part(l.conv_input, l.channels), r.conv.output = call.query;
-  const Matrix gate = part(l.gate, columns), output{call.context, columns};
+  const Matrix gate = part(l.gate, columns);
   if (r.kind == RecurrenceKind::short_convolution) {
     r.conv.gate = part(l.conv_gate, l.channels);
-    r.rows.input = call.query, r.rows.gate = gate, r.rows.output = output;
+    r.rows.input = call.query, r.rows.gate = gate;
     return;
   }
-  r.norm.gate = gate, r.norm.output = output, r.norm.input = call.query;
+  r.norm.gate = gate, r.norm.input = call.query;
   if (r.kind == RecurrenceKind::state_space) {
     r.space.mixed = call.query, r.space.dt = part(l.decay, l.heads);
     return;

@@ -114,7 +114,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
     widths.intermediate = std::max({widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0, layer.per_layer_gate.n});
-    widths.normed = std::max({widths.normed, features, layer.heads.finishes() ? layer.output.k : 0,
+    widths.normed = std::max({widths.normed, features, layer.heads.finishes() || layer.recurrence.exists() ? layer.output.k : 0,
                               layer.ffn_sub_norm.exists() ? l.intermediate_features : 0, layer.per_layer_gate.n});
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }
@@ -151,13 +151,13 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     if (layer.recurrence.exists()) {
       connect(layer.recurrence, l, call);
     } else {
+      STD_TORCH_CHECK(!mask || mask->size(1) == 1 || mask->size(1) == l.heads, "hf_cpu_accel::decoder_layers: mask must have 1 or ",
+                      l.heads, " heads");
       sequences[i] = sequences_of(call, layer, l, reals_of[i], step, arguments);
       layer.attention = plan_attention(sequences[i].data(), step.batch, l.kv_heads, threads, layer.few);
       widths.buffer = std::max(widths.buffer, layer.attention.scratch_floats);
       widths.partials = std::max(widths.partials, layer.attention.partial_floats * layer.attention.tasks);
     }
-    STD_TORCH_CHECK(!mask || mask->size(1) == 1 || mask->size(1) == l.heads, "hf_cpu_accel::decoder_layers: mask must have 1 or ", l.heads,
-                    " heads");
     if (layer.crosses) {
       crossings[i] = cross_sequences_of(call, i, l, reals_of[i], step.batch, crossing);
       layer.cross = plan_attention(crossings[i].data(), static_cast<int64_t>(crossings[i].size()), l.cross_kv_heads, threads, true);

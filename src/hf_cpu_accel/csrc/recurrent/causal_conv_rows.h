@@ -1,6 +1,8 @@
 // Causal convolutions over time, channel by channel: a tile of channels of one sequence at a time, from its first token to its last,
 // so that the state is read and written by one thread.
 #pragma once
+#include <type_traits>
+
 #include "../encoder/token_row_steps.h"
 #include "recurrent.h"
 
@@ -21,19 +23,43 @@ inline void read_inputs(const hfca::CausalConv& c, int64_t first, int64_t count,
   }
 }
 
-// rows[k - first] = x[base .. base + wide, k] for the taps k from `first` on, through `dense` [tile * taps].
-inline void read_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, int64_t first, float* dense, float* rows) {
-  const void* from = element_of(x, base * taps);
-  each_vector(wide * taps, [&](int64_t j, int n) { store_columns<false>(dense, j, n, load_any_columns(x.bf16, from, j, n)); });
-  for (int64_t k = first; k < taps; ++k) {
-    for (int64_t j = 0; j < wide; ++j) rows[(k - first) * hfca::conv_tile + j] = dense[j * taps + k];
-  }
+// A decoded token reads each state once, from memory: what comes next is asked for while what lies before it is computed.
+inline void ask_for(const void* first, int64_t bytes) {
+  constexpr int64_t line = 64;
+  for (int64_t i = 0; i < bytes; i += line) __builtin_prefetch(static_cast<const char*>(first) + i, 1, 2);
 }
 
-inline void write_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, float* dense, const float* rows) {
-  for (int64_t k = 0; k < taps; ++k) {
-    for (int64_t j = 0; j < wide; ++j) dense[j * taps + k] = rows[k * hfca::conv_tile + j];
-  }
+inline void ask_for(const hfca::Array& x, int64_t first, int64_t count) {
+  ask_for(element_of(x, first), count * static_cast<int64_t>(x.bf16 ? sizeof(uint16_t) : sizeof(float)));
+}
+
+// f(taps), a constant for the convolutions that models have: loops over it then become shuffles of vectors.
+template <class F>
+inline void with_taps(int64_t taps, const F& f) {
+  if (taps == 4) return f(std::integral_constant<int64_t, 4>());
+  if (taps == 3) return f(std::integral_constant<int64_t, 3>());
+  f(taps);
+}
+
+// rows[k - first] = x[base .. base + wide, k] for the taps k from `first` on, through `dense` [tile * taps].
+template <int64_t first>
+inline void read_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, float* __restrict dense, float* __restrict rows) {
+  const void* from = element_of(x, base * taps);
+  each_vector(wide * taps, [&](int64_t j, int n) { store_columns<false>(dense, j, n, load_any_columns(x.bf16, from, j, n)); });
+  with_taps(taps, [=](auto count) HFCA_INLINE {
+    for (int64_t j = 0; j < wide; ++j) {
+      for (int64_t k = first; k < count; ++k) rows[(k - first) * hfca::conv_tile + j] = dense[j * count + k];
+    }
+  });
+}
+
+inline void write_taps(const hfca::Array& x, int64_t base, int64_t wide, int64_t taps, float* __restrict dense,
+                       const float* __restrict rows) {
+  with_taps(taps, [=](auto count) HFCA_INLINE {
+    for (int64_t j = 0; j < wide; ++j) {
+      for (int64_t k = 0; k < count; ++k) dense[j * count + k] = rows[k * hfca::conv_tile + j];
+    }
+  });
   void* to = const_cast<void*>(element_of(x, base * taps));
   each_vector(wide * taps, [&](int64_t j, int n) { store_any_columns(x.bf16, to, j, n, load_columns<false>(dense, j, n)); });
 }
@@ -46,8 +72,10 @@ inline void causal_conv(const hfca::CausalConv& c, int64_t begin, int64_t end, f
     const int64_t sequence = piece / c.tiles(), channel = piece % c.tiles() * tile;
     const int64_t wide = c.channels - channel < tile ? c.channels - channel : tile;
     const int64_t base = sequence * c.channels + channel;
-    read_taps(c.weight, channel, wide, c.taps, 0, dense, weight);
-    read_taps(c.state, base, wide, c.taps, 1, dense, rows);
+    ask_for(c.weight, (channel + tile) * c.taps, tile * c.taps);
+    ask_for(c.state, (base + tile) * c.taps, tile * c.taps);
+    read_taps<0>(c.weight, channel, wide, c.taps, dense, weight);
+    read_taps<1>(c.state, base, wide, c.taps, dense, rows);
     for (int64_t first = 0, count; first < c.length; first += count) {
       count = c.length - first < hfca::recurrent_chunk ? c.length - first : hfca::recurrent_chunk;
       const int64_t row = sequence * c.length + first;

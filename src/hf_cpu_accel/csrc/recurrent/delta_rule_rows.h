@@ -110,7 +110,12 @@ inline void delta_rule(const hfca::DeltaRule& d, int64_t begin, int64_t end, flo
             each_vector(columns, [&](int64_t j, int n) { f(s + j, dense + j, n); });
           }
         };
-        each_row([](const float* s, float* dense, int n) HFCA_INLINE { Simd::store(dense, load_columns<false>(s, 0, n)); });
+        const bool last = column + delta_columns >= d.value_dim;
+        const int64_t next = last ? d.key_dim * d.value_dim - column : delta_columns;  // the block after this one
+        each_row([=](const float* s, float* dense, int n) HFCA_INLINE {
+          ask_for(s + next, 1);
+          Simd::store(dense, load_columns<false>(s, 0, n));
+        });
         for (int64_t j = (columns + Simd::width - 1) / Simd::width * Simd::width; j < delta_columns; j += Simd::width) {
           for (int64_t i = 0; i < d.key_dim; ++i) Simd::store(tokens.block + i * delta_columns + j, Simd::zero());
         }

@@ -35,6 +35,7 @@ inline void state_rows(const StateStep& step, float D, float* state, float* x) {
 // Pairs of sequence and head.
 inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
   constexpr int together = 4;
+  constexpr int64_t ahead = 1024;  // floats
   StateStep step;
   step.channels = s.channels, step.state_dim = s.state_dim;
   for (int64_t piece = begin; piece < end; ++piece) {
@@ -52,7 +53,11 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
         step.decay[t] = power(step.dt[t] * A);
       }
       int64_t p = 0;
-      for (; p + together <= s.head_dim; p += together) state_rows<together>(step, D, state + p * s.state_dim, x + p);
+      for (; p + together <= s.head_dim; p += together) {
+        float* rows = state + p * s.state_dim;
+        ask_for(rows + ahead, together * s.state_dim * static_cast<int64_t>(sizeof(float)));
+        state_rows<together>(step, D, rows, x + p);
+      }
       for (; p < s.head_dim; ++p) state_rows<1>(step, D, state + p * s.state_dim, x + p);
     }
   }

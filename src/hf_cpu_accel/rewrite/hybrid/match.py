@@ -10,11 +10,18 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
-from hf_cpu_accel.rewrite.core.foreign_code import attempt
+from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
+from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts
+from hf_cpu_accel.rewrite.core.verify import row_error, row_errors
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
+from hf_cpu_accel.rewrite.decoder.ffn_match import FeedForwardMatcher
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
+from hf_cpu_accel.rewrite.decoder.randomized_copy import randomized_copy_of
+from hf_cpu_accel.rewrite.decoder.residuals import Norms, differ
+from hf_cpu_accel.rewrite.decoder.trace import DecoderTrace
+from hf_cpu_accel.rewrite.decoder.watch import watched
+from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.hybrid.step import RecurrentParts, RecurrentStep
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
@@ -22,20 +29,28 @@ from hf_cpu_accel.rewrite.mixer.match import prompt_and_token
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer, GatedParts, LayerParts
 from hf_cpu_accel.rewrite.norm.match import FusedNorm, identify_bare_norm, identify_norm
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
-from hf_cpu_accel.tolerance import RECURRENT_MIXER
+from hf_cpu_accel.tolerance import MOST_ROWS, RECURRENT_MIXER
+
+STRUCTURE = "recurrent step"
 
 
 def join_recurrent_steps(context: Context) -> list[PlanItem]:
     """Have every such layer defer its steps that can. To be called when layers with a recurrence, and those that attend, are fused.
 
-    The plan has rows of the layers already, which are whole with or without it.
+    Returns:
+        A row for each layer that computes its steps alone; of the others the plan has one already, as they are whole with or
+        without it.
     """
+    alone = []
     for path, layer in context.root.named_modules():
-        if isinstance(layer, FusedMixerLayer):
-            parts = attempt(path, _looked_at, layer)
-            if isinstance(parts, RecurrentParts):
-                layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
-    return []
+        if not isinstance(layer, FusedMixerLayer) or not isinstance(_mixer_of(layer), RecurrentMixer):
+            continue
+        parts = attempt(path, _looked_at, layer)
+        if isinstance(parts, RecurrentParts):
+            layer._step = RecurrentStep(parts, _hooks_ahead_of_next(context.root, path))
+        elif isinstance(parts, Refusal):
+            alone.append(PlanItem.left(path, STRUCTURE, parts.reason))
+    return alone
 
 
 def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
@@ -51,15 +66,22 @@ def _hooks_ahead_of_next(root: nn.Module, path: str) -> dict[int, Any] | None:
     return norms[-1]._forward_pre_hooks if norms else None
 
 
-def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | None:
-    """None where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
+def _looked_at(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+    """A refusal where the layer computes its steps alone: the op does not know a part of it, or gives something else."""
     parts = _parts_of(layer)
-    if parts is None:
-        return None
+    if isinstance(parts, Refusal):
+        return parts
     allowed = RECURRENT_MIXER.of(next(m.weight_dtype for m in layer.modules() if isinstance(m, PackedLinear)))
     pairs = zip(_outputs(layer, parts), _outputs(layer, None), strict=True)
-    error = max(row_error(together, alone) for together, alone in pairs)
-    return parts if error <= allowed else None
+    if isinstance(parts.ffn, MixtureParts):  # rounding may send a token to another expert
+        error = max(float(row_errors(*pair).flatten().quantile(MOST_ROWS)) for pair in pairs)
+    else:
+        error = max(row_error(*pair) for pair in pairs)
+    return (
+        parts
+        if error <= allowed
+        else Refusal(f"in one call it would be off by {error:.1e} (allowed {allowed:.0e})")
+    )
 
 
 def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tensor, ...]:
@@ -70,25 +92,78 @@ def _outputs(layer: FusedMixerLayer, parts: RecurrentParts | None) -> tuple[Tens
     return outputs
 
 
-def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | None:
-    """None if the op does not know one of its parts."""
+def _mixer_of(layer: FusedMixerLayer) -> nn.Module | None:
+    return layer._modules[layer._parts.mixer]
+
+
+def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
+    """A refusal if the op does not know one of its parts."""
     known: LayerParts = layer._parts
-    mixer = layer._modules[known.mixer]
-    if not isinstance(mixer, RecurrentMixer) or not isinstance(known.ffn, GatedParts) or known.ffn.gate_last:
-        return None
+    mixer: Any = _mixer_of(layer)
+    if mixer._mixer.recurrence(mixer, None) is None:
+        return _alone(
+            "what its projections give would have to be put in another order or be multiplied first"
+        )
     inputs = _runs(layer, [f"{known.mixer}.{name}" for name in mixer.first])
-    features: Any = mixer.get_submodule(mixer.last).out_features
+    if inputs is None:
+        return _alone("its first projections are not packed, or not as at most two products")
+    features = mixer.get_submodule(mixer.last).out_features
     names = (known.norm, known.ffn_norm, known.post, known.ffn_post)
     norms = [None if name is None else _norm(layer, name, features) for name in names]
-    wanted = [name is not None for name in names]
     norm, ffn_norm, post, ffn_post = norms
-    if inputs is None or [part is not None for part in norms] != wanted or norm is None or ffn_norm is None:
-        return None
-    if mixer._mixer.recurrence(mixer, None) is None:
-        return None
-    ffn = FeedForwardParts(LinearRun(known.ffn.ups), True, known.ffn.activation, LinearRun((known.ffn.down,)))
+    if [part is not None for part in norms] != [name is not None for name in names] or not (
+        norm and ffn_norm
+    ):
+        return _alone("one of its norms is neither a layer norm nor an RMS norm")
+    ffn = _feed_forward(layer, known.ffn, features)
+    if isinstance(ffn, Refusal):
+        return ffn
     output = LinearRun((f"{known.mixer}.{mixer.last}",))
     return RecurrentParts(known.mixer, inputs, output, ffn, norm, ffn_norm, post, ffn_post, scale=known.scale)
+
+
+def _feed_forward(
+    layer: nn.Module, known: GatedParts | str, features: int
+) -> FeedForwardParts | MixtureParts | Refusal:
+    if isinstance(known, str):
+        return _mixture(layer, known, features)
+    if known.gate_last:
+        return _alone("the gate of its feed-forward network is the second half")
+    return FeedForwardParts(LinearRun(known.ups), True, known.activation, LinearRun((known.down,)))
+
+
+def _mixture(layer: nn.Module, name: str, features: int) -> MixtureParts | Refusal:
+    """What the module of this name is as a mixture of experts."""
+    copied = randomized_copy_of(layer)
+    input = torch.randn(2, 9, features, generator=torch.Generator().manual_seed(0))
+    trace = DecoderTrace(input, None)
+    with torch.no_grad(), watched(copied, trace):
+        output = call_foreign(copied.get_submodule(name), input)
+    if isinstance(output, Refusal):
+        return output
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    packed = [m for m in copied.modules() if isinstance(m, PackedLinear | PackedExperts)]
+    known = {id(p) for module in packed for p in module.parameters(recurse=False)}
+    loose = {
+        path: parameter
+        for path, parameter in copied.named_parameters()
+        if path.startswith(f"{name}.") and id(parameter) not in known
+    }
+    paths = {id(module): path for path, module in copied.named_modules()}
+    matcher = FeedForwardMatcher(paths, Norms(copied, features), loose, dict(copied.named_buffers()))
+    for match in matcher.matches(trace.stages[0]):
+        parts, branch = match.parts, match.branch
+        if not isinstance(parts, MixtureParts) or set(loose) - parts.parameters():
+            continue
+        if not differ(branch.input, input) and not differ(branch.output, first.view(input.shape)):
+            return parts
+    return (
+        Refusal(matcher.reason) if matcher.reason else _alone("its feed-forward network is of another form")
+    )
+
+
+def _alone(obstacle: str) -> Refusal:
+    return Refusal(f"{obstacle}: in decoding it is computed alone, in ops of its own")
 
 
 def _norm(layer: nn.Module, path: str, features: int) -> NormPart | None:

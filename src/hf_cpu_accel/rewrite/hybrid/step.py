@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_cpu_accel.ops.decoder.layers import BoundLayers, DecoderLayer, projections_around
 from hf_cpu_accel.providers.choice import FEWEST_ROWS
 from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is_handed_on
-from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts
+from hf_cpu_accel.rewrite.decoder.experts_parts import FeedForwardParts, MixtureParts
 from hf_cpu_accel.rewrite.decoder.head_norms import NormPart
 from hf_cpu_accel.rewrite.linear.linear_run import LinearRun
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer
@@ -35,7 +35,7 @@ class RecurrentParts:
     mixer: str
     inputs: tuple[LinearRun, ...]
     output: LinearRun
-    ffn: FeedForwardParts
+    ffn: FeedForwardParts | MixtureParts
     norm: NormPart
     ffn_norm: NormPart
     post: NormPart | None
