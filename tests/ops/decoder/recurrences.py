@@ -106,4 +106,6 @@ def recurrent_call(op: str, case: Case, sizes: Sizes, states: torch.dtype = torc
     call.keys = [first[1][0], *call.keys, last[1][0]]
     call.values = [first[1][1], *call.values, last[1][1]]
     call.past = [0, *call.past, 0]
+    inputs = torch.randn(call.layers.per_layer_inputs, *call.hidden_states.shape[:2], case.per_layer)
+    call.per_layer_inputs = list(inputs.to(case.dtype))  # of the two layers around as well
     return call

@@ -162,9 +162,10 @@ def _widened(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.dtype is torch.bfloat16 else value
     if isinstance(value, tuple | list):
-        return type(value)([_widened(part) for part in value])
+        parts = [_widened(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, MutableMapping):
-        return type(value)({name: _widened(part) for name, part in value.items()})  # type: ignore[call-arg]
+        return {name: _widened(part) for name, part in value.items()}
     return value
 
 
