@@ -209,6 +209,26 @@ def test_what_it_does_not_take_goes_to_torch() -> None:
 
 
 @pytest.mark.parametrize(
+    "masks",
+    [
+        {"attn_mask": torch.zeros(9, 7)},  # as many numbers as there are, in another order
+        {"attn_mask": torch.zeros(HEADS, 7, 9)},
+        {"attn_mask": torch.zeros(7, 9, dtype=torch.int)},
+        {"key_padding_mask": torch.zeros(9, 2, dtype=torch.bool)},
+    ],
+)
+@torch.no_grad()
+def test_masks_that_torch_refuses_are_refused(masks: dict[str, Tensor]) -> None:
+    model = accelerate_for_cpu(Attending(batch_first=True).eval(), dtype="float32")
+    query, memory = states(0, 7), states(1, 9)
+    for accelerated in (True, False):
+        with pytest.raises((RuntimeError, AssertionError)):
+            model(query, memory, memory, **masks)
+        if accelerated:
+            restore(model)
+
+
+@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"kdim": 48}, "a width of their own"),

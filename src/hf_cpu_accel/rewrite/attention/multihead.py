@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight
 from hf_cpu_accel.lazy.remember import remember
-from hf_cpu_accel.packing.linear import unpack_linear
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.attention.processor import AttentionConfig, dot_product_attention
 from hf_cpu_accel.rewrite.core.packed_module import changed_dtype, check_inference, loading_refused
+from hf_cpu_accel.rewrite.linear.layer import unpacked
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
@@ -55,7 +55,6 @@ class PackedMultiheadAttention(FusedModuleMixin):
     group: ProjectionGroup
     config: AttentionConfig
     weight_dtype: torch.dtype
-    is_exact: bool = True
     kept: nn.Parameter | None = None
     rule: str = ""
     _values: dict[torch.dtype, Tensor]
@@ -85,7 +84,6 @@ class PackedMultiheadAttention(FusedModuleMixin):
         assert query is not None
         assert key is not None
         assert value is not None
-        attn_mask = given.get("attn_mask")
         return (
             query.dim() in (2, 3)
             and query.dim() == key.dim() == value.dim()
@@ -93,8 +91,27 @@ class PackedMultiheadAttention(FusedModuleMixin):
             and query.dtype is key.dtype is value.dtype
             and key.shape == value.shape
             and query.shape[-1] == key.shape[-1] == self._embed_dim
-            and (attn_mask is not None or not given.get("is_causal", False))
+            and (given.get("attn_mask") is not None or not given.get("is_causal", False))
+            and self._masks_fit(given, query, key)
             and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _masks_fit(self, given: dict[str, Any], query: Tensor, key: Tensor) -> bool:
+        """Whether masks are of the shapes and dtypes that torch takes, which else says what is wrong with them."""
+        tokens = 1 if query.dim() == 3 and self.batch_first else 0
+        q_len, kv_len = query.shape[tokens], key.shape[tokens]
+        batch = query.shape[1 - tokens] if query.dim() == 3 else 1
+        if query.dim() == 3 and key.shape[1 - tokens] != batch:
+            return False
+        heads: Any = self.num_heads
+        shapes = {
+            "attn_mask": ((q_len, kv_len), (batch * heads, q_len, kv_len)),
+            "key_padding_mask": ((batch, kv_len) if query.dim() == 3 else (kv_len,),),
+        }
+        masks = [(given.get(name), known) for name, known in shapes.items()]
+        return all(
+            mask is None or (mask.shape in known and (mask.dtype is torch.bool or mask.is_floating_point()))
+            for mask, known in masks
         )
 
     @property
@@ -167,10 +184,7 @@ class PackedMultiheadAttention(FusedModuleMixin):
         """The weight [3 * E, E]: the original where it is kept, else dequantised."""
         if self.kept is not None:
             return self.kept.detach().to(self.weight_dtype)
-        values = unpack_linear(self.group.packed).to(self.weight_dtype)
-        if self.group.permutation is not None:
-            values = torch.empty_like(values).index_copy_(1, self.group.permutation, values)
-        return values
+        return unpacked(self.group.packed, self.group.permutation, self.weight_dtype)
 
     def __getattr__(self, name: str) -> Any:
         if name != WEIGHT:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.packing.linear import PANEL_FEATURES, QUANTISED
 from hf_cpu_accel.patching.fused_module import empty
 from hf_cpu_accel.patching.hooks import carried_attributes, forward_hooks, is_plain
@@ -52,7 +53,7 @@ class MultiheadAttentionRule:
         if context.config.originals == "memory":
             vars(packed)["kept"] = weight  # as `nn.Module` would register a parameter
         else:
-            free(weight, packed, output.packed_dtype, context, exact=packed.is_exact)
+            free(weight, packed, output.packed_dtype, context)
         release(module.out_proj, output, context)
         nbytes = packed.group.packed.nbytes + output.packed.nbytes
         item = PlanItem(path, STRUCTURE, "linear + attention", output.packed_dtype, nbytes, reason=None)
@@ -72,6 +73,8 @@ def _refusal(module: nn.MultiheadAttention, path: str, context: Context) -> str 
     if module.embed_dim % PANEL_FEATURES:
         return f"{module.embed_dim} features: only multiples of {PANEL_FEATURES} are packed side by side"
     weights = (module.in_proj_weight, module.out_proj.weight)
+    if any(map(is_stand_in, weights)):
+        return "its weights stand for others, which cannot be read"
     if any(weight.dtype not in WEIGHT_DTYPES for weight in weights):
         return f"weights in {weights[0].dtype} are not supported, only float32 and bfloat16"
     if any(context.is_tied(weight) for weight in weights):
@@ -110,7 +113,6 @@ def _packed(
         group=group,
         config=AttentionConfig(rounded, measured),
         weight_dtype=module.in_proj_weight.dtype,
-        is_exact=whole.is_exact,
         training=False,
         _values={},
     )

@@ -76,9 +76,7 @@ class PackedLinear(PackedModule):
 
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
-        values = unpack_linear(self.packed).to(self.weight_dtype)
-        if self.permutation is not None:
-            values = torch.empty_like(values).index_copy_(1, self.permutation, values)
+        values = unpacked(self.packed, self.permutation, self.weight_dtype)
         return values.T.contiguous() if self.transposed else values
 
     def extra_repr(self) -> str:
@@ -91,6 +89,12 @@ class PackedLinear(PackedModule):
         super()._apply(fn, recurse)
         self.group.take_bias(self.index, self.used_bias)
         return self
+
+
+def unpacked(packed: PackedWeight, permutation: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[out_features, in_features] in `dtype`, with the input features in their own order; see `ProjectionGroup.permutation`."""
+    values = unpack_linear(packed).to(dtype)
+    return values if permutation is None else torch.empty_like(values).index_copy_(1, permutation, values)
 
 
 def is_permuted(module: nn.Module) -> bool:
