@@ -181,6 +181,7 @@ Tensor run(const InputArguments& given, const WeightArguments& w, LastPositions*
   for (int64_t i = 0; i < plan.memories(); ++i) memories.emplace_back(workspace, layer, plan);
   float* scratch = workspace.take<float>(plan.scratch_floats * threads);
   run_team(threads, [&](Team& team) { run_layer(team, layer, plan, attention, memories.data(), scratch); });
+  // Long sequences have large tables, and packing them is as small a part: no more than an eighth of the weights is kept.
   if (last && packed && !positions.is_packed && 8 * KeptPositions::bytes(positions, heads_count) <= w.weight_bytes()) last->set(packed);
   return result;
 }
