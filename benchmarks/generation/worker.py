@@ -10,7 +10,7 @@ from benchmarks.generation.systems import SYSTEMS
 from hf_cpu_accel import explain
 from hf_cpu_accel.cli.bench.generation_workload import workload as make_workload
 from hf_cpu_accel.measure.generation import generate
-from hf_cpu_accel.measure.generation_cost import cost
+from hf_cpu_accel.measure.generation_cost import cost, left_dtype
 from hf_cpu_accel.runtime.threads import apply_threads
 
 
@@ -25,13 +25,12 @@ def prepare(system: str, case: str, prompt: str, new: str, threads: str) -> prot
     start = time.perf_counter()
     model = make(model)
     generate(model, inputs, workload.new)
-    left = str(next(model.parameters()).dtype).removeprefix("torch.")
     facts = {
         "dtype": dtype,
         "threads": choice.count,
         "first_result_seconds": time.perf_counter() - start,
         "first_flops": needs.first_flops,
-        "step_bytes": needs.step_bytes(left, explain(model).packed_dtypes),
+        "step_bytes": needs.step_bytes(left_dtype(model), explain(model).packed_dtypes),
     }
 
     def write() -> tuple[float, tuple[float, ...]]:

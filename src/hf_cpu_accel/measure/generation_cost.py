@@ -50,7 +50,7 @@ class Cost:
         """Bytes of weights per token, scales among them; keys, values and recurrent states are not.
 
         Args:
-            left: dtype of the weights that are not packed.
+            left: dtype of the weights that are not packed, see `left_dtype`.
             packed: {path of a module: dtype that its weights are packed in}, see `Plan.packed_dtypes`.
         """
         return round(sum(_bytes_of(weight, left, packed) for weight in self.step_weights))
@@ -59,6 +59,11 @@ class Cost:
 def _bytes_of(weight: StepWeight, left: str, packed: Mapping[str, str]) -> float:
     dtype = next((packed[path] for path in weight.modules if path in packed), left)
     return weight.out_features * weight.in_features * bytes_per_weight(dtype, weight.in_features)
+
+
+def left_dtype(model: PreTrainedModel) -> str:
+    """That of the weights that are not packed."""
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 @functools.cache

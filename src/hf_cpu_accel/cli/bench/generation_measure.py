@@ -17,7 +17,7 @@ from hf_cpu_accel.cli.bench.generation_workload import Workload
 from hf_cpu_accel.config import DTYPES
 from hf_cpu_accel.measure import Estimate, PeakMemory, Timing, speedup
 from hf_cpu_accel.measure.generation import Generated, generate
-from hf_cpu_accel.measure.generation_cost import Cost, bytes_per_weight, cost, peak_of
+from hf_cpu_accel.measure.generation_cost import Cost, bytes_per_weight, cost, left_dtype, peak_of
 from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.hardware import Peaks
 
@@ -120,8 +120,7 @@ def measure(
             generate(model, inputs, workload.new)
             ready = time.perf_counter() - start
         plan = explain(model)
-        left = str(next(model.parameters()).dtype).removeprefix("torch.")
-        step_bytes = needs.step_bytes(left, plan.packed_dtypes)
+        step_bytes = needs.step_bytes(left_dtype(model), plan.packed_dtypes)
         served = dtype if is_eager else plan.dtype  # what "auto" came to
         systems.append(_System(name, model, served, is_eager, step_bytes, memory.peak_bytes, ready, []))
     del original, model
