@@ -48,7 +48,9 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
         # What a checkpoint stores quantised is packed by a rule of its own, and found in plain linears when it is loaded.
         rule = first.rule or (MergedProjectionsRule.name if len(members) > 1 else LinearRule.name)
         group = first.group
-        found.append(SavedWeight(rule, paths, group.packed, getattr(first, "_lost", None), group.permutation))
+        found.append(
+            SavedWeight(rule, paths, group.in_own_order(), getattr(first, "_lost", None), group.permutation)
+        )
     return found
 
 

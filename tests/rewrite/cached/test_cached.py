@@ -98,7 +98,7 @@ def test_the_nearest_activation_is_chosen(dtype: str) -> None:
     eager = copy.deepcopy(model)
     accelerate_for_cpu(model, dtype=dtype)
     assert fused(model, "cached layer") == LAYERS
-    assert [layer._parts.ffn.activation for layer in model.layers] == ["gelu_tanh"] * LAYERS
+    assert [layer._parts.ffn[0].activation for layer in model.layers] == ["gelu_tanh"] * LAYERS
     real = MASK.bool()
     states = [tried(IDS, attention_mask=MASK)[0][real] for tried in (model, eager)]
     assert row_error(*states) <= {"float32": 1e-4, "bfloat16": 3e-2, "int8": 0.1}[dtype]

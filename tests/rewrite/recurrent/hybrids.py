@@ -25,11 +25,17 @@ _MAMBA = {
 _MAMBA_2 = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16,
             "n_groups": 1, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
 
-# {stem of the classes: (settings, op of its mixers, mixers, layers with one that are fused as a whole, and such with attention)}
+# {stem of the classes, and perhaps what is in a model besides: (settings, op of its mixers, mixers, layers with one that
+# are fused as a whole, and such with attention)}
 HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
     "Qwen3_5": (_SIZES | _DELTA, "gated_delta_net", 2, 2, 1),
     "Qwen3Next": (
         _SIZES | _DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]},
+        "gated_delta_net", 2, 2, 1,
+    ),
+    "Qwen3Next with experts": (
+        _SIZES | _DELTA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                           "shared_expert_intermediate_size": 64, "mlp_only_layers": [2], "decoder_sparse_step": 1},
         "gated_delta_net", 2, 2, 1,
     ),
     "Lfm2": (
@@ -39,6 +45,12 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
     "GraniteMoeHybrid": (
         _SIZES | _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 0,
                            "shared_intermediate_size": 128, "residual_multiplier": 0.4},
+        "state_space", 2, 2, 1,
+    ),
+    "GraniteMoeHybrid with experts": (
+        _SIZES | _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6,
+                           "num_experts_per_tok": 2, "shared_intermediate_size": 64, "intermediate_size": 32,
+                           "residual_multiplier": 0.4},
         "state_space", 2, 2, 1,
     ),
     "Qwen3_5Moe": (
@@ -59,7 +71,7 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
 
 
 def build(stem: str) -> Any:
-    settings = HYBRIDS[stem][0]
+    settings, stem = HYBRIDS[stem][0], stem.partition(" ")[0]
     config = getattr(transformers, f"{stem}TextConfig" if stem.startswith("Qwen3_5") else f"{stem}Config")(
         **settings
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from torch import nn
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.packing.linear import unpack_linear
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.recurrent.parts import StateSpace
 from hf_cpu_accel.runtime.torch_modes import AroundOps
@@ -21,7 +24,10 @@ IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :4] = 0
 GREEDY = {"max_new_tokens": 128, "do_sample": False}
-JOINED = ["Qwen3_5", "Qwen3_5Moe", "Lfm2", "Lfm2Moe", "GraniteMoeHybrid", "Bamba"]
+JOINED = [
+    *("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Qwen3Next with experts", "Lfm2", "Lfm2Moe"),
+    *("GraniteMoeHybrid", "GraniteMoeHybrid with experts", "Bamba"),
+]
 STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
 
 
@@ -71,10 +77,45 @@ def test_a_step_is_one_call(stem: str, dtype: str) -> None:
 
 def test_steps_that_stay_alone_say_why() -> None:
     model = build("Qwen3Next")
+    linear = model.model.layers[2].linear_attn.in_proj_qkvz
+    linear.bias = nn.Parameter(torch.randn(linear.out_features))
+    eager = copy.deepcopy(model)
     accelerate_for_cpu(model, dtype="float32")
     reasons = alone(model)
-    assert set(reasons) == {"model.layers.0", "model.layers.2"}
+    assert set(reasons) == {"model.layers.2"}
     assert all("would have to be put in another order" in reason for reason in reasons.values())
+    given = {"attention_mask": MASK, "max_new_tokens": 16, "do_sample": False}
+    assert torch.equal(model.generate(IDS, **given), eager.generate(IDS, **given))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@torch.no_grad()
+def test_weights_that_lie_in_another_order_are_known_in_their_own(dtype: str) -> None:
+    model = build("Qwen3Next")
+    for name in ("in_proj_qkvz", "in_proj_ba"):
+        alone = nn.Sequential(copy.deepcopy(getattr(model.model.layers[0].linear_attn, name))).eval()
+        accelerate_for_cpu(alone, dtype=dtype)
+        accelerate_for_cpu(model, dtype=dtype)
+        linear, input = getattr(model.model.layers[0].linear_attn, name), torch.randn(3, 64)
+        assert linear.group.order is not None
+        assert torch.equal(linear(input), alone(input))
+        assert torch.equal(linear.state_dict()["weight"], alone.state_dict()["0.weight"])
+        assert torch.equal(
+            unpack_linear(linear.group.in_own_order(linear.index)), unpack_linear(alone[0].packed)
+        )
+        restore(model)
+
+
+@torch.no_grad()
+def test_a_model_whose_weights_lie_in_another_order_is_saved_and_loaded(tmp_path: Path) -> None:
+    model = build("Qwen3Next")
+    accelerate_for_cpu(model, dtype="int4")
+    expected = model(IDS).logits
+    model.save_pretrained(tmp_path, packed=True)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert len(fused(loaded, "recurrent layer")) == 2
+    assert alone(loaded) == {}
+    assert torch.equal(loaded(IDS).logits, expected)
 
 
 @pytest.mark.parametrize("stem", JOINED)

@@ -83,7 +83,8 @@ class Answers:
 
 def packed_linears(model: nn.Module) -> dict[str, PackedWeight]:
     """{path: packed weight} of the linears of an accelerated model."""
-    return {path: module.packed for path, module in model.named_modules() if isinstance(module, PackedLinear)}
+    linears = ((path, m) for path, m in model.named_modules() if isinstance(m, PackedLinear))
+    return {path: linear.group.in_own_order(linear.index) for path, linear in linears}
 
 
 def measure(

@@ -123,31 +123,36 @@ def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
 
 
 def _feed_forward(
-    layer: nn.Module, known: GatedParts | str, features: int
+    layer: nn.Module, known: tuple[GatedParts | str, ...], features: int
 ) -> FeedForwardParts | MixtureParts | Refusal:
-    if isinstance(known, str):
-        return _mixture(layer, known, features)
-    if known.gate_last:
+    first, *more = known
+    if more or isinstance(first, str):
+        names = [part if isinstance(part, str) else part.module for part in known]
+        return _mixture(layer, names, features)
+    if first.gate_last:
         return _alone("the gate of its feed-forward network is the second half")
-    return FeedForwardParts(LinearRun(known.ups), True, known.activation, LinearRun((known.down,)))
+    return FeedForwardParts(LinearRun(first.ups), True, first.activation, LinearRun((first.down,)))
 
 
-def _mixture(layer: nn.Module, name: str, features: int) -> MixtureParts | Refusal:
-    """What the module of this name is as a mixture of experts."""
+def _mixture(layer: nn.Module, names: list[str], features: int) -> MixtureParts | Refusal:
+    """What the modules of these names, whose outputs are added, are as a mixture of experts."""
     copied = randomized_copy_of(layer)
     input = torch.randn(2, 9, features, generator=torch.Generator().manual_seed(0))
     trace = DecoderTrace(input, None)
+    expected = torch.zeros(input.shape)
     with torch.no_grad(), watched(copied, trace):
-        output = call_foreign(copied.get_submodule(name), input)
-    if isinstance(output, Refusal):
-        return output
-    first: Tensor = output[0] if isinstance(output, tuple) else output
+        for name in names:
+            output = call_foreign(copied.get_submodule(name), input)
+            if isinstance(output, Refusal):
+                return output
+            first: Tensor = output[0] if isinstance(output, tuple) else output
+            expected = expected + first.view(input.shape)
     packed = [m for m in copied.modules() if isinstance(m, PackedLinear | PackedExperts)]
     known = {id(p) for module in packed for p in module.parameters(recurse=False)}
     loose = {
         path: parameter
         for path, parameter in copied.named_parameters()
-        if path.startswith(f"{name}.") and id(parameter) not in known
+        if path.startswith(tuple(f"{name}." for name in names)) and id(parameter) not in known
     }
     paths = {id(module): path for path, module in copied.named_modules()}
     matcher = FeedForwardMatcher(paths, Norms(copied, features), loose, dict(copied.named_buffers()))
@@ -155,7 +160,7 @@ def _mixture(layer: nn.Module, name: str, features: int) -> MixtureParts | Refus
         parts, branch = match.parts, match.branch
         if not isinstance(parts, MixtureParts) or set(loose) - parts.parameters():
             continue
-        if not differ(branch.input, input) and not differ(branch.output, first.view(input.shape)):
+        if not differ(branch.input, input) and not differ(branch.output, expected):
             return parts
     return (
         Refusal(matcher.reason) if matcher.reason else _alone("its feed-forward network is of another form")

@@ -77,6 +77,8 @@ class PackedLinear(PackedModule):
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
         values = unpacked(self.packed, self.permutation, self.weight_dtype)
+        places = self.group.places(self.index)
+        values = values if places is None else values[places]
         return values.T.contiguous() if self.transposed else values
 
     def extra_repr(self) -> str:

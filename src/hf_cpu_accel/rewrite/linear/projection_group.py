@@ -13,6 +13,7 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.lazy.remember import Stamp
 from hf_cpu_accel.ops.linear import MAX_SPLIT
 from hf_cpu_accel.packing.linear import PackedWeight
+from hf_cpu_accel.packing.row_order import in_order
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.grouping import GROUPING_DISABLED
 from hf_cpu_accel.rewrite.linear.dispatch import LinearWork, Part, RunWork
@@ -38,6 +39,8 @@ class ProjectionGroup:
         biases: the bias of each member, or None.
         measured: whether other providers may serve where they were measured to be faster.
         permutation: int64 [in_features], the input features in the order in which the weight has them, or None: as they are.
+        order: int64 [out_features], the output features in the order in which the weight has them, those of each member within its
+            range, or None: as they are. Parts and routes give them in this order, `forward` in their own.
         runs: the table: {first member called: (first, last member of the run)}.
         hooks: the dictionaries of the hooks of all members.
     """
@@ -50,12 +53,14 @@ class ProjectionGroup:
         *,
         measured: bool = False,
         permutation: Tensor | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self.packed = packed
         self.ranges = tuple(ranges)
         self.biases = tuple(biases)
         self.measured = measured
         self.permutation = permutation
+        self.order = order
         self.runs: dict[int, tuple[int, int]] = {}
         self.hooks: list[dict[int, Any]] = []
         self._calls = threading.local()
@@ -91,9 +96,40 @@ class ProjectionGroup:
         if first == last:
             return self._compute(index, input)
         slices = self.route(first, last)(input)
-        outputs = {member: slices[member - first] for member in range(first, last + 1) if member != index}
-        calls.joined = _Joined(index, input, outputs)
-        return slices[index - first]
+        own = {member: self._own(member, slices[member - first]) for member in range(first, last + 1)}
+        output = own.pop(index)
+        calls.joined = _Joined(index, input, own)
+        return output
+
+    def reordered(self, order: Tensor) -> ProjectionGroup:
+        """The same members over a copy of the weight with its output features in this order, of members without biases."""
+        assert self.order is None
+        assert all(bias is None for bias in self.biases)
+        group = ProjectionGroup(
+            in_order(self.packed, order),
+            self.ranges,
+            self.biases,
+            measured=self.measured,
+            permutation=self.permutation,
+            order=order,
+        )
+        group.runs, group.hooks = dict(self.runs), self.hooks
+        return group
+
+    def in_own_order(self, index: int | None = None) -> PackedWeight:
+        """The weight of a member, or of all, with its output features in their own order."""
+        if self.order is None:
+            return self.packed if index is None else self.part(index, index).packed
+        if index is None:
+            return in_order(self.packed, self.order.argsort())
+        places = self.places(index)
+        assert places is not None
+        return in_order(self.part(index, index).packed, places)
+
+    def places(self, index: int) -> Tensor | None:
+        """int64 [features of the member], where each is in what the weight gives of it; None: where it is."""
+        start, stop = self.ranges[index]
+        return None if self.order is None else (self.order[start:stop] - start).argsort()
 
     def weight(self, first: int, last: int) -> tuple[PackedWeight, Tensor | None]:
         """The packed weight and the bias of the members `first` to `last`, both included."""
@@ -143,7 +179,12 @@ class ProjectionGroup:
     def _compute(self, index: int, input: Tensor) -> Tensor:
         route = self._routes[index, index]
         # Before it is known what is computed together, it is not worth measuring what each takes alone.
-        return route.work.own(input) if self._recording and len(self.ranges) > 1 else route(input)
+        output = route.work.own(input) if self._recording and len(self.ranges) > 1 else route(input)
+        return self._own(index, output)
+
+    def _own(self, index: int, output: Tensor) -> Tensor:
+        places = self._places[index]
+        return output if places is None else output.index_select(-1, places)
 
     def _bias(self, first: int, last: int) -> Tensor | None:
         biases = self.biases[first : last + 1]
@@ -186,11 +227,12 @@ class ProjectionGroup:
         self._parts: dict[tuple[int, int], Part] = {}
         self._routes: dict[tuple[int, int], Route] = {}
         self._fused_routes: dict[tuple[int, str, bool], Route] = {}
+        self._places = [self.places(index) for index in range(len(self.ranges))]
         for index in range(len(self.ranges)):
             self.route(index, index)  # now, so that nothing is made while a graph is traced
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("packed", "ranges", "biases", "measured", "permutation", "runs", "hooks")
+        names = ("packed", "ranges", "biases", "measured", "permutation", "order", "runs", "hooks")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

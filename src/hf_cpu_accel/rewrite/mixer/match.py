@@ -86,8 +86,8 @@ def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
     if not isinstance(last, PackedLinear):
         return "its mixer's last linear is not packed"
     norms, others = _rest(layer, mixers[0])
-    if len(norms) not in (2, 4) or len(others) != 1:
-        return "it has more in it than a mixer, two or four norms and a feed-forward network: its parts run one by one"
+    if len(norms) not in (2, 4) or len(others) not in (1, 2):
+        return "it has more in it than a mixer, two or four norms and a feed-forward network or two: its parts run one by one"
     return None
 
 
@@ -110,8 +110,8 @@ def _is_norm(module: nn.Module, features: int) -> bool:
 
 
 def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerParts]:
-    norms, (ffn,) = _rest(layer, mixer)
-    parts = _feed_forward(layer, ffn, features)
+    norms, others = _rest(layer, mixer)
+    parts = tuple(_feed_forward(layer, name, features) for name in others)
     scales = sorted({1.0, *(v for v in vars(layer).values() if isinstance(v, float))})
     for order, scale in itertools.product(itertools.permutations(norms), scales):
         norm, ffn_norm, post, ffn_post = (*order, None, None)[:4]
@@ -176,7 +176,7 @@ def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) ->
     with torch.no_grad(), shadow.running():
         outputs, _ = prompt_and_token(_fused(shadow.module, parts))
     pairs = zip(outputs, expected, strict=True)
-    if isinstance(parts.ffn, str):  # rounding may send a token to another expert
+    if parts.chooses:  # rounding may send a token to another expert
         return max(float(row_errors(ours, theirs).flatten().quantile(MOST_ROWS)) for ours, theirs in pairs)
     return max(row_error(ours, theirs) for ours, theirs in pairs)
 

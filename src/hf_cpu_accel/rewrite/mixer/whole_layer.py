@@ -37,6 +37,11 @@ class GatedParts:
     activation: str
     gate_last: bool
 
+    @property
+    def module(self) -> str:
+        """The name of what they are in."""
+        return self.down.partition(".")[0]
+
     def bind(self, layer: nn.Module, *, residual: bool) -> Route:
         ups: list[Any] = [layer.get_submodule(path) for path in self.ups]
         down = layer.get_submodule(self.down)
@@ -51,7 +56,8 @@ class LayerParts:
     """A layer by the names of what is in it.
 
     Attributes:
-        ffn: the feed-forward network as one op, or the name of a module that computes it (experts).
+        ffn: the feed-forward network as one op, or the name of a module that computes it (experts); or two of these, whose outputs
+            are added (experts, and what all tokens go through besides).
         scale: of both branches.
         post, ffn_post: norms or layer scales of what the branches give, or None.
         nones: how many of these the layer returns behind its hidden states.
@@ -60,11 +66,16 @@ class LayerParts:
     mixer: str
     norm: str
     ffn_norm: str
-    ffn: GatedParts | str
+    ffn: tuple[GatedParts | str, ...]
     scale: float
     post: str | None = None
     ffn_post: str | None = None
     nones: int = 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether tokens may go to experts."""
+        return any(isinstance(part, str) for part in self.ffn)
 
 
 class Step(Protocol):
@@ -124,8 +135,7 @@ class FusedMixerLayer(FusedModuleMixin):
         named = {**({"hidden_states": args[0]} if args else {}), **kwargs}
         mixer: Any = self._modules[self._parts.mixer]
         reference = reference_call(self, mixer, named)
-        experts = isinstance(self._parts.ffn, str)
-        return replace(reference, moves_rows=experts) if reference else None
+        return replace(reference, moves_rows=self._parts.chooses) if reference else None
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mixer: Any = self._modules[self._parts.mixer]
@@ -163,18 +173,50 @@ class _Bound:
         ffn_plain = parts.scale == 1.0 and parts.ffn_post is None
         out = mixer.get_submodule(mixer.last)
         leave: Any = Route(LinearWork(_part(out), residual=plain), measured=out.group.measured)
-        ffn: Any
-        if isinstance(parts.ffn, str):
-            ffn, joined = _first_output(layer._modules[parts.ffn]), False
-        else:
-            ffn, joined = parts.ffn.bind(layer, residual=ffn_plain), ffn_plain
         return cls(
             mixer,
             layer._modules[parts.norm],
             layer._modules[parts.ffn_norm],
             leave if plain else _added(leave, layer, parts.post, parts.scale),
-            ffn if joined else _added(ffn, layer, parts.ffn_post, parts.scale),
+            _feed_forward(layer, parts, plain=ffn_plain),
         )
+
+
+def _feed_forward(layer: nn.Module, parts: LayerParts, *, plain: bool) -> AddTo:
+    """
+    Args:
+        plain: whether what it gives is added as it is.
+    """
+    if plain:
+        return _one_after_another([_plain(layer, part) for part in parts.ffn])
+    branches = [_branch(layer, part) for part in parts.ffn]
+    return _added(branches[0] if len(branches) == 1 else _sum(branches), layer, parts.ffn_post, parts.scale)
+
+
+def _plain(layer: nn.Module, part: GatedParts | str) -> AddTo:
+    if isinstance(part, GatedParts):
+        return part.bind(layer, residual=True)
+    return _added(_branch(layer, part), layer, None, 1.0)
+
+
+def _branch(layer: nn.Module, part: GatedParts | str) -> Callable[[Tensor], Tensor]:
+    return (
+        part.bind(layer, residual=False)
+        if isinstance(part, GatedParts)
+        else _first_output(layer._modules[part])
+    )
+
+
+def _one_after_another(steps: list[AddTo]) -> AddTo:
+    if len(steps) == 1:
+        return steps[0]
+    first, second = steps
+    return lambda input, x: second(input, first(input, x))
+
+
+def _sum(branches: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    first, second = branches
+    return lambda input: first(input) + second(input)
 
 
 def _first_output(module: Any) -> Callable[[Tensor], Tensor]:

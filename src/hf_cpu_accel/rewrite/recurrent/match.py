@@ -100,6 +100,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 
 def _fused(module: nn.Module, mixer: Mixer) -> RecurrentMixer:
     names = tuple(parameters_of(module.forward))
+    mixer.prepare(module)
     fused: RecurrentMixer = fused_layer(RecurrentMixer, module, _mixer=mixer, _names=names)
     return fused
 

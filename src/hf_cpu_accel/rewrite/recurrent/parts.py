@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops.decoder.layers import Projection, Recurrence
+from hf_cpu_accel.rewrite.linear.output_order import can_be_ordered, order_outputs
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
@@ -49,6 +50,10 @@ class Mixer(ABC):
     def scaled(self, module: Any, hidden_states: Tensor) -> Tensor:
         """What the projections are given."""
         return hidden_states
+
+    def prepare(self, module: Any) -> None:
+        """To be called once for a module that is to be computed so, which may go on being computed in another way."""
+        return
 
     @abstractmethod
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
@@ -106,11 +111,14 @@ class GatedDeltaNet(Mixer):
 
     Attributes:
         eps: of the norm.
-        interleaved: whether the projections give queries, keys, values and gates group by group (Qwen3-Next).
+        interleaved: whether the projections are two, of queries, keys, values and gates head by head of keys, and likewise of what
+            else there is (Qwen3-Next).
+        is_ordered: whether these have been packed as if they were not interleaved.
     """
 
     eps: float
     interleaved: bool
+    is_ordered: bool = False
 
     op = "gated_delta_net"
 
@@ -124,8 +132,20 @@ class GatedDeltaNet(Mixer):
             return "in_proj_qkvz", "in_proj_ba"
         return "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
 
+    def prepare(self, module: Any) -> None:
+        if self.is_ordered:
+            together, rest = self.projections
+            keys, values = module.head_k_dim, module.head_v_dim * module.num_v_heads // module.num_k_heads
+            heads = module.num_v_heads // module.num_k_heads
+            order = _one_by_one(module.num_k_heads, (keys, keys, values, values))
+            order_outputs(module, {together: order, rest: _one_by_one(module.num_k_heads, (heads, heads))})
+
     def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
-        if self.interleaved:
+        if self.is_ordered:
+            columns = module.num_v_heads * module.head_v_dim
+            mixed, gate = projected[0].tensor_split((projected[0].shape[-1] - columns,), dim=-1)
+            beta, decay = projected[1].chunk(2, dim=-1)
+        elif self.interleaved:
             *parts, beta, decay = module.fix_query_key_value_ordering(*projected)
             *parts, gate = (part.flatten(2) for part in parts)
             mixed = torch.cat(parts, dim=-1)
@@ -139,7 +159,7 @@ class GatedDeltaNet(Mixer):
         return output
 
     def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
-        if self.interleaved:
+        if self.interleaved and not self.is_ordered:
             return None
         weight, bias = self._convolution(module)
         channels, columns = len(weight), module.num_v_heads * module.head_v_dim
@@ -200,6 +220,12 @@ class StateSpace(Mixer):
         )  # fmt: skip
 
 
+def _one_by_one(groups: int, sizes: Sequence[int]) -> Tensor:
+    """int64, where to find the first part of all groups, then the second and so on, if each group has parts of `sizes`."""
+    places = torch.arange(groups * sum(sizes)).view(groups, -1)
+    return torch.cat([part.flatten() for part in places.split(tuple(sizes), dim=1)])
+
+
 def _sizes(weight: Tensor, state: tuple[int, ...] | None = None) -> StateSizes:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
 
@@ -215,7 +241,9 @@ def candidates(module: nn.Module) -> list[Mixer]:
         projections = names - {"conv1d", "norm", "out_proj", "act"}
         interleaved = projections == {"in_proj_qkvz", "in_proj_ba"}
         if interleaved or projections == {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}:
-            return [GatedDeltaNet("conv1d", "norm", _eps_of(module), interleaved)]
+            plain = GatedDeltaNet("conv1d", "norm", _eps_of(module), interleaved)
+            ordered = interleaved and can_be_ordered(module, plain.projections)
+            return [replace(plain, is_ordered=True), plain] if ordered else [plain]
     if own == {"A_log", "D", "dt_bias"} and {"conv1d", "in_proj", "out_proj"} <= names:
         norm = "norm" if "weight" in getattr(module._modules.get("norm"), "_parameters", ()) else None
         groups = sorted({1, int(getattr(module, "n_groups", 1))}, reverse=True)
