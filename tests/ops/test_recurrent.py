@@ -1,4 +1,4 @@
-"""short_convolution, gated_delta_net and state_space against float64, over shapes, dtypes, layouts, states and thread counts."""
+"""The ops of recurrent layers against float64, over shapes, dtypes, layouts, states and thread counts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.recurrent.gated_delta_net import gated_delta_net_reference
+from hf_cpu_accel.ops.recurrent.selective_scan import causal_convolution_reference, selective_scan_reference
 from hf_cpu_accel.ops.recurrent.short_convolution import short_convolution_reference
 from hf_cpu_accel.ops.recurrent.state_space import state_space_reference
 
@@ -89,6 +90,34 @@ def state_space(
     return OPS.state_space.default, state_space_reference, arguments
 
 
+def causal_convolution(
+    length: int, dtype: torch.dtype, *, channels: int = 100, taps: int = 4, seed: int = 0
+) -> Case:
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.randn(2, length, channels + 8, generator=g).to(dtype)
+    bias = torch.randn(channels, generator=g) if taps % 2 == 0 else None
+    tokens = None if length == 1 else torch.rand(2, length, generator=g) > 0.3
+    (state,) = _states(g, (2, channels, taps), dtype=dtype)
+    weight = torch.randn(channels, 1, taps, generator=g).to(dtype)
+    arguments = (wide[..., :channels], weight, bias, tokens, state)
+    return OPS.causal_convolution.default, causal_convolution_reference, arguments
+
+
+def selective_scan(
+    length: int, dtype: torch.dtype, *, channels: int = 100, state_dim: int = 16, seed: int = 0
+) -> Case:
+    g = torch.Generator().manual_seed(seed)
+    wide = torch.randn(2, length, 3 * channels + 2 * state_dim + 3, generator=g).to(dtype)
+    parts = wide.split([channels, channels, state_dim, state_dim, channels, 3], dim=-1)[:-1]
+    A_log = torch.randn(channels, state_dim, generator=g).to(dtype)
+    (state,) = _states(g, (2, channels, state_dim), dtype=torch.float32)
+    arguments = (*parts, A_log, torch.randn(channels, generator=g), state)
+    return OPS.selective_scan.default, selective_scan_reference, arguments
+
+
+MAKERS = [short_convolution, gated_delta_net, state_space, causal_convolution, selective_scan]
+
+
 def _copies(arguments: tuple[Any, ...], *, double: bool) -> list[Any]:
     """Copies of the states, in float64 if `double` as all else."""
     return [
@@ -108,7 +137,7 @@ def check(case: Case) -> None:
     op, reference, arguments = case
     ours, theirs = _copies(arguments, double=False), _copies(arguments, double=True)
     got, truth = op(*ours), reference(*theirs)
-    assert got.dtype == arguments[0].dtype
+    assert got.dtype == (torch.float32 if op is OPS.causal_convolution.default else arguments[0].dtype)
     assert got.is_contiguous()
     for result, expected in ((got, truth), *zip(ours, theirs, strict=True)):
         if isinstance(result, Tensor) and result.is_floating_point():
@@ -120,13 +149,13 @@ def check_recurrent(seed: int = 0) -> None:
     """All of it in one call, for the test that repeats it on every instruction-set tier."""
     for dtype in DTYPES:
         for length in (1, 3, 67):
-            for make in (short_convolution, gated_delta_net, state_space):
+            for make in MAKERS:
                 check(make(length, dtype, seed=seed))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("make", [short_convolution, gated_delta_net, state_space])
+@pytest.mark.parametrize("make", MAKERS)
 def test_lengths(make: Callable[..., Case], length: int, dtype: torch.dtype) -> None:
     check(make(length, dtype))
 
@@ -135,6 +164,7 @@ def test_lengths(make: Callable[..., Case], length: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("channels", [1, 63, 64, 65, 200])
 def test_convolutions(channels: int, taps: int) -> None:
     check(short_convolution(9, torch.float32, channels=channels, taps=taps))
+    check(causal_convolution(9, torch.float32, channels=channels, taps=taps))
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(1, 1), (2, 2), (6, 2)])
@@ -157,7 +187,14 @@ def test_sizes_of_state_spaces(
     check(state_space(5, torch.float32, gate_first=gate_first, **sizes))
 
 
-@pytest.mark.parametrize("make", [short_convolution, gated_delta_net, state_space])
+@pytest.mark.parametrize("channels", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("state_dim", [1, 7, 8, 16, 33])
+def test_sizes_of_selective_scans(channels: int, state_dim: int) -> None:
+    for length in (1, 5):
+        check(selective_scan(length, torch.float32, channels=channels, state_dim=state_dim))
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_two_threads_give_what_one_gives(make: Callable[..., Case]) -> None:
     op, _, arguments = make(70, torch.float32)
     results = []
@@ -174,7 +211,7 @@ def test_two_threads_give_what_one_gives(make: Callable[..., Case]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(states, others, strict=True) if isinstance(a, Tensor))
 
 
-@pytest.mark.parametrize("make", [short_convolution, gated_delta_net, state_space])
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_prompt_may_come_in_parts(make: Callable[..., Case]) -> None:
     op, _, arguments = make(70, torch.float32)
     whole = _copies(arguments, double=False)
@@ -191,13 +228,13 @@ def test_a_prompt_may_come_in_parts(make: Callable[..., Case]) -> None:
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("make", [short_convolution, gated_delta_net, state_space])
+@pytest.mark.parametrize("make", MAKERS)
 def test_opcheck(make: Callable[..., Case]) -> None:
     op, _, arguments = make(3, torch.float32)
     torch.library.opcheck(op, tuple(_copies(arguments, double=False)))
 
 
-@pytest.mark.parametrize("make", [short_convolution, gated_delta_net, state_space])
+@pytest.mark.parametrize("make", MAKERS)
 def test_states_of_another_shape_are_refused(make: Callable[..., Case]) -> None:
     op, _, arguments = make(3, torch.float32)
     with pytest.raises(RuntimeError, match=r"must be|does not hold"):

@@ -19,7 +19,8 @@ from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.decoder.call import Call, call_of
 from tests.ops.decoder.cases import Case, layers_of
 
-OPS = ["short_convolution", "gated_delta_net", "state_space"]
+OPS = ["short_convolution", "gated_delta_net", "state_space", "selective_scan"]
+_RANK = 12  # of what a selective scan's dt are made of
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Sizes:
     """Of a recurrence.
 
     Attributes:
-        channels: of a short convolution; the others' follow from their heads.
-        key_heads, key_dim: of a state space, its groups and the features of its state.
+        channels: of a short convolution and of a selective scan; the others' follow from their heads.
+        key_heads, key_dim: of a state space, its groups and the features of its state, the latter of a selective scan, too.
         norm_groups: of a state space; divides heads * value_dim.
-        normed: whether a state space has a norm.
+        normed: whether a state space has a norm, and a selective scan norms.
     """
 
     taps: int = 4
@@ -68,6 +69,21 @@ def recurrence(op: str, case: Case, sizes: Sizes, states: torch.dtype) -> tuple[
             "decay": wide + 3 + heads,
             "norm_weight": 1 + 0.1 * torch.randn(sizes.value_dim),
         }
+    elif op == "selective_scan":
+        channels = columns = sizes.channels
+        wide, rest, size = 2 * channels, 0, (channels, sizes.key_dim)
+        settings = {
+            "conv_input": channels,
+            "gate": 0,
+            "key_dim": sizes.key_dim,
+            "A_log": torch.rand(size),
+            "D": torch.randn(channels),
+            "selected": projection(_RANK + 2 * sizes.key_dim, channels),
+            "steps": projection(channels, _RANK),
+            "norm_eps": 1e-6,
+        }
+        widths = {"dt_norm": _RANK, "B_norm": sizes.key_dim, "C_norm": sizes.key_dim}
+        settings |= {name: 1 + 0.1 * torch.randn(n) for name, n in widths.items() if sizes.normed}
     else:
         wide, rest, size = columns + channels + heads, 0, (heads, sizes.value_dim, sizes.key_dim)
         settings = {
@@ -79,7 +95,7 @@ def recurrence(op: str, case: Case, sizes: Sizes, states: torch.dtype) -> tuple[
             "norm_groups": sizes.norm_groups,
             "gate_first": sizes.gate_first,
         }
-    if op != "short_convolution":
+    if op in ("gated_delta_net", "state_space"):
         names = ("heads", "key_heads", "key_dim", "value_dim")
         settings |= {name: getattr(sizes, name) for name in names}
         settings |= {"A_log": torch.rand(heads), "dt_bias": torch.randn(heads), "norm_eps": 1e-6}

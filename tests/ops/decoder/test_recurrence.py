@@ -69,6 +69,14 @@ def test_gates_and_norms_of_a_state_space(q_len: int, gate_first: bool, normed: 
     _compare(_call("state_space", Case(q_len=q_len), sizes=sizes), 2 * bound_of(Case()))
 
 
+@pytest.mark.parametrize("q_len", [1, 3, 70])
+@pytest.mark.parametrize("key_dim", [1, 16, 33])
+@pytest.mark.parametrize("normed", [False, True])
+def test_sizes_and_norms_of_a_selective_scan(q_len: int, key_dim: int, normed: bool) -> None:
+    sizes = Sizes(channels=131, key_dim=key_dim, normed=normed)
+    _compare(_call("selective_scan", Case(q_len=q_len), sizes=sizes), 2 * bound_of(Case()))
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_one_thread(op: str) -> None:
     threads = torch.get_num_threads()
@@ -102,6 +110,30 @@ def test_a_layout_that_is_not_of_bind_is_refused(column: str) -> None:
             call.run()
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        "selected",
+        "steps",
+        "selected_features",
+        "rest_features",
+        "key_dim",
+        "A_log",
+        "D",
+        "B_norm",
+        "channels",
+    ],
+)
+def test_a_layout_of_a_selective_scan_that_is_not_of_bind_is_refused(column: str) -> None:
+    from hf_cpu_accel.ops.decoder.bind import LAYOUT
+
+    for value in (-1, 2**40) if column != "rest_features" else (1, 2**40):
+        call = _call("selective_scan", Case())
+        call.layers.layout[0, LAYOUT.index(f"recurrence_{column}")] = value
+        with pytest.raises(RuntimeError, match="hf_cpu_accel::decoder_layers"):
+            call.run()
+
+
 def test_states_of_other_shapes_are_refused() -> None:
     for place in ("keys", "values"):
         call = _call("gated_delta_net", Case())
@@ -115,3 +147,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     assert layer.recurrence is not None
     with pytest.raises(ValueError, match="the output projection takes"):
         bind([replace(layer, recurrence=replace(layer.recurrence, heads=3))])
+    layer, _ = recurrence("selective_scan", Case(), Sizes(), torch.float32)
+    assert layer.recurrence is not None
+    with pytest.raises(ValueError, match="a selective scan takes"):
+        bind([replace(layer, recurrence=replace(layer.recurrence, steps=None))])
+    with pytest.raises(ValueError, match="take and give"):
+        bind([replace(layer, recurrence=replace(layer.recurrence, key_dim=5))])

@@ -25,6 +25,12 @@ _MAMBA = {
 _MAMBA_2 = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16,
             "n_groups": 1, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
 
+_MAMBA_1 = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 16, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
+
+_GRANITE_EXPERTS = {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6, "num_experts_per_tok": 2,
+                    "shared_intermediate_size": 64, "intermediate_size": 32}  # fmt: skip
+
 # {stem of the classes, and perhaps what is in a model besides: (settings, op of its mixers, mixers, layers with one that
 # are fused as a whole, and such with attention)}
 HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
@@ -48,10 +54,10 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
         "state_space", 2, 2, 1,
     ),
     "GraniteMoeHybrid with experts": (
-        _SIZES | _MAMBA | {"layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6,
-                           "num_experts_per_tok": 2, "shared_intermediate_size": 64, "intermediate_size": 32,
-                           "residual_multiplier": 0.4},
-        "state_space", 2, 2, 1,
+        _SIZES | _MAMBA | _GRANITE_EXPERTS | {"residual_multiplier": 0.4}, "state_space", 2, 2, 1,
+    ),
+    "GraniteMoeHybrid with experts and plain residuals": (
+        _SIZES | _MAMBA | _GRANITE_EXPERTS, "state_space", 2, 2, 1,
     ),
     "Qwen3_5Moe": (
         _SIZES | _DELTA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -66,7 +72,14 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
     # whose layers return more than hidden states
     "Bamba": (_SIZES | _MAMBA | {"attn_layer_indices": [1]}, "state_space", 2, 2, 1),
     "FalconH1": (_SIZES | _MAMBA | {"mamba_d_ssm": 128, "ssm_in_multiplier": 0.7}, "state_space", 3, 0, 0),
-    "Mamba2": (_MAMBA_2, "state_space", 2, 0, 0),
+    "Mamba2": (_MAMBA_2, "state_space", 2, 2, 0),
+    "Jamba": (
+        _SIZES | {"mamba_dt_rank": 8, "mamba_d_state": 16, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6,
+                  "num_experts_per_tok": 2, "expert_layer_period": 3, "expert_layer_offset": 2},
+        "selective_scan", 2, 2, 1,
+    ),
+    "Mamba": (_MAMBA_1, "selective_scan", 2, 2, 0),
+    "FalconMamba": (_MAMBA_1, "selective_scan", 2, 2, 0),
 }  # fmt: skip
 
 

@@ -26,7 +26,14 @@ MASK[0, :4] = 0
 GREEDY = {"max_new_tokens": 128, "do_sample": False}
 JOINED = [
     *("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Qwen3Next with experts", "Lfm2", "Lfm2Moe"),
-    *("GraniteMoeHybrid", "GraniteMoeHybrid with experts", "Bamba"),
+    *(
+        "GraniteMoeHybrid",
+        "GraniteMoeHybrid with experts",
+        "Bamba",
+        "Jamba",
+        "Mamba",
+        "Mamba2",
+    ),
 ]
 STEMS = pytest.mark.parametrize("stem", list(HYBRIDS))
 
@@ -86,6 +93,14 @@ def test_steps_that_stay_alone_say_why() -> None:
     assert all("would have to be put in another order" in reason for reason in reasons.values())
     given = {"attention_mask": MASK, "max_new_tokens": 16, "do_sample": False}
     assert torch.equal(model.generate(IDS, **given), eager.generate(IDS, **given))
+
+
+def test_steps_of_scans_with_norms_that_have_no_weights_stay_alone() -> None:
+    model = build("FalconMamba")
+    accelerate_for_cpu(model, dtype="float32")
+    reasons = alone(model)
+    assert set(reasons) == {"backbone.layers.0", "backbone.layers.1"}
+    assert all("no RMS norms with weights" in reason for reason in reasons.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
@@ -202,6 +217,17 @@ def test_other_dtypes(stem: str, dtype: str) -> None:
     assert len(fused(model, "recurrent mixer")) == HYBRIDS[stem][2]
     error = (model(IDS).logits - expected).norm() / expected.norm()
     assert error <= {"bfloat16": 0.05, "int8": 0.15, "int4": 0.8}[dtype]
+
+
+@torch.no_grad()
+def test_layers_whose_residual_stream_has_more_bits_are_left() -> None:
+    model = build("Mamba").to(torch.bfloat16)
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="bfloat16")
+    assert len(fused(model, "recurrent mixer")) == 2
+    assert fused(model, "recurrent layer") == []
+    error = (model(IDS).logits - eager(IDS).logits).norm() / eager(IDS).logits.norm()
+    assert error <= 0.05
 
 
 @pytest.mark.parametrize("stem", ["Qwen3_5", "Lfm2", "GraniteMoeHybrid"])

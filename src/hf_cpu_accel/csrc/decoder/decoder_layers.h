@@ -253,8 +253,8 @@ inline void run_decoder(Team& team, const DecoderCall& call, const DecoderMemory
       attend(team, call, layer, mine);
     }
     const bool recurs = layer.recurrence.exists();
-    leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before, recurs || layer.heads.finishes(),
-          [&](int64_t begin, int64_t end, float* out) {
+    leave(layer.output, call.context, layer.attention_end, layer.crosses ? nullptr : result_before,
+          layer.recurrence.finishes() || layer.heads.finishes(), [&](int64_t begin, int64_t end, float* out) {
             if (recurs) return finish(layer.recurrence, begin, end, out, mine.buffer);
             for (int64_t row = begin; row < end; ++row)
               dispatch().kernels.heads.finish(layer.heads, call.merged + row * layer.qkv.n, call.context + row * layer.output.k,

@@ -19,8 +19,8 @@ struct HeadsLayout {
 struct RecurrenceLayout {
   int64_t kind, channels, taps, conv_weight, conv_bias, conv_input, conv_gate, gate, decay, beta;
   int64_t heads, key_heads, key_dim, value_dim, A_log, dt_bias, D, norm_weight, norm_groups, gate_first;
-  ProjectionLayout rest;
-  int64_t rest_features;
+  ProjectionLayout rest, selected, steps;
+  int64_t rest_features, selected_features, dt_norm, B_norm, C_norm;
 };
 
 struct LayerLayout {

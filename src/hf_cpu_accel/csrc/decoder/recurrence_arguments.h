@@ -5,12 +5,34 @@
 
 namespace hfca {
 
+// What a selective scan has besides its convolution.
+inline void take_scan(Recurrence& r, const LayerArguments& arguments, const RecurrenceLayout& l, double eps, int64_t columns,
+                      const Tensor& state) {
+  const int64_t tokens = r.conv.batch * r.conv.length, rank = l.selected_features - 2 * l.key_dim;
+  STD_TORCH_CHECK(columns == l.channels && l.rest_features == 0 && 1 <= l.key_dim && l.key_dim <= INT32_MAX &&
+                      l.selected_features <= INT32_MAX && rank >= 1,
+                  "hf_cpu_accel::decoder_layers: the sizes of a selective scan do not fit one another");
+  r.selected = arguments.gemm(l.selected, tokens, l.selected_features, l.channels);
+  r.steps = arguments.gemm(l.steps, tokens, l.channels, rank);
+  const int64_t weights[3] = {l.dt_norm, l.B_norm, l.C_norm}, widths[3] = {rank, l.key_dim, l.key_dim};
+  for (int i = 0; i < 3; ++i) {
+    STD_TORCH_CHECK((weights[i] < 0) == (l.dt_norm < 0), "hf_cpu_accel::decoder_layers: a selective scan has three norms or none");
+    const NormKind kind = weights[i] < 0 ? NormKind::none : NormKind::rms_norm;
+    r.selected_norms[i] = arguments.norm({static_cast<int64_t>(kind), weights[i], -1}, eps, widths[i]);
+  }
+  STD_TORCH_CHECK(l.A_log >= 0 && l.D >= 0, "hf_cpu_accel::decoder_layers: a selective scan needs A_log and D");
+  SelectiveScan& scan = r.scan;
+  scan.batch = r.conv.batch, scan.length = r.conv.length, scan.channels = l.channels, scan.state_dim = l.key_dim;
+  scan.A_log = arguments.array(l.A_log, times_features(l.channels, l.key_dim)), scan.D = arguments.array(l.D, l.channels);
+  scan.state = static_cast<float*>(state_of(state, {scan.batch, l.channels, l.key_dim}, false, decoder_op, "values"));
+}
+
 // Without its inputs and outputs. `conv_state` and `state` stand where other layers have keys and values.
 inline Recurrence recurrence_of(const LayerArguments& arguments, const LayerLayout& layout, const LayerScalars& s, int64_t batch,
                                 int64_t length, int64_t features, const Tensor& conv_state, const Tensor& state) {
   const RecurrenceLayout& l = layout.recurrence;
   const auto is_size = [](int64_t size) { return 1 <= size && size <= INT32_MAX; };
-  STD_TORCH_CHECK(l.kind <= static_cast<int64_t>(RecurrenceKind::state_space) && l.kind > 0,
+  STD_TORCH_CHECK(l.kind <= static_cast<int64_t>(RecurrenceKind::selective_scan) && l.kind > 0,
                   "hf_cpu_accel::decoder_layers: layout names a recurrence of no kind");
   STD_TORCH_CHECK(is_size(l.channels) && is_size(l.taps), "hf_cpu_accel::decoder_layers: a recurrence needs channels and taps");
   Recurrence r;
@@ -26,6 +48,10 @@ inline Recurrence recurrence_of(const LayerArguments& arguments, const LayerLayo
   r.rows.columns = columns;
   if (!conv.silu) {
     STD_TORCH_CHECK(columns == l.channels, "hf_cpu_accel::decoder_layers: a short convolution gives as many features as it has channels");
+    return r;
+  }
+  if (r.kind == RecurrenceKind::selective_scan) {
+    take_scan(r, arguments, l, s.recurrence_norm_eps, columns, state);
     return r;
   }
   STD_TORCH_CHECK(is_size(l.heads) && is_size(l.key_heads) && is_size(l.key_dim) && is_size(l.value_dim) && l.heads % l.key_heads == 0 &&
@@ -72,6 +98,15 @@ inline void connect(Recurrence& r, const LayerLayout& layout, const DecoderCall&
   if (r.kind == RecurrenceKind::short_convolution) {
     r.conv.gate = part(l.conv_gate, l.channels);
     r.rows.input = call.query, r.rows.gate = gate;
+    return;
+  }
+  if (r.kind == RecurrenceKind::selective_scan) {
+    const int64_t width = l.selected_features, rank = width - 2 * l.key_dim;
+    r.selected.write_to({call.rest, width});
+    r.parts[0] = {call.rest, width}, r.parts[1] = {call.rest + rank, width}, r.parts[2] = {call.rest + rank + l.key_dim, width};
+    r.steps.write_to(r.conv.input);  // which nothing reads any more
+    r.scan.x = {call.query, l.channels}, r.scan.dt = r.conv.input, r.scan.B = r.parts[1], r.scan.C = r.parts[2];
+    r.scan.gate = gate, r.scan.output = {call.context, columns};
     return;
   }
   r.norm.gate = gate, r.norm.input = call.query;

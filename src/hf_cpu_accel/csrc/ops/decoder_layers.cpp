@@ -85,7 +85,8 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
       STD_TORCH_CHECK(!step.rows && tokens == step.batch * step.q_len,
                       "hf_cpu_accel::decoder_layers: layers with a recurrence take no rows and no padding");
       layer.recurrence = recurrence_of(arguments, l, reals_of[i], step.batch, step.q_len, features, keys[i], values[i]);
-      widths.query = std::max(widths.query, l.recurrence.channels), widths.rest = std::max(widths.rest, layer.recurrence.rest.n);
+      widths.query = std::max(widths.query, l.recurrence.channels),
+      widths.rest = std::max({widths.rest, layer.recurrence.rest.n, layer.recurrence.selected.n});
       widths.buffer = std::max(widths.buffer, layer.recurrence.buffer());
       work += layer.recurrence.work();
     } else {
@@ -97,8 +98,9 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     layer.few = l.heads / l.kv_heads * step.q_len <= dispatch().kernels.attention.few_rows;
     STD_TORCH_CHECK(!layer.crosses || (cross_keys.size() == layers && cross_values.size() == layers),
                     "hf_cpu_accel::decoder_layers: cross_keys and cross_values must have one entry per layer");
-    for (const Gemm* g : {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.per_layer_gate,
-                          &layer.per_layer_output, &layer.router.logits, &layer.recurrence.rest}) {
+    for (const Gemm* g :
+         {&layer.qkv, &layer.output, &layer.cross_query, &layer.cross_output, &layer.up, &layer.down, &layer.per_layer_gate,
+          &layer.per_layer_output, &layer.router.logits, &layer.recurrence.rest, &layer.recurrence.selected, &layer.recurrence.steps}) {
       if (g->n == 0) continue;
       widths.words = std::max(widths.words, most_input_words(*g));
       work += multiply_adds(*g);
@@ -114,7 +116,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     widths.query = std::max(widths.query, layer.few ? 0 : l.heads * l.head_dim);
     widths.context = std::max({widths.context, l.heads * l.value_dim, l.cross_heads * l.cross_value_dim});
     widths.intermediate = std::max({widths.intermediate, layer.up.n > 0 ? l.intermediate_features : 0, layer.per_layer_gate.n});
-    widths.normed = std::max({widths.normed, features, layer.heads.finishes() || layer.recurrence.exists() ? layer.output.k : 0,
+    widths.normed = std::max({widths.normed, features, layer.heads.finishes() || layer.recurrence.finishes() ? layer.output.k : 0,
                               layer.ffn_sub_norm.exists() ? l.intermediate_features : 0, layer.per_layer_gate.n});
     widths.head_group = std::max(widths.head_group, layer.few ? l.heads / l.kv_heads * step.q_len * l.head_dim : 0);
   }

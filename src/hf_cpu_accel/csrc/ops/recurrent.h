@@ -42,6 +42,14 @@ inline CausalConv conv_of(const Tensor& first, int64_t channels, const Tensor& w
   return conv;
 }
 
+// Of a mask, bool [batch, length].
+inline const bool* tokens_of(const Tensor& tokens, int64_t batch, int64_t length, const char* op) {
+  STD_TORCH_CHECK(tokens.scalar_type() == ScalarType::Bool && tokens.is_cpu() && tokens.is_contiguous() &&
+                      sizes_of(tokens) == (std::vector<int64_t>{batch, length}),
+                  "hf_cpu_accel::", op, ": tokens must be contiguous bool [batch, length]");
+  return static_cast<const bool*>(tokens.mutable_data_ptr());
+}
+
 inline void check_sequence(const Tensor& t, const char* op, const char* name) {
   check_floating(t, op, name);
   STD_TORCH_CHECK(t.dim() == 3 && t.size(1) >= 1, "hf_cpu_accel::", op, ": ", name,

@@ -28,12 +28,7 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
     return Matrix{static_cast<char*>(all.data) + column * all.element_bytes(), all.stride, all.bf16};
   };
   conv.input = part(columns), conv.silu = true, space.dt = part(columns + space.channels);
-  if (tokens) {
-    STD_TORCH_CHECK(tokens->scalar_type() == ScalarType::Bool && tokens->is_cpu() && tokens->is_contiguous() &&
-                        sizes_of(*tokens) == (std::vector<int64_t>{space.batch, space.length}),
-                    "hf_cpu_accel::", op, ": tokens must be contiguous bool [batch, length]");
-    conv.tokens = static_cast<const bool*>(tokens->mutable_data_ptr());
-  }
+  if (tokens) conv.tokens = tokens_of(*tokens, space.batch, space.length, op);
   space.A_log = as_vector(A_log, space.heads, op, "A_log"), space.D = as_vector(D, space.heads, op, "D");
   space.dt_bias = as_vector(dt_bias, space.heads, op, "dt_bias");
   GatedNorm norm;

@@ -5,6 +5,8 @@
 //                       S[t] = g S[t-1] + k (beta (v - k (g S[t-1])))^T,   o[t] = q S[t],   q and k of length 1
 //   Mamba-2 (Dao & Gu 2024, arXiv:2405.21060), per head with a state S [head features, state features]:
 //                       S[t] = exp(dt A) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
+//   Mamba (Gu & Dao 2023, arXiv:2312.00752), per channel with a state S [state features]:
+//                       S[t] = exp(dt A) S[t-1] + dt x B,   y[t] = (S[t] C + D x) SiLU(gate)
 //   gated norm:         x / sqrt(mean(x^2) + eps) * weight * SiLU(gate), over groups of columns; the gate comes before the norm or behind
 //
 // The states are those of the hosts' caches, and are written in place.
@@ -15,6 +17,7 @@ namespace hfca {
 
 constexpr int64_t recurrent_chunk = 64;  // tokens that are taken together: what is made of them stays in L2
 constexpr int64_t conv_tile = 64;        // channels of one piece of a convolution
+constexpr int64_t scan_tile = 64;        // channels of one piece of a selective scan
 
 struct CausalConv {
   Matrix input, gate;  // [batch * length, channels]; gate.data may be null: else the input is multiplied by it
@@ -50,6 +53,18 @@ struct StateSpace {
   int64_t pieces() const { return batch * heads; }
 };
 
+struct SelectiveScan {
+  Matrix x, dt, gate, output;  // [batch * length, channels]; dt before softplus
+  Matrix B, C;  // [batch * length, state_dim]
+  Array A_log, D;  // [channels, state_dim]: A = -exp(A_log); [channels]
+  float* state = nullptr;  // [batch, channels, state_dim]
+  int64_t batch = 0, length = 0, channels = 0, state_dim = 0;
+
+  int64_t tiles() const { return (channels + scan_tile - 1) / scan_tile; }
+  int64_t pieces() const { return batch * tiles(); }
+  int64_t buffer() const { return (scan_tile + 2) * state_dim + 3 * scan_tile; }  // floats
+};
+
 struct GatedNorm {
   const float* input = nullptr;  // [rows, stride]
   int64_t stride = 0, columns = 0;  // of a group
@@ -72,6 +87,7 @@ struct RecurrentKernels {
   int64_t (*delta_rule_buffer)(const DeltaRule&);  // floats
   void (*delta_rule)(const DeltaRule&, int64_t begin, int64_t end, float* buffer);
   void (*state_space)(const StateSpace&, int64_t begin, int64_t end);
+  void (*selective_scan)(const SelectiveScan&, int64_t begin, int64_t end, float* buffer);
   void (*gated_norm)(const GatedNorm&, int64_t begin, int64_t end, float* buffer);  // pairs of row and group; a buffer of `columns`
   void (*gated_rows)(const GatedRows&, int64_t begin, int64_t end);
 };

@@ -20,7 +20,7 @@ from hf_cpu_accel.ops.decoder.parts import (
     PerLayerInput,
     Projection,
 )
-from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, integers_of
+from hf_cpu_accel.ops.decoder.recurrence import RECURRENCE, RECURRENCE_PROJECTIONS, integers_of
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 
 NORM_SCOPES = ("head", "head with its own weights", "all heads")
@@ -166,7 +166,7 @@ class _Builder:
             ),
             **({"cross_query": cross.query, "cross_output": cross.output} if cross else {}),
             **({"per_layer_gate": own.gate, "per_layer_output": own.output} if own else {}),
-            **({"recurrence_rest": recurrence.rest} if recurrence and recurrence.rest else {}),
+            **{f"recurrence_{name}": getattr(recurrence, name, None) for name in RECURRENCE_PROJECTIONS},
         }
         integers = {
             **{name: getattr(attention, name) for name in ("heads", "kv_heads", "head_dim", "value_dim")},
@@ -204,7 +204,7 @@ class _Builder:
             "experts_scale": mixture.scale if mixture else 0.0,
             "recurrence_norm_eps": recurrence.norm_eps if recurrence else 0.0,
         }
-        for name in (*PROJECTIONS, "recurrence_rest"):
+        for name in (*PROJECTIONS, *(f"recurrence_{part}" for part in RECURRENCE_PROJECTIONS)):
             projection = projections.get(name)
             integers[name] = self._weight(projection.weight.data if projection else None)
             integers[f"{name}_scale"] = self._weight(projection.weight.scale if projection else None)

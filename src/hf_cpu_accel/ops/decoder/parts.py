@@ -126,12 +126,16 @@ class Recurrence:
         conv_input, conv_gate, gate, decay, beta: the features at which these begin; conv_gate is what a short convolution
             multiplies its input with, decay a state space's dt.
         conv_weight: [channels, 1, taps]; conv_bias: [channels] or None.
-        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E.
-        A_log, dt_bias, D: [heads], or None where the op takes none.
+        heads, key_heads, key_dim, value_dim: H, those of queries and keys (of a state space, groups of B and C), D and E. Of a
+            selective scan only key_dim, the features of its state [B, channels, D].
+        A_log, dt_bias, D: [heads] or, of a selective scan, [channels, D], None and [channels]; or None where the op takes none.
         norm_weight: as the op takes it.
+        selected, steps: of a selective scan, what makes dt, B and C of what comes out of the convolution, and the dt that the op is
+            given of that one.
+        dt_norm, B_norm, C_norm: the weights of RMS norms of what `selected` gives, all with `norm_eps`; or None for none.
     """
 
-    op: Literal["short_convolution", "gated_delta_net", "state_space"]
+    op: Literal["short_convolution", "gated_delta_net", "state_space", "selective_scan"]
     conv_weight: Tensor
     conv_bias: Tensor | None
     conv_input: int
@@ -151,6 +155,11 @@ class Recurrence:
     norm_eps: float = 0.0
     norm_groups: int = 1
     gate_first: bool = False
+    selected: Projection | None = None
+    steps: Projection | None = None
+    dt_norm: Tensor | None = None
+    B_norm: Tensor | None = None
+    C_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)

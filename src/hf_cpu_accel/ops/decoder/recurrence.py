@@ -8,11 +8,13 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.parts import Heads, Projection, Recurrence, SelfAttention
 
-KINDS = ("none", "short_convolution", "gated_delta_net", "state_space")
+KINDS = ("none", "short_convolution", "gated_delta_net", "state_space", "selective_scan")
+RECURRENCE_PROJECTIONS = ("rest", "selected", "steps")
 
 _PLACES = ("conv_input", "conv_gate", "gate", "decay", "beta")
 _SIZES = ("heads", "key_heads", "key_dim", "value_dim")
-_VECTORS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight")
+_NORMS = ("dt_norm", "B_norm", "C_norm")
+_VECTORS = ("conv_weight", "conv_bias", "A_log", "dt_bias", "D", "norm_weight", *_NORMS)
 
 # Columns of `bind.LAYOUT`, in the order of RecurrenceLayout of csrc/decoder/layout.h; all 0 where the layer attends.
 RECURRENCE = tuple(
@@ -20,13 +22,14 @@ RECURRENCE = tuple(
     for name in (
         *("kind", "channels", "taps", "conv_weight", "conv_bias", *_PLACES, *_SIZES),
         *("A_log", "dt_bias", "D", "norm_weight", "norm_groups", "gate_first"),
-        *("rest", "rest_scale", "rest_bias", "rest_features"),
+        *(f"{name}{part}" for name in RECURRENCE_PROJECTIONS for part in ("", "_scale", "_bias")),
+        *("rest_features", "selected_features", *_NORMS),
     )
 )
 
 
 def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) -> dict[str, int]:
-    """What `RECURRENCE` has of it, but for `rest`.
+    """What `RECURRENCE` has of it, but for its projections.
 
     Args:
         vector: gives where a tensor begins in the op's vectors.
@@ -36,7 +39,9 @@ def integers_of(recurrence: Recurrence, vector: Callable[[Tensor | None], int]) 
     values = {name: int(getattr(recurrence, name)) for name in names}
     values |= {name: vector(getattr(recurrence, name)) for name in _VECTORS}
     values |= {"kind": KINDS.index(recurrence.op), "channels": channels, "taps": taps}
-    values["rest_features"] = 0 if recurrence.rest is None else recurrence.rest.weight.out_features
+    for name in ("rest", "selected"):
+        projection: Projection | None = getattr(recurrence, name)
+        values[f"{name}_features"] = 0 if projection is None else projection.weight.out_features
     return {f"recurrence_{name}": value for name, value in values.items()}
 
 
@@ -62,10 +67,24 @@ def check_recurrence(recurrence: Recurrence, features: int, columns: int) -> Non
         raise ValueError(f"rest of recurrence takes {rest.weight.in_features} features: must be {features}")
     given = recurrence.heads * recurrence.value_dim
     keys = 2 * recurrence.key_heads * recurrence.key_dim
-    if recurrence.op == "short_convolution":
+    if recurrence.op in ("short_convolution", "selective_scan"):
         given, keys = channels, 0
+    if recurrence.op == "selective_scan":
+        _check_scan(recurrence, channels)
     if (given, given + keys) != (columns, channels):
         raise ValueError(
             f"recurrence of {channels} channels gives {given} features beside {keys} of keys: "
             f"the output projection takes {columns}"
+        )
+
+
+def _check_scan(recurrence: Recurrence, channels: int) -> None:
+    selected, steps = recurrence.selected, recurrence.steps
+    if selected is None or steps is None or recurrence.rest is not None:
+        raise ValueError("a selective scan takes selected and steps, and no rest")
+    rank = selected.weight.out_features - 2 * recurrence.key_dim
+    sizes = (selected.weight.in_features, steps.weight.in_features, steps.weight.out_features)
+    if sizes != (channels, rank, channels) or rank < 1:
+        raise ValueError(
+            f"selected and steps of a selective scan take and give {sizes} features: must be {(channels, rank, channels)}"
         )

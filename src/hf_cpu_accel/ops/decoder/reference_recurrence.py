@@ -8,6 +8,7 @@ from torch import Tensor
 from hf_cpu_accel.ops.decoder.recurrence import KINDS
 from hf_cpu_accel.ops.decoder.reference_arguments import LayerArguments
 from hf_cpu_accel.ops.recurrent.gated_delta_net import gated_delta_net_reference
+from hf_cpu_accel.ops.recurrent.selective_scan import causal_convolution_reference, selective_scan_reference
 from hf_cpu_accel.ops.recurrent.short_convolution import short_convolution_reference
 from hf_cpu_accel.ops.recurrent.state_space import state_space_reference
 
@@ -49,6 +50,8 @@ def recurrence_reference(layer: LayerArguments, x: Tensor, states: tuple[Tensor,
             *inputs, *convolution, vector("A_log", heads), vector("dt_bias", heads),
             vector("norm_weight", integer("value_dim")), eps, *states,
         )  # fmt: skip
+    elif op == "selective_scan":
+        mixed = _scanned(layer, part("conv_input", channels), part("gate", channels), convolution, states)
     else:
         parts = [part("gate", columns), part("conv_input", channels), part("decay", heads)]
         mixed = state_space_reference(
@@ -56,3 +59,31 @@ def recurrence_reference(layer: LayerArguments, x: Tensor, states: tuple[Tensor,
             vector("norm_weight", columns), eps, integer("norm_groups"), bool(integer("gate_first")), None, *states,
         )  # fmt: skip
     return layer.project("output", mixed, x.shape[-1])
+
+
+def _scanned(
+    layer: LayerArguments,
+    input: Tensor,
+    gate: Tensor,
+    convolution: tuple[Tensor, Tensor | None],
+    states: tuple[Tensor, Tensor],
+) -> Tensor:
+    """What a selective scan gives."""
+    channels, features = input.shape[-1], layer.integer("recurrence_key_dim")
+    width = layer.integer("recurrence_selected_features")
+    x = causal_convolution_reference(input, *convolution, None, states[0])
+    parts = []
+    selected = layer.project("recurrence_selected", x, width)
+    for name, part in zip(
+        ("dt", "B", "C"), selected.split([width - 2 * features, features, features], dim=-1), strict=True
+    ):
+        weight = layer.vector(f"recurrence_{name}_norm", part.shape[-1])
+        eps = layer.floats["recurrence_norm_eps"]
+        parts.append(
+            part if weight is None else torch.nn.functional.rms_norm(part, part.shape[-1:], weight, eps)
+        )
+    dt = layer.project("recurrence_steps", parts[0], channels)
+    A_log = layer.vector("recurrence_A_log", channels * features)
+    assert A_log is not None
+    vectors = (A_log.view(channels, features), layer.vector("recurrence_D", channels))
+    return selective_scan_reference(x, dt, *parts[1:], gate, *vectors, states[1])

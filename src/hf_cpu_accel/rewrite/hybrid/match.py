@@ -101,9 +101,7 @@ def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     known: LayerParts = layer._parts
     mixer: Any = _mixer_of(layer)
     if mixer._mixer.recurrence(mixer, None) is None:
-        return _alone(
-            "what its projections give would have to be put in another order or be multiplied first"
-        )
+        return _alone(mixer._mixer.alone)
     inputs = _runs(layer, [f"{known.mixer}.{name}" for name in mixer.first])
     if inputs is None:
         return _alone("its first projections are not packed, or not as at most two products")
@@ -111,11 +109,9 @@ def _parts_of(layer: FusedMixerLayer) -> RecurrentParts | Refusal:
     names = (known.norm, known.ffn_norm, known.post, known.ffn_post)
     norms = [None if name is None else _norm(layer, name, features) for name in names]
     norm, ffn_norm, post, ffn_post = norms
-    if [part is not None for part in norms] != [name is not None for name in names] or not (
-        norm and ffn_norm
-    ):
+    if [part is not None for part in norms] != [name is not None for name in names] or norm is None:
         return _alone("one of its norms is neither a layer norm nor an RMS norm")
-    ffn = _feed_forward(layer, known.ffn, features)
+    ffn = _feed_forward(layer, known.ffn, features) if known.ffn else None
     if isinstance(ffn, Refusal):
         return ffn
     output = LinearRun((f"{known.mixer}.{mixer.last}",))

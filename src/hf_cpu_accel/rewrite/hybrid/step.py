@@ -35,9 +35,9 @@ class RecurrentParts:
     mixer: str
     inputs: tuple[LinearRun, ...]
     output: LinearRun
-    ffn: FeedForwardParts | MixtureParts
+    ffn: FeedForwardParts | MixtureParts | None
     norm: NormPart
-    ffn_norm: NormPart
+    ffn_norm: NormPart | None
     post: NormPart | None
     ffn_post: NormPart | None
     scale: float
@@ -48,9 +48,9 @@ class RecurrentParts:
         first, *rest = (run.projection(layer) for run in self.inputs)
         return DecoderLayer(
             projections_around(first, self.output.projection(layer)),
-            self.ffn.of(layer),
+            None if self.ffn is None else self.ffn.of(layer),
             attention_norm=self.norm.norm(layer),
-            ffn_norm=self.ffn_norm.norm(layer),
+            ffn_norm=None if self.ffn_norm is None else self.ffn_norm.norm(layer),
             attention_post_norm=None if self.post is None else self.post.norm(layer),
             ffn_post_norm=None if self.ffn_post is None else self.ffn_post.norm(layer),
             residual_scale=self.scale,

@@ -44,7 +44,7 @@ def fuse_mixer_layers(
 
     def op_and_dtype(fused: FusedMixerLayer, path: str) -> tuple[str, str]:
         mixer: Any = fused._modules[fused._parts.mixer]
-        return f"{op_of(mixer)}, ffn", context.dtype_names(path, fused)
+        return f"{op_of(mixer)}, ffn" if fused._parts.ffn else op_of(mixer), context.dtype_names(path, fused)
 
     def look(layer: nn.Module, path: str, context: Context) -> FusedMixerLayer | Refusal | None:
         mixers = [name for name, child in layer.named_children() if isinstance(child, kind)]
@@ -86,8 +86,11 @@ def _obstacle(layer: nn.Module, mixers: list[str]) -> str | None:
     if not isinstance(last, PackedLinear):
         return "its mixer's last linear is not packed"
     norms, others = _rest(layer, mixers[0])
-    if len(norms) not in (2, 4) or len(others) not in (1, 2):
-        return "it has more in it than a mixer, two or four norms and a feed-forward network or two: its parts run one by one"
+    if len(others) > 2 or len(norms) not in ((2, 4) if others else (1,)):
+        return (
+            "it has something else in it than a mixer and a norm, and perhaps a feed-forward network or two and one or three "
+            "norms more: its parts run one by one"
+        )
     return None
 
 
@@ -114,7 +117,7 @@ def _candidates(layer: nn.Module, mixer: str, features: int) -> Iterator[LayerPa
     parts = tuple(_feed_forward(layer, name, features) for name in others)
     scales = sorted({1.0, *(v for v in vars(layer).values() if isinstance(v, float))})
     for order, scale in itertools.product(itertools.permutations(norms), scales):
-        norm, ffn_norm, post, ffn_post = (*order, None, None)[:4]
+        norm, ffn_norm, post, ffn_post = (*order, None, None, None)[:4]
         yield LayerParts(mixer, norm, ffn_norm, parts, scale, post, ffn_post)  # type: ignore[arg-type]
 
 
@@ -175,6 +178,8 @@ def _error(layer: nn.Module, parts: LayerParts, expected: tuple[Tensor, ...]) ->
     shadow = Shadow(layer)
     with torch.no_grad(), shadow.running():
         outputs, _ = prompt_and_token(_fused(shadow.module, parts))
+    if [output.dtype for output in outputs] != [output.dtype for output in expected]:
+        return float("inf")  # its residual stream has more bits
     pairs = zip(outputs, expected, strict=True)
     if parts.chooses:  # rounding may send a token to another expert
         return max(float(row_errors(ours, theirs).flatten().quantile(MOST_ROWS)) for ours, theirs in pairs)

@@ -18,7 +18,8 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 
 # By which hosts tell where one of several sequences in a row ends.
 _PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-_REFUSED = (*_PACKED, "cache_params", *(name for name in CACHES if name != "cache"))
+_ADDED = "transformer_hidden_states"  # which layers of Zamba 2 add to what they are given, but not in the list of layers
+_REFUSED = (*_PACKED, _ADDED, "cache_params", *(name for name in CACHES if name != "cache"))
 
 
 _POSITIONS = 70_000  # the first in an example: so far on that Llama 4's factor is not 1

@@ -1,6 +1,6 @@
 """`FusedMixerLayer`: a layer with a fused mixer, its norms, projections and feed-forward network included, in a few ops.
 
-x + s post(mixer(norm(x))), then the same with other norms and a feed-forward network; post may be nothing
+x + s post(mixer(norm(x))), then, if there is one, the same with other norms and a feed-forward network; post may be nothing
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LayerParts:
 
     Attributes:
         ffn: the feed-forward network as one op, or the name of a module that computes it (experts); or two of these, whose outputs
-            are added (experts, and what all tokens go through besides).
+            are added (experts, and what all tokens go through besides); or nothing, as ffn_norm then.
         scale: of both branches.
         post, ffn_post: norms or layer scales of what the branches give, or None.
         nones: how many of these the layer returns behind its hidden states.
@@ -65,7 +65,7 @@ class LayerParts:
 
     mixer: str
     norm: str
-    ffn_norm: str
+    ffn_norm: str | None
     ffn: tuple[GatedParts | str, ...]
     scale: float
     post: str | None = None
@@ -123,7 +123,7 @@ class FusedMixerLayer(FusedModuleMixin):
         if mixed is None:
             return None
         x = bound.leave(mixed, x)
-        return bound.feed_forward(bound.ffn_norm(x), x)
+        return x if bound.feed_forward is None else bound.feed_forward(bound.ffn_norm(x), x)
 
     def _bind(self) -> _Bound:
         self._bound = _Bound.of(self, self._parts)
@@ -164,7 +164,7 @@ class _Bound:
     norm: Any
     ffn_norm: Any
     leave: AddTo
-    feed_forward: AddTo
+    feed_forward: AddTo | None
 
     @classmethod
     def of(cls, layer: nn.Module, parts: LayerParts) -> _Bound:
@@ -176,9 +176,9 @@ class _Bound:
         return cls(
             mixer,
             layer._modules[parts.norm],
-            layer._modules[parts.ffn_norm],
+            None if parts.ffn_norm is None else layer._modules[parts.ffn_norm],
             leave if plain else _added(leave, layer, parts.post, parts.scale),
-            _feed_forward(layer, parts, plain=ffn_plain),
+            _feed_forward(layer, parts, plain=ffn_plain) if parts.ffn else None,
         )
 
 

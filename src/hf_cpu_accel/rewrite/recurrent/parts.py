@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_cpu_accel.ops.decoder.layers import Projection, Recurrence
-from hf_cpu_accel.rewrite.linear.output_order import can_be_ordered, order_outputs
+from hf_cpu_accel.rewrite.linear.output_order import order_outputs
 
 if TYPE_CHECKING:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
@@ -31,12 +31,16 @@ class Mixer(ABC):
 
     Attributes:
         convolution, norm: the names of the modules whose parameters the op reads; None if there is no norm.
+        alone: why `recurrence` may be None.
+        is_rounded: whether rounding moves small outputs far, so that it is compared as a whole, with the own forward in float32.
     """
 
     convolution: str
     norm: str | None
 
     op = ""
+    alone = "what its projections give would have to be put in another order or be multiplied first"
+    is_rounded = False
 
     @abstractmethod
     def sizes(self, module: Any) -> StateSizes:
@@ -90,7 +94,7 @@ class ShortConvolution(Mixer):
     op = "short_convolution"
 
     def sizes(self, module: Any) -> StateSizes:
-        return _sizes(self._convolution(module)[0])
+        return state_sizes(self._convolution(module)[0])
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -124,7 +128,7 @@ class GatedDeltaNet(Mixer):
 
     def sizes(self, module: Any) -> StateSizes:
         state = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
-        return _sizes(self._convolution(module)[0], state)
+        return state_sizes(self._convolution(module)[0], state)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -187,7 +191,7 @@ class StateSpace(Mixer):
 
     def sizes(self, module: Any) -> StateSizes:
         state = (module.num_heads, module.head_dim, module.ssm_state_size)
-        return _sizes(self._convolution(module)[0], state)
+        return state_sizes(self._convolution(module)[0], state)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -226,35 +230,7 @@ def _one_by_one(groups: int, sizes: Sequence[int]) -> Tensor:
     return torch.cat([part.flatten() for part in places.split(tuple(sizes), dim=1)])
 
 
-def _sizes(weight: Tensor, state: tuple[int, ...] | None = None) -> StateSizes:
+def state_sizes(weight: Tensor, state: tuple[int, ...] | None = None) -> StateSizes:
     from hf_cpu_accel.generate.recurrent_states import StateSizes
 
     return StateSizes(weight.shape[0], weight.shape[2], state)
-
-
-def candidates(module: nn.Module) -> list[Mixer]:
-    """What `module` may be by what it holds; none if it holds something else."""
-    names, own = set(module._modules), set(module._parameters)
-    if names == {"in_proj", "conv", "out_proj"} and not own:
-        return [ShortConvolution("conv", None)]
-    if own == {"A_log", "dt_bias"} and {"conv1d", "norm", "out_proj"} <= names:
-        projections = names - {"conv1d", "norm", "out_proj", "act"}
-        interleaved = projections == {"in_proj_qkvz", "in_proj_ba"}
-        if interleaved or projections == {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}:
-            plain = GatedDeltaNet("conv1d", "norm", _eps_of(module), interleaved)
-            ordered = interleaved and can_be_ordered(module, plain.projections)
-            return [replace(plain, is_ordered=True), plain] if ordered else [plain]
-    if own == {"A_log", "D", "dt_bias"} and {"conv1d", "in_proj", "out_proj"} <= names:
-        norm = "norm" if "weight" in getattr(module._modules.get("norm"), "_parameters", ()) else None
-        groups = sorted({1, int(getattr(module, "n_groups", 1))}, reverse=True)
-        return [
-            StateSpace("conv1d", norm, _eps_of(module), count, gate_first)
-            for count in groups
-            for gate_first in (True, False)
-        ]
-    return []
-
-
-def _eps_of(module: nn.Module) -> float:
-    norm = module._modules.get("norm")
-    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
