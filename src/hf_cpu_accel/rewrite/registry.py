@@ -28,7 +28,8 @@ from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.convolution.static_images import make_static
-from hf_cpu_accel.rewrite.convolution.transposed import TransposedConvolutionRule
+from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImagesRule
+from hf_cpu_accel.rewrite.convolution.transposed.over_time import TransposedConvolutionRule
 from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
@@ -101,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     *_CONVOLUTIONS,
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
+    TransposedImagesRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),

@@ -64,6 +64,7 @@ USED += [
         "convolution",
         "grouped convolution",
         "transposed convolution",
+        "transposed convolution of images",
     )
 ]
 USED += [
