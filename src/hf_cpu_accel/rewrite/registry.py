@@ -65,6 +65,7 @@ from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
+from hf_cpu_accel.rewrite.recurrent.lstm import LSTMRule
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
@@ -103,6 +104,7 @@ RULES: tuple[Rule, ...] = (
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
     TransposedImagesRule(),
+    LSTMRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),

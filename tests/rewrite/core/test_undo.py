@@ -69,6 +69,7 @@ USED += [
 ]
 USED += [
     ("torch", "multi-head attention"),
+    ("torch", "lstm"),
     ("words", "split head"),
     ("file", "stored linears"),
     ("static", "static int8"),

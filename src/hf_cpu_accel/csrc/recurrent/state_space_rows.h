@@ -2,6 +2,7 @@
 // tokens and share what is read of B and C.
 #pragma once
 #include "delta_rule_rows.h"
+#include "lstm_rows.h"
 
 namespace HFCA_TIER {
 
@@ -64,7 +65,7 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
 }
 
 constexpr hfca::RecurrentKernels recurrent_kernels() {
-  return {&causal_conv, &delta_rule_buffer, &delta_rule, &state_space, &gated_norm, &gated_rows};
+  return {&causal_conv, &delta_rule_buffer, &delta_rule, &state_space, &gated_norm, &gated_rows, &lstm_step};
 }
 
 }  // namespace HFCA_TIER
