@@ -154,7 +154,7 @@ class BuildKernels(build_ext):
         torch = [*STABLE_ABI, f"-isystem{root / 'include'}", f"-fmacro-prefix-map={root}=torch"]
         for source in [
             *(CSRC / name for name in PLAIN_SOURCES),
-            *sorted((CSRC / "ops").glob("*.cpp")),
+            *sorted((CSRC / "ops").rglob("*.cpp")),
         ]:
             target = build / f"{'_'.join(source.relative_to(CSRC).with_suffix('').parts)}.o"
             jobs.append(([*common, *python, *torch, "-c", str(source), "-o", str(target)], target))

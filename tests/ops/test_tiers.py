@@ -27,6 +27,7 @@ CHECKS = {
     "tests.ops.test_paged_attention": "check_paged_attention",
     "tests.ops.test_quantize": "check_quantize",
     "tests.ops.test_recurrent": "check_recurrent",
+    "tests.ops.test_lstm": "check_lstm",
     "tests.ops.test_rope": "check_rope",
     "tests.ops.sparse.test_ops": "check_sparse",
     "tests.ops.sparse.test_messages": "check_messages",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -206,3 +207,19 @@ def test_nothing_watches_a_restored_model() -> None:
     hooks = {path: dict(module._forward_pre_hooks) for path, module in model.named_modules()}
     restore(accelerated(model))
     assert {path: dict(module._forward_pre_hooks) for path, module in model.named_modules()} == hooks
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_have_large_kept_weights_of_their_own(copied: Callable[[nn.Module], nn.Module]) -> None:
+    # Large ones are known by their memory and version, which are others in a copy.
+    model = nn.Sequential(nn.Sequential(nn.Linear(300, 300), nn.LayerNorm(300), nn.LSTM(300, 256))).eval()
+    accelerate_for_cpu(model, dtype="int8", originals="memory")
+    rows = torch.randn(3, 300)
+    with torch.no_grad():
+        expected = model(rows)[0]
+        other = copied(model)
+        assert torch.equal(other(rows)[0], expected)
+        other[0][2].weight_hh_l0.mul_(2)
+        with pytest.raises(RuntimeError, match="weight_hh_l0 was written to"):
+            other(rows)
+        assert torch.equal(model(rows)[0], expected)

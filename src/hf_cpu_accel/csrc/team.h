@@ -41,6 +41,14 @@ class Team {
     wait();
   }
 
+  // The same; before they meet, each thread does leave().
+  template <class F, class Leave>
+  void each(int64_t count, const F& f, const Leave& leave) const {
+    share(count, f);
+    leave();
+    wait();
+  }
+
   // The same without a meeting: for what nobody reads before the next step.
   template <class F>
   void share(int64_t count, const F& f) const {

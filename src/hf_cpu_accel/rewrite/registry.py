@@ -28,7 +28,8 @@ from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
 from hf_cpu_accel.rewrite.convolution.static_images import make_static
-from hf_cpu_accel.rewrite.convolution.transposed import TransposedConvolutionRule
+from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImagesRule
+from hf_cpu_accel.rewrite.convolution.transposed.over_time import TransposedConvolutionRule
 from hf_cpu_accel.rewrite.core.autotune import autotune
 from hf_cpu_accel.rewrite.core.casting import cast_all_or_nothing
 from hf_cpu_accel.rewrite.core.context import Context
@@ -64,6 +65,7 @@ from hf_cpu_accel.rewrite.quantised.engines import StaticProductRule
 from hf_cpu_accel.rewrite.quantised.graph import lower_quantised_graphs
 from hf_cpu_accel.rewrite.quantised.images import join_quantised_images
 from hf_cpu_accel.rewrite.recorded.match import record_layers
+from hf_cpu_accel.rewrite.recurrent.lstm import LSTMRule
 from hf_cpu_accel.rewrite.recurrent.match import fuse_recurrent_layers, fuse_recurrent_mixers
 from hf_cpu_accel.rewrite.weight_edits import watch_edits
 
@@ -101,6 +103,8 @@ RULES: tuple[Rule, ...] = (
     *_CONVOLUTIONS,
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
+    TransposedImagesRule(),
+    LSTMRule(),
     MergedProjectionsRule(),
     LinearRule(),
     TransposedLinearRule(),

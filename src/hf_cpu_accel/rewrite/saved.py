@@ -16,6 +16,7 @@ from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, Sw
 from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
+from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImages
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.experts.layer import PackedExperts, PackedStack
@@ -162,7 +163,7 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     lost: Any = getattr(module, "_lost", None)
-    if isinstance(module, GemmConvolution):
+    if isinstance(module, GemmConvolution | TransposedImages):
         return SavedWeight(module.rule, (path,), module.packed, lost)
     assert isinstance(module, OneDNNConvolution)
     plain = module.packed.to_dense().contiguous()

@@ -32,6 +32,7 @@ from hf_cpu_accel.rewrite.experts.layer import PackedExperts
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.whole_layer import FusedMixerLayer
 from hf_cpu_accel.rewrite.norm.match import FusedNorm
+from hf_cpu_accel.rewrite.recurrent.lstm import FusedLSTM
 from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
@@ -153,6 +154,11 @@ class _Seen:
     def _state_of_large(self) -> list[tuple[int, int]]:
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in self.large]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, whose large ones lie in memory of their own."""
+        vars(self).update(state)
+        self.state = self._state_of_large()
+
     def _is_another_large(self, tensor: Tensor) -> bool:
         """Whether a large one is no longer the tensor, memory and version that it was."""
         if tensor.numel() <= _MOST_VALUES:
@@ -199,6 +205,7 @@ def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Itera
     for holder in holders:
         for name, tensor in holder.items():
             packed = folded or (isinstance(module, PackedModule) and name == "weight")
+            packed |= isinstance(module, FusedLSTM) and name.startswith("weight")
             packed |= isinstance(module, nn.Embedding) and _are(
                 within, FusedEncoderLayer
             )  # a table of distances

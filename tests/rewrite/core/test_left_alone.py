@@ -66,7 +66,7 @@ class Gain(nn.Module):
         (lambda: nn.Conv1d(32, 32, 3, groups=32), "0", "over 1 dimension in 32 groups"),
         (lambda: nn.Conv1d(32, 32, 3, dilation=2), "0", "with gaps (dilation)"),
         (lambda: nn.Conv1d(32, 32, 3), "0", "torch's own is as fast in float32"),
-        (lambda: nn.ConvTranspose2d(32, 32, 3), "0", "a transposed convolution"),
+        (lambda: nn.ConvTranspose3d(32, 32, 3), "0", "a transposed convolution over 3"),
         (lambda: weight_norm(nn.Conv1d(32, 32, 3)), "0", "a parametrization makes its weight"),
         (lambda: nn.BatchNorm1d(32), "0", "a batch norm that does not directly follow a convolution"),
         (lambda: nn.GRU(32, 32), "0", "a recurrent network"),

@@ -64,10 +64,12 @@ USED += [
         "convolution",
         "grouped convolution",
         "transposed convolution",
+        "transposed convolution of images",
     )
 ]
 USED += [
     ("torch", "multi-head attention"),
+    ("torch", "lstm"),
     ("words", "split head"),
     ("file", "stored linears"),
     ("static", "static int8"),

@@ -40,10 +40,12 @@ class Picture(nn.Module):
         self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
         self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
         self.finer = nn.ConvTranspose1d(32, 32, 4, 2, padding=1)
+        self.larger = nn.ConvTranspose2d(32, 32, 2, 2)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
 
     def forward(self, image):
-        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image))))).flatten(2)
+        pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image)))))
+        pixels = (pixels + self.larger(pixels)[..., ::2, ::2]).flatten(2)
         pixels = pixels + self.positions(pixels)[..., 1:] + self.finer(pixels)[..., ::2]
         return self.attention(pixels.transpose(1, 2))
 
@@ -126,15 +128,16 @@ class Words(nn.Module):
 
 
 class Attending(nn.Module):
-    """An encoder of torch's own."""
+    """An encoder of torch's own, and an LSTM."""
 
     def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(64, 4, 96, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.recurrent = nn.LSTM(64, 128)
 
     def forward(self, image):
-        return self.encoder(image[:, :, :8].flatten().repeat(2)[: 6 * 64].view(2, 3, 64))
+        return self.recurrent(self.encoder(image[:, :, :8].flatten().repeat(2)[: 6 * 64].view(2, 3, 64)))[0]
 
 
 def static():

@@ -1,6 +1,6 @@
 // From the op's arguments to a layer's recurrence.
 #pragma once
-#include "../ops/recurrent.h"
+#include "../ops/recurrent/arguments.h"
 #include "arguments.h"
 
 namespace hfca {

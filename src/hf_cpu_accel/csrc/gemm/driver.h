@@ -149,6 +149,20 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
   Units(kernels, g, grid, memory).run(begin, end);
 }
 
+// Ask for the first weights that this thread is to multiply few rows by. With as many more of them a step took longer again.
+inline void ask_for(const Team& team, const Gemm& g) {
+  constexpr int64_t most_bytes = 4096;
+  const GemmKernels& kernels = kernels_of(g);
+  const int64_t sides = g.gated ? 2 : 1, panels = (g.n + panel_columns - 1) / panel_columns / sides, bytes = kernels.panel_bytes(g);
+  team.share(panels, [&](int64_t begin, int64_t end) {
+    const int64_t most = std::min((end - begin) * bytes, most_bytes / sides);
+    for (int64_t side = 0; side < sides; ++side) {
+      const char* const first = static_cast<const char*>(g.weight) + (begin + side * panels) * bytes;
+      for (int64_t i = 0; i < most; i += 64) __builtin_prefetch(first + i, 0, 2);
+    }
+  });
+}
+
 // g over the team. prepare(first row, rows) is called for each tile of input rows before it is packed, by the thread that packs it:
 // what makes the input row by row (a norm) leaves it in that thread's cache.
 //
@@ -170,7 +184,9 @@ void run_gemm(const Team& team, const Gemm& problem, const GemmMemory& memory, c
     }
   };
   memory.own ? pack(0, grid.tiles) : team.each(grid.tiles, pack);
-  team.each(grid.tiles * grid.panels, [&](int64_t begin, int64_t end) { run_units(kernels, g, grid, begin, end); });
+  const auto multiply = [&](int64_t begin, int64_t end) { run_units(kernels, g, grid, begin, end); };
+  if (!problem.following) return team.each(grid.tiles * grid.panels, multiply);
+  team.each(grid.tiles * grid.panels, multiply, [&] { ask_for(team, *problem.following); });
 }
 
 inline void run_gemm(const Team& team, const Gemm& g, const GemmMemory& memory) {

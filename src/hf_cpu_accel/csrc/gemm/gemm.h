@@ -118,6 +118,8 @@ struct Gemm {
   int64_t image_rows = 0;
   // Takes the least and the largest of the results, before they are rounded to bfloat16, which is less than half of one of 253 steps.
   float* range = nullptr;
+  // What is multiplied next: its weights are asked for while threads wait for one another. May be null.
+  const Gemm* following = nullptr;
 
   void write_to(Matrix output) {
     outputs[0] = output;

@@ -174,6 +174,7 @@ Tensor decoder_layers(const Tensor& hidden_states, const std::vector<Tensor>& we
     if (layer.up.gated)
       layer.up.outputs[1] = layer.up.outputs[0], layer.up.output_begin[1] = l.intermediate_features, layer.up.output_begin[2] = layer.up.n;
   }
+  if (own) follow(call);
   if (step.rows) check_rows(step, keys, values);
   if (call.tokens == 0 || features == 0) return result;
   widths.buffer = std::max(widths.buffer, norm_buffer_rows * widths.normed);

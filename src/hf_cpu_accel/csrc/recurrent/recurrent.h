@@ -82,6 +82,17 @@ struct GatedRows {
   int64_t columns = 0;
 };
 
+// A step of a long short-term memory (Hochreiter & Schmidhuber 1997) behind its products. Gates in torch's order: input, forget, cell, output.
+//   cell = sigmoid(f) cell + sigmoid(i) tanh(g),   hidden = sigmoid(o) tanh(cell)
+struct LstmStep {
+  const float* gates = nullptr;  // [batch, 4 * features]
+  float *cell = nullptr, *hidden = nullptr;  // [batch, features]
+  int64_t batch = 0, features = 0;
+
+  int64_t tiles() const { return (features + conv_tile - 1) / conv_tile; }
+  int64_t pieces() const { return batch * tiles(); }
+};
+
 struct RecurrentKernels {
   void (*causal_conv)(const CausalConv&, int64_t begin, int64_t end, float* buffer);  // pieces
   int64_t (*delta_rule_buffer)(const DeltaRule&);  // floats
@@ -90,6 +101,7 @@ struct RecurrentKernels {
   void (*selective_scan)(const SelectiveScan&, int64_t begin, int64_t end, float* buffer);
   void (*gated_norm)(const GatedNorm&, int64_t begin, int64_t end, float* buffer);  // pairs of row and group; a buffer of `columns`
   void (*gated_rows)(const GatedRows&, int64_t begin, int64_t end);
+  void (*lstm_step)(const LstmStep&, int64_t begin, int64_t end);  // pieces
 };
 
 }  // namespace hfca

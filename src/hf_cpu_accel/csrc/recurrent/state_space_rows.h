@@ -1,6 +1,7 @@
 // Mamba-2's recurrence, token by token: the rows of a state do not depend on one another, so that four of them stay in L1 for a chunk of
 // tokens and share what is read of B and C.
 #pragma once
+#include "lstm_rows.h"
 #include "selective_scan_rows.h"
 
 namespace HFCA_TIER {
@@ -64,7 +65,7 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
 }
 
 constexpr hfca::RecurrentKernels recurrent_kernels() {
-  return {&causal_conv, &delta_rule_buffer, &delta_rule, &state_space, &selective_scan, &gated_norm, &gated_rows};
+  return {&causal_conv, &delta_rule_buffer, &delta_rule, &state_space, &selective_scan, &gated_norm, &gated_rows, &lstm_step};
 }
 
 }  // namespace HFCA_TIER

@@ -1,5 +1,11 @@
 """What layers with a recurrent state compute between their projections: one op for each kind of layer."""
 
-from hf_cpu_accel.ops.recurrent import gated_delta_net, selective_scan, short_convolution, state_space
+from hf_cpu_accel.ops.recurrent import (
+    gated_delta_net,
+    lstm_layer,
+    selective_scan,
+    short_convolution,
+    state_space,
+)
 
-__all__ = ["gated_delta_net", "selective_scan", "short_convolution", "state_space"]
+__all__ = ["gated_delta_net", "lstm_layer", "selective_scan", "short_convolution", "state_space"]

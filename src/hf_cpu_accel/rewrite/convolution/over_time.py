@@ -18,7 +18,7 @@ from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.as_linear import LinearConvolution
 from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_last, rows_of_channels
-from hf_cpu_accel.rewrite.convolution.transposed import TransposedConvolution
+from hf_cpu_accel.rewrite.convolution.transposed.over_time import TransposedConvolution
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal

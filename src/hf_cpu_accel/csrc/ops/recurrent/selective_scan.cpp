@@ -1,5 +1,5 @@
 // causal_convolution and selective_scan, between and behind which Mamba has projections: schemas, checks, calls.
-#include "recurrent.h"
+#include "arguments.h"
 
 namespace hfca {
 

@@ -1,5 +1,5 @@
 // gated_delta_net: schema, checks, call.
-#include "recurrent.h"
+#include "arguments.h"
 
 namespace hfca {
 

@@ -1,5 +1,5 @@
 // state_space: schema, checks, call.
-#include "recurrent.h"
+#include "arguments.h"
 
 namespace hfca {
 

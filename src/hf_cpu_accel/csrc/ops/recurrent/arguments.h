@@ -1,9 +1,9 @@
 // What the ops of recurrent layers have in common: checks of their arguments.
 #pragma once
-#include "../dispatch.h"
-#include "../team.h"
-#include "../tensors.h"
-#include "../workspace.h"
+#include "../../dispatch.h"
+#include "../../team.h"
+#include "../../tensors.h"
+#include "../../workspace.h"
 
 #include <algorithm>
 

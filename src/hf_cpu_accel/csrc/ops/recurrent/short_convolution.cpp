@@ -1,5 +1,5 @@
 // short_convolution: schema, checks, call.
-#include "recurrent.h"
+#include "arguments.h"
 
 namespace hfca {
 

@@ -1,0 +1,226 @@
+"""Transposed convolutions of images as convolutions: the channels of a pixel of one are a square of the other's output.
+
+A pixel of the input adds to a kernel of pixels of the output, `stride` apart from pixel to pixel. So a square of stride x stride
+pixels is made of as many pixels of the input as a kernel has squares: a convolution with stride^2 * out_channels features.
+In float32 torch's own is as fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolution import conv2d
+from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
+from hf_cpu_accel.packing.linear import QUANTISED
+from hf_cpu_accel.patching.restore import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.convolution import MIN_CHANNELS
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.match import release
+from hf_cpu_accel.runtime import hardware
+
+STRUCTURE = "transposed convolution of images"
+_MOST_WINDOWS = (
+    2  # squares that a kernel covers on each side: more are gathered more often than torch reads them
+)
+
+
+class TransposedImages(PackedModule):
+    """`nn.ConvTranspose2d`: [B, C, H, W] or [C, H, W] -> [B, out_channels, H', W'], channels last, or [out_channels, H', W'].
+
+    Attributes:
+        packed: the weight [stride^2 * out_channels, C, *windows], as `pack_conv2d` gives it.
+        windows: pixels of the input, on each side, that a square of the output is made of.
+    """
+
+    def __init__(self, original: nn.ConvTranspose2d, dtype: str) -> None:
+        super().__init__(original)
+        self.in_channels, self.out_channels, self.groups = original.in_channels, original.out_channels, 1
+        self.kernel_size, self.stride = original.kernel_size, original.stride
+        self.padding, self.output_padding = _margins(original), original.output_padding
+        self.dilation, self.padding_mode = original.dilation, original.padding_mode
+        self.windows = _windows(original)
+        weight = original.weight.detach()
+        saved = taken(weight)
+        self.packed = pack_conv2d(_as_windows(weight, self.stride), dtype) if saved is None else saved.packed
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        if output_size is not None:
+            return self._as_eager(input, output_size)
+        return self._compute(input[None])[0].contiguous() if input.dim() == 3 else self._compute(input)
+
+    def _compute(self, input: Tensor) -> Tensor:
+        """
+        Raises:
+            RuntimeError: what the convolution would not take either.
+        """
+        if input.dim() != 4 or input.shape[1] != self.in_channels or min(self._sides(input)) < 1:
+            raise RuntimeError(
+                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, height, width] with "
+                f"enough pixels for an output of one, {self.padding} less on either side"
+            )
+        if input.dtype not in WEIGHT_DTYPES:
+            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+        # Repeated in each call: whoever writes to it finds it written.
+        bias = None if self.bias is None else self.bias.repeat(math.prod(self.stride))
+        around = [size - 1 for size in self.windows]
+        squares = conv2d(input, self.packed, bias, kernel_size=self.windows, padding=around).permute(
+            0, 2, 3, 1
+        )
+        cells = squares.unflatten(3, (*self.stride, self.out_channels)).transpose(2, 3)
+        output = cells.flatten(3, 4).flatten(1, 2)
+        for dim, (margin, size) in enumerate(zip(self.padding, self._sides(input), strict=True), start=1):
+            output = output.narrow(dim, margin, size)
+        return output.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+
+    def _sides(self, input: Tensor) -> list[int]:
+        """Height and width of the output."""
+        sides = zip(
+            input.shape[2:], self.stride, self.kernel_size, self.padding, self.output_padding, strict=True
+        )
+        return [
+            (pixels - 1) * step + size - 2 * margin + more if pixels else 0
+            for pixels, step, size, margin, more in sides
+        ]
+
+    def _as_eager(self, input: Tensor, output_size: Sequence[int]) -> Tensor:
+        """With the weight unpacked once, and an output of another size."""
+        least = [side - more for side, more in zip(self._sides(input), self.output_padding, strict=True)]
+        more = [wanted - side for wanted, side in zip(list(output_size)[-2:], least, strict=True)]
+        if not all(0 <= beyond < step for beyond, step in zip(more, self.stride, strict=True)):
+            most = [side + step - 1 for side, step in zip(least, self.stride, strict=True)]
+            raise ValueError(f"output_size={list(output_size)}: this convolution gives {least} to {most}")
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        weight = self.weight.to(input.dtype)
+        return functional.conv_transpose2d(input, weight, bias, self.stride, self.padding, more)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.in_channels, self.out_channels, *self.kernel_size)
+
+    @property
+    def packed_dtype(self) -> str:
+        return self.packed.dtype
+
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+        windows = unpack_conv2d(self.packed, self.windows)
+        cells = windows.unflatten(0, (*self.stride, self.out_channels)).flip(4, 5)
+        height, width = self.kernel_size
+        kernels = cells.permute(3, 2, 4, 0, 5, 1).flatten(4, 5).flatten(2, 3)
+        return kernels[..., :height, :width].to(self.weight_dtype).contiguous()
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, packed={self.packed_dtype}"
+        )
+
+
+class TransposedImagesRule:
+    """`nn.ConvTranspose2d` that enlarges by two or more, in models whose weights are packed as integers, or in bfloat16 where the
+    CPU multiplies in it."""
+
+    name = "transposed convolution of images"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if (
+            not isinstance(module, nn.ConvTranspose2d)
+            or type(module).forward is not nn.ConvTranspose2d.forward
+        ):
+            return None
+        reason = refusal_to_swap(module, path, context) or _refusal(module)
+        dtype = None if reason is not None else _dtype(module, path, context)
+        return Match(module, path, (dtype, reason))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module, (dtype, reason) = match.module, match.found
+        assert isinstance(module, nn.ConvTranspose2d)
+        if dtype is None:
+            reason = reason or f"torch's own is as fast in {context.dtype_at(match.path)}"
+            return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+        packed = TransposedImages(module, dtype)
+        if context.verifies:
+            generator = torch.Generator().manual_seed(0)
+            sides = (
+                size + 2 * margin + 1 for size, margin in zip(packed.windows, packed.padding, strict=True)
+            )
+            input = torch.randn(2, module.in_channels, *sides, generator=generator).to(module.weight.dtype)
+            with torch.no_grad():
+                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+        swap_module(context.journal, context.slots[id(module)], packed)
+        release(module, packed, context)
+        item = PlanItem(match.path, STRUCTURE, "conv2d", dtype, packed.packed.nbytes, None, provider="ours")
+        return Outcome((item,), (module,))
+
+
+def _refusal(module: nn.ConvTranspose2d) -> str | None:
+    """Why there is no kernel for it, or None if there is one."""
+    features, windows = module.out_channels * math.prod(module.stride), _windows(module)
+    if module.groups > 1:
+        return f"it is in {module.groups} groups: there is no kernel for it"
+    if any(step > 1 for step in module.dilation):
+        return "it has gaps (dilation): there is no kernel for it"
+    if module.weight.dtype not in WEIGHT_DTYPES:
+        return f"weights in {module.weight.dtype} are not supported, only float32 and bfloat16"
+    if min(module.in_channels, features) < MIN_CHANNELS:
+        return f"{module.in_channels} to {module.out_channels} channels: too few to gain from packing"
+    if max(windows) > _MOST_WINDOWS or min(module.stride) < 2:
+        return f"kernels of {tuple(module.kernel_size)} at a stride of {tuple(module.stride)}: torch's own is faster"
+    if module.in_channels * math.prod(windows) > MAX_INTEGER_FEATURES:
+        return f"{module.in_channels} channels: sums of so many integers do not fit"
+    ends = zip(
+        module.kernel_size, _margins(module), module.output_padding, windows, module.stride, strict=True
+    )
+    if any(size - margin + more > window * step for size, margin, more, window, step in ends):
+        return "zeros behind its output lie beyond its kernels: there is no kernel for it"
+    return None
+
+
+def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | None:
+    """What its weight is packed as; None where torch's own is as fast."""
+    saved = source()
+    if saved is not None:  # what is faster was decided when the model was packed
+        return saved.dtype_of(module.weight, TransposedImagesRule.name)
+    dtype = context.dtype_at(path)
+    if dtype in QUANTISED:
+        return "int8"
+    return dtype if dtype == "bfloat16" and hardware.native_bf16_is_fast() else None
+
+
+def _margins(module: nn.ConvTranspose2d) -> tuple[int, int]:
+    """What its output is shorter by on either side."""
+    assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
+    height, width = module.padding
+    return height, width
+
+
+def _windows(module: nn.ConvTranspose2d) -> tuple[int, int]:
+    height, width = (-(-size // step) for size, step in zip(module.kernel_size, module.stride, strict=True))
+    return height, width
+
+
+def _as_windows(weight: Tensor, stride: Sequence[int]) -> Tensor:
+    """[C, out_channels, *kernel] -> [stride^2 * out_channels, C, *windows], the first pixel of the input first."""
+    sides = [-(-size // step) for size, step in zip(weight.shape[2:], stride, strict=True)]
+    down, right = (
+        side * step - size for side, step, size in zip(sides, stride, weight.shape[2:], strict=True)
+    )
+    whole = functional.pad(weight, (0, right, 0, down)).unflatten(3, (sides[1], stride[1]))
+    cells = whole.unflatten(2, (sides[0], stride[0])).flip(2, 4)  # C, out, window, stride, window, stride
+    return cells.permute(3, 5, 1, 0, 2, 4).flatten(0, 2)
