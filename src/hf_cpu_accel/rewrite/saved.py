@@ -14,6 +14,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
 from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
+from hf_cpu_accel.rewrite.convolution.dilated import DilatedConvolution
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
@@ -29,6 +30,8 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
     groups: dict[int, list[tuple[int, str, PackedLinear]]] = {}
     found: list[SavedWeight] = []
     for path, module in root.named_modules():
+        if isinstance(module, PackedModule) and module.is_computed:
+            continue  # what its weight is computed of is written, and packed anew
         if isinstance(module, PackedLinear):
             groups.setdefault(id(module.group), []).append((module.index, _join(path, "weight"), module))
         elif isinstance(module, PackedModule):
@@ -160,7 +163,7 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     lost: Any = getattr(module, "_lost", None)
-    if isinstance(module, GemmConvolution):
+    if isinstance(module, GemmConvolution | DilatedConvolution):
         return SavedWeight(module.rule, (path,), module.packed, lost)
     assert isinstance(module, OneDNNConvolution)
     plain = module.packed.to_dense().contiguous()

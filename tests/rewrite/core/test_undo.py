@@ -62,6 +62,7 @@ USED += [
         "batch norm",
         "convolution as linear",
         "convolution",
+        "dilated convolution",
         "grouped convolution",
         "transposed convolution",
     )
