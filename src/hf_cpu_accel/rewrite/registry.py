@@ -22,9 +22,9 @@ from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.convolution.batch_norm import BatchNormRule
 from hf_cpu_accel.rewrite.convolution.computed_weight import settle, with_computed_weight
 from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blocks
-from hf_cpu_accel.rewrite.convolution.dilated import DilatedConvolutionRule
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
+from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTimeRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     GroupNormRule(),
     BatchNormRule(_CONVOLUTIONS),
     *_CONVOLUTIONS,
-    DilatedConvolutionRule(),
+    ConvolutionOverTimeRule(),
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
     MergedProjectionsRule(),

@@ -14,8 +14,8 @@ from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
 from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
-from hf_cpu_accel.rewrite.convolution.dilated import DilatedConvolution
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
+from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTime
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -163,9 +163,9 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     lost: Any = getattr(module, "_lost", None)
-    if isinstance(module, GemmConvolution | DilatedConvolution):
+    if isinstance(module, GemmConvolution | ConvolutionOverTime) and isinstance(module.packed, PackedWeight):
         return SavedWeight(module.rule, (path,), module.packed, lost)
-    assert isinstance(module, OneDNNConvolution)
+    assert isinstance(module, OneDNNConvolution | ConvolutionOverTime) and isinstance(module.packed, Tensor)
     plain = module.packed.to_dense().contiguous()
     packed = PackedWeight(plain, None, plain[0].numel(), len(plain), module.packed_dtype)
     return SavedWeight(module.rule, (path,), packed, lost)

@@ -144,7 +144,7 @@ def mimi() -> tuple[nn.Module, dict[str, Any], Any]:
 def encodec() -> tuple[nn.Module, dict[str, Any], Any]:
     """With weight norm, which is computed once."""
     config = hf.EncodecConfig(
-        target_bandwidths=[1.5], sampling_rate=16000, num_filters=16, hidden_size=32, upsampling_ratios=[4, 2], codebook_size=32,
+        target_bandwidths=[40.0], sampling_rate=16000, num_filters=16, hidden_size=32, upsampling_ratios=[4, 2], codebook_size=32,
         codebook_dim=32, num_lstm_layers=1,
     )  # fmt: skip
     sound = torch.randn(1, 1, 640, generator=torch.Generator().manual_seed(1))

@@ -62,7 +62,7 @@ USED += [
         "batch norm",
         "convolution as linear",
         "convolution",
-        "dilated convolution",
+        "convolution over time",
         "grouped convolution",
         "transposed convolution",
     )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.convolution.dilated import STRUCTURE, DilatedConvolution
+from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE, ConvolutionOverTime
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
@@ -33,7 +33,7 @@ def test_values(case: str, dtype: str, threads: int) -> None:
     model = Holder(copy.deepcopy(layer)).eval()
     torch.manual_seed(0)
     sound = torch.randn(3, layer.in_channels, 2 * length)
-    model.inner = DilatedConvolution(model.inner, dtype)
+    model.inner = ConvolutionOverTime(model.inner, dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     for given in (sound[:, :, :length], sound[:1, :, ::2], sound.mT.contiguous().mT):
