@@ -165,7 +165,8 @@ def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     lost: Any = getattr(module, "_lost", None)
     if isinstance(module, GemmConvolution | ConvolutionOverTime) and isinstance(module.packed, PackedWeight):
         return SavedWeight(module.rule, (path,), module.packed, lost)
-    assert isinstance(module, OneDNNConvolution | ConvolutionOverTime) and isinstance(module.packed, Tensor)
+    assert isinstance(module, OneDNNConvolution | ConvolutionOverTime)
+    assert isinstance(module.packed, Tensor)
     plain = module.packed.to_dense().contiguous()
     packed = PackedWeight(plain, None, plain[0].numel(), len(plain), module.packed_dtype)
     return SavedWeight(module.rule, (path,), packed, lost)

@@ -153,5 +153,19 @@ def encodec() -> tuple[nn.Module, dict[str, Any], Any]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any], Any]]] = {
     make.__name__: make
-    for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, siglip, resnet, wav2vec2, mimi, encodec)
+    for make in (
+        bert,
+        llama,
+        gpt2,
+        mixtral,
+        gpt_oss,
+        t5,
+        whisper,
+        vit,
+        siglip,
+        resnet,
+        wav2vec2,
+        mimi,
+        encodec,
+    )
 }

@@ -7,9 +7,11 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME
 from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE, ConvolutionOverTime
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
@@ -19,6 +21,7 @@ CASES = {
     "whole lines": (nn.Conv1d(64, 64, 3, padding=5, dilation=5), 23),
     "odd sides": (nn.Conv1d(17, 33, 4, padding=2, dilation=2, bias=False), 30),
     "words": (nn.Conv1d(20, 16, 3, padding="same", dilation=9), 12),
+    "many channels": (nn.Conv1d(80, 96, 5, padding=6, dilation=3), 26),
     "strides": (nn.Conv1d(16, 40, 2, stride=3, dilation=4), 19),
 }
 
@@ -87,3 +90,44 @@ def test_others_are_left(layer: nn.Module) -> None:
     (item,) = explain(model).items
     assert item.reason is not None
     assert type(model.inner) is nn.Conv1d
+
+
+class Vocoder(nn.Module):
+    """Residual blocks in a list, as HiFi-GAN (Kong et al. 2020, arXiv:2010.05646) has them."""
+
+    def __init__(self, channels: int, *, normed: bool = False) -> None:
+        super().__init__()
+        made = (nn.Conv1d(channels, channels, 3, padding=gap, dilation=gap) for gap in (1, 3, 5))
+        self.layers = nn.ModuleList(
+            nn.Sequential(layer, *[nn.BatchNorm1d(channels)] * normed) for layer in made
+        )
+
+    def forward(self, sound: Tensor) -> Tensor:
+        for layer in self.layers:
+            sound = sound + layer(functional.leaky_relu(sound, 0.1))
+        return sound
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("channels", [32, 64, 96])
+@torch.no_grad()
+def test_a_row_of_layers(channels: int, dtype: str) -> None:
+    torch.manual_seed(0)
+    model = Holder(Vocoder(channels)).eval()
+    sound = torch.randn(2, channels, 50)
+    expected = model(sound)
+    accelerate_for_cpu(model, dtype=dtype)
+    told = explain(model).counts()
+    assert told == ({STRUCTURE: 3} if dtype == "float32" else {STRUCTURE: 2, OVER_TIME: 1})
+    output = model(sound)
+    assert row_error(output.mT, expected.mT) <= 2 * BOUNDS[dtype]
+    assert torch.equal(copy.deepcopy(model)(sound), output)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(sound), output)
+    restore(model)
+    assert torch.equal(model(sound), expected)
+
+
+def test_in_float32_norms_and_lone_ones_are_left() -> None:
+    for model in (Holder(Vocoder(32, normed=True)), Holder(nn.Conv1d(32, 32, 3, dilation=3))):
+        accelerate_for_cpu(model.eval(), dtype="float32")
+        assert not explain(model).counts()

@@ -1,8 +1,8 @@
-"""Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868): rules are offered
-a plain one of the same weight, computed once.
+"""Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868): rules are
+offered a plain one of the same weight, computed once.
 
-What takes the place of the convolution has what the weight is computed of in the place of a weight, so that state dicts have the names
-and values that they had. Writes to it are noticed as those to other weights that were packed (rewrite/weight_edits.py).
+What takes the place of the convolution has what the weight is computed of in the place of a weight, so that state dicts have the
+names and values that they had. Writes to it are noticed as those to other packed weights (rewrite/weight_edits.py).
 """
 
 from __future__ import annotations
@@ -79,12 +79,13 @@ def _weight_of(module: nn.Module) -> Tensor | None:
         return None
     with torch.no_grad():
         weight, again = call_foreign(compute), call_foreign(compute)
-    same = isinstance(weight, Tensor) and isinstance(again, Tensor) and torch.equal(weight, again)
-    return weight.detach() if same else None
+    if not isinstance(weight, Tensor) or not isinstance(again, Tensor):
+        return None
+    return weight.detach() if torch.equal(weight, again) else None
 
 
 def _computation(module: nn.Module) -> Callable[[], Any] | None:
-    hooks = list(module._forward_pre_hooks.values())
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
     if hooks and isinstance(hooks[0], WeightNorm):
         (norm, *others) = hooks
         alone = norm.name == "weight" and not any(isinstance(hook, WeightNorm) for hook in others)
@@ -99,7 +100,7 @@ def _computation(module: nn.Module) -> Callable[[], Any] | None:
 
 def _plain(module: nn.Module, weight: Tensor) -> nn.Module:
     """`module` as it would be with a weight of its own; hooks besides that of weight norm are the same."""
-    cls = parametrize.type_before_parametrizations(module)
+    cls: Any = parametrize.type_before_parametrizations(module)
     plain: nn.Module = cls.__new__(cls)
     vars(plain).update({name: value for name, value in vars(module).items() if name != "weight"})
     hooks = OrderedDict(

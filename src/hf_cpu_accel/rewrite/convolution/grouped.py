@@ -85,7 +85,9 @@ class GroupedConvolutionRule:
         if not (large and regular and module.dilation == (1,) and module.weight.dtype in WEIGHT_DTYPES):
             return None
         _, original = context.computed.get(id(module), (module, module))
-        if any(forward_hooks(original)):  # its own forward, which runs where ours does not, would be another without them
+        if any(
+            forward_hooks(original)
+        ):  # its own forward, which runs where ours does not, would be another without them
             return None
         if refusal_to_swap(module, path, context) or names_taken(GroupedConvolution, module, ("_packed",)):
             return None

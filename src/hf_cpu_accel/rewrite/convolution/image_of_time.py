@@ -1,9 +1,10 @@
-"""Convolutions over time as those of images of one row: with gaps between the steps of their kernel (dilation), as vocoders and codecs
-of sound have them, and in float32 without.
+"""Convolutions over time as those of images of one row: with gaps between the steps of their kernel (dilation), as vocoders and
+codecs of sound have them, and in float32 without.
 
-In 8 bits and in bfloat16 by our kernel, which gathers what the kernel covers while it packs it: on a Zen 4 four times and twice as fast
-as torch's own. In float32 by oneDNN's on a prepacked weight, which takes as long as torch's for wide layers, and half as long for those
-of 32 channels: torch has the weight and the sound brought into other layouts in each call.
+By our kernel, which gathers what the kernel covers while it packs it: on a Zen 4 in 8 bits and in bfloat16 four times and twice as
+fast as torch's own. That has the weight and the sound brought into other layouts in each call, in float32, too. In float32 those
+of few channels are faster by oneDNN on a prepacked weight; of many it takes twenty times as long where the sound is shorter, or
+longer, than the layout was made for.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ from hf_cpu_accel.rewrite.linear.match import release
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "convolution over time"
+# Of which oneDNN's layouts are near enough to one another.
+_FEW_CHANNELS = 64
 
 
 class ConvolutionOverTime(DeferringConvolution, PackedModule):
-    """`nn.Conv1d` without groups: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels last in memory.
+    """`nn.Conv1d` without groups: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels last in
+    memory.
 
     Attributes:
-        packed: the weight, in float32 in oneDNN's layout, else as `pack_conv2d` gives it.
+        packed: the weight: in float32 of few channels in oneDNN's layout, else as `pack_conv2d` gives it.
         padding: zeros on either side of the input, also where the convolution told them in words.
     """
 
@@ -70,7 +74,7 @@ class ConvolutionOverTime(DeferringConvolution, PackedModule):
         self.groups, self.padding_mode = original.groups, original.padding_mode
         weight = original.weight.detach()[:, :, None]
         saved = taken(original.weight.detach())
-        if dtype == "float32":
+        if _is_by_library(original, dtype):
             plain = weight.float() if saved is None else saved.packed.data
             self.packed = prepack(plain, self._geometry)
         else:
@@ -203,13 +207,14 @@ class ConvolutionOverTimeRule:
         packed.waits = waits(module, context)
         swap_module(context.journal, context.slots[id(module)], packed)
         release(module, packed, context)
-        op, provider = ("convolution", "oneDNN") if dtype == "float32" else ("conv2d", "ours")
+        library = _is_by_library(module, dtype)
+        op, provider = ("convolution", "oneDNN") if library else ("conv2d", "ours")
         item = PlanItem(match.path, STRUCTURE, op, dtype, packed.nbytes, None, provider=provider)
         return Outcome((item,), (module,))
 
 
 def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
-    """"float32", "bfloat16" or "int8"; None where torch's own is as fast."""
+    """ "float32", "bfloat16" or "int8"; None where torch's own is as fast."""
     saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
@@ -222,12 +227,18 @@ def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
         dtype = "float32"
     if dtype != "float32":
         return dtype if module.dilation != (1,) else None
-    return dtype if works(torch.float32) and _gains(module, path, context) else None
+    if _is_by_library(module, dtype) and not works(torch.float32):
+        return None
+    return dtype if _gains(module, path, context) else None
+
+
+def _is_by_library(module: nn.Conv1d, dtype: str) -> bool:
+    return dtype == "float32" and max(module.in_channels, module.out_channels) <= _FEW_CHANNELS
 
 
 def _gains(module: nn.Conv1d, path: str, context: Context) -> bool:
-    """In float32: what else would compute its weight in each call, and what is between others of its kind, whose output comes as they
-    read it. A norm that wants channels first would have it turned."""
+    """In float32: what else would compute its weight in each call, and what is between others of its kind, whose output comes as
+    they read it. A norm that wants channels first would have it turned."""
     if id(module) in context.computed:
         return True
     siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]

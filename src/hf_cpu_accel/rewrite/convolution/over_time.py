@@ -1,8 +1,8 @@
 """What convolutions over time as linears are asked for by their hosts: zeros beside their input, with its channels last in memory.
 
-Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros, or the sound mirrored, on one side in the forward of a
-module around the convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels last
-would have its input turned, and its output turned back.
+Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros, or the sound mirrored, on one side in the forward of
+a module around the convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels
+last would have its input turned, and its output turned back.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Context:
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
         float16: of float16 weights, which are float32 while they are looked at; None if there are none. `widening` casts them.
-        asked, chosen: the dtypes that `config.dtypes` gives to modules, by paths in the target; that accuracy does, by paths in `root`.
+        asked, chosen: dtypes of modules by `config.dtypes`, with their paths in the target; by accuracy, with those in `root`.
         calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
             the weights that were rounded.
     """
