@@ -183,6 +183,20 @@ class ReplacedAttribute:
 
 
 @dataclass(frozen=True)
+class RemovedHook:
+    """`hooks`, which are called ahead of a module's forward, began with `hook`, under `key`."""
+
+    hooks: dict[int, Any]
+    key: int
+    hook: Any
+
+    def undo(self) -> None:
+        later = {key: hook for key, hook in self.hooks.items() if key != self.key}
+        self.hooks.clear()
+        self.hooks.update({self.key: self.hook, **later})
+
+
+@dataclass(frozen=True)
 class ThreadCount:
     """torch ran `before` threads, and `ours` since."""
 
@@ -202,6 +216,12 @@ def swap_module(journal: Journal, slots: list[tuple[nn.Module, str]], replacemen
         journal.record(SwappedModule(parent, name, original))
         share_hooks(original, replacement)
         parent._modules[name] = replacement
+
+
+def remove_hook(journal: Journal, hooks: dict[int, Any], key: int) -> None:
+    """Have the first of `hooks` be called no more."""
+    journal.record(RemovedHook(hooks, key, hooks[key]))
+    del hooks[key]
 
 
 def add_attribute(journal: Journal, module: nn.Module, name: str, value: Any) -> None:

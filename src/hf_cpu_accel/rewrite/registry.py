@@ -20,9 +20,11 @@ from hf_cpu_accel.rewrite.cached.match import fuse_cached_attention, fuse_cached
 from hf_cpu_accel.rewrite.calibration.stage import calibrate
 from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
 from hf_cpu_accel.rewrite.convolution.batch_norm import BatchNormRule
+from hf_cpu_accel.rewrite.convolution.computed_weight import settle, with_computed_weight
 from hf_cpu_accel.rewrite.convolution.convnext_block import fuse_convolution_blocks
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolutionRule
 from hf_cpu_accel.rewrite.convolution.grouped import GroupedConvolutionRule
+from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTimeRule
 from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
@@ -101,6 +103,7 @@ RULES: tuple[Rule, ...] = (
     GroupNormRule(),
     BatchNormRule(_CONVOLUTIONS),
     *_CONVOLUTIONS,
+    ConvolutionOverTimeRule(),
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
     TransposedImagesRule(),
@@ -124,7 +127,7 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
     for path, module in with_progress(context.modules):
         if context.widening is not None:
             context.widening.reach(module)
-        considered = False
+        considered, module = False, with_computed_weight(module, path, context)
         for rule in RULES:
             if id(module) in context.handled:
                 break
@@ -138,6 +141,7 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
             context.handled.update(id(handled) for handled in outcome.handled)
         if not considered and id(module) not in context.handled and has_weights(module):
             yield PlanItem.left(path, type(module).__name__, obstacle(path, module, context))
+        yield from settle(module, path, context)
     if context.widening is not None:
         context.widening.finish()
 

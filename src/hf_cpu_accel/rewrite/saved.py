@@ -15,6 +15,7 @@ from hf_cpu_accel.packing.saved_weight import SavedWeight
 from hf_cpu_accel.patching.restore import FreedWeight, Journal, SharedValues, SwappedModule
 from hf_cpu_accel.rewrite.attention.multihead import WEIGHT, PackedMultiheadAttention
 from hf_cpu_accel.rewrite.convolution.gemm import GemmConvolution
+from hf_cpu_accel.rewrite.convolution.image_of_time import ConvolutionOverTime
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImages
 from hf_cpu_accel.rewrite.core.float16 import cast_as_outside
@@ -30,6 +31,8 @@ def saved_weights(root: nn.Module) -> list[SavedWeight]:
     groups: dict[int, list[tuple[int, str, PackedLinear]]] = {}
     found: list[SavedWeight] = []
     for path, module in root.named_modules():
+        if isinstance(module, PackedModule) and module.is_computed:
+            continue  # what its weight is computed of is written, and packed anew
         if isinstance(module, PackedLinear):
             groups.setdefault(id(module.group), []).append((module.index, _join(path, "weight"), module))
         elif isinstance(module, PackedModule):
@@ -163,9 +166,11 @@ def _stored_state(root: nn.Module, journal: Journal) -> dict[str, Tensor]:
 
 def _of_convolution(module: PackedModule, path: str) -> SavedWeight:
     lost: Any = getattr(module, "_lost", None)
-    if isinstance(module, GemmConvolution | TransposedImages):
+    own = isinstance(module, GemmConvolution | TransposedImages | ConvolutionOverTime)
+    if own and isinstance(module.packed, PackedWeight):
         return SavedWeight(module.rule, (path,), module.packed, lost)
-    assert isinstance(module, OneDNNConvolution)
+    assert isinstance(module, OneDNNConvolution | ConvolutionOverTime)
+    assert isinstance(module.packed, Tensor)
     plain = module.packed.to_dense().contiguous()
     packed = PackedWeight(plain, None, plain[0].numel(), len(plain), module.packed_dtype)
     return SavedWeight(module.rule, (path,), packed, lost)

@@ -197,14 +197,14 @@ def watch_edits(root: nn.Module, journal: Journal) -> None:
 def _slots(module: nn.Module, around: tuple[nn.Module, ...], path: str) -> Iterator[tuple[str, Slot]]:
     """(path of the module, parameter or buffer) of all that fused layers, the modules `around` among them, read."""
     within = (*around, module)
-    parametrized = any(isinstance(part, GroupedConvolution) for part in within)
-    folded = parametrized or isinstance(module, FoldedNorm)
+    computed = _are(within, GroupedConvolution) or _are(around, PackedModule)
+    folded = computed or isinstance(module, FoldedNorm)
     normalises = folded or (is_norm(module) and _are(within, FusedResidualBlock))
     scales = isinstance(module, FusedDecoderLayer) and module.role.parts.output_scale is not None
     holders: list[dict[str, Any]] = [module._parameters, *([module._buffers] if normalises or scales else [])]
     for holder in holders:
         for name, tensor in holder.items():
-            packed = folded or (isinstance(module, PackedModule) and name == "weight")
+            packed = folded or (isinstance(module, PackedModule) and name != "bias")
             packed |= isinstance(module, FusedLSTM) and name.startswith("weight")
             packed |= isinstance(module, nn.Embedding) and _are(
                 within, FusedEncoderLayer
@@ -227,7 +227,7 @@ def _is_copied(module: nn.Module, within: tuple[nn.Module, ...]) -> bool:
     if getattr(module, "fold", None) is not None:  # a norm, which the bias went through
         return True
     if isinstance(module, PackedLinear):
-        return len(module.group.ranges) > 1
+        return len(module.group.ranges) > 1 or module.used_bias is not module.bias
     return isinstance(module, FusedNorm) and module._shifted is not None
 
 

@@ -141,7 +141,31 @@ def mimi() -> tuple[nn.Module, dict[str, Any], Any]:
     return hf.MimiModel(config), {"audio_codes": codes, "input_values": sound}, hf.AutoModel
 
 
+def encodec() -> tuple[nn.Module, dict[str, Any], Any]:
+    """With weight norm, which is computed once."""
+    config = hf.EncodecConfig(
+        target_bandwidths=[40.0], sampling_rate=16000, num_filters=16, hidden_size=32, upsampling_ratios=[4, 2], codebook_size=32,
+        codebook_dim=32, num_lstm_layers=1,
+    )  # fmt: skip
+    sound = torch.randn(1, 1, 640, generator=torch.Generator().manual_seed(1))
+    return hf.EncodecModel(config), {"input_values": sound, "audio_codes": None}, hf.AutoModel
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any], Any]]] = {
     make.__name__: make
-    for make in (bert, llama, gpt2, mixtral, gpt_oss, t5, whisper, vit, siglip, resnet, wav2vec2, mimi)
+    for make in (
+        bert,
+        llama,
+        gpt2,
+        mixtral,
+        gpt_oss,
+        t5,
+        whisper,
+        vit,
+        siglip,
+        resnet,
+        wav2vec2,
+        mimi,
+        encodec,
+    )
 }

@@ -26,6 +26,8 @@ CASES += [
     ("wav2vec2", "int8"),
     ("mimi", "float32"),
     ("mimi", "int8"),
+    ("encodec", "float32"),
+    ("encodec", "int8"),
 ]
 
 pytestmark = pytest.mark.usefixtures("installed")

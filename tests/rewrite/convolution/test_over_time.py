@@ -150,10 +150,16 @@ def test_padding_keeps_the_channels_last() -> None:
         assert padded is not None
         assert padded.mT.is_contiguous()
         assert torch.equal(padded, functional.pad(sound, pads, value=value))
+    for pads in ((3, 0), (0, 2), (8, 8)):
+        mirrored = _pad(sound, pads, "reflect", 0.0)
+        assert mirrored is not None
+        assert mirrored.mT.is_contiguous()
+        assert torch.equal(mirrored, functional.pad(sound, pads, mode="reflect"))
     for others in (sound.contiguous(), rows[0], torch.randn(2, 3, 4, 5)):
         assert _pad(others, (1, 1)) is None
     assert _pad(sound, (-1, 0)) is None
-    assert _pad(sound, (1, 1), "reflect") is None
+    assert _pad(sound, (1, 1), "replicate") is None
+    assert _pad(sound, (9, 1), "reflect") is None
     assert _pad(sound, (1, 1, 1, 1)) is None
 
 

@@ -62,6 +62,7 @@ USED += [
         "batch norm",
         "convolution as linear",
         "convolution",
+        "convolution over time",
         "grouped convolution",
         "transposed convolution",
         "transposed convolution of images",

@@ -1,9 +1,12 @@
 """A model for every rule and stage: families of transformers, and models of pictures."""
 
+import warnings
+
 import torch
 from diffusers.models.attention_processor import Attention
 from torch import nn
 from torch.ao import quantization
+from torch.nn.utils import weight_norm as hooked_weight_norm
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel, SwinConfig, SwinModel
 from transformers.integrations.gguf.utils import GgufLinear
@@ -39,6 +42,10 @@ class Picture(nn.Module):
         self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=2)
         self.folded = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
         self.positions = weight_norm(nn.Conv1d(32, 32, 16, padding=8, groups=2), dim=2)
+        self.wider = weight_norm(nn.Conv1d(32, 32, 3, padding=2, dilation=2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.coarser = hooked_weight_norm(nn.Conv1d(32, 32, 3, padding=1))
         self.finer = nn.ConvTranspose1d(32, 32, 4, 2, padding=1)
         self.larger = nn.ConvTranspose2d(32, 32, 2, 2)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
@@ -46,6 +53,7 @@ class Picture(nn.Module):
     def forward(self, image):
         pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image)))))
         pixels = (pixels + self.larger(pixels)[..., ::2, ::2]).flatten(2)
+        pixels = pixels + self.coarser(self.wider(pixels))
         pixels = pixels + self.positions(pixels)[..., 1:] + self.finer(pixels)[..., ::2]
         return self.attention(pixels.transpose(1, 2))
 

@@ -202,7 +202,8 @@ class ConvolutionLinearRule:
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
         if is_convolution(module, nn.Conv1d):
-            gains = _gains_over_time(context.dtype_at(path)) or follows_sound(path, context)
+            computed = id(module) in context.computed and module.kernel_size == (1,)
+            gains = computed or _gains_over_time(context.dtype_at(path)) or follows_sound(path, context)
             gains = was_packed(module.weight, self.name, gains)
             structure, fits = OVER_TIME, _is_over_time(module) and gains
         elif is_convolution(module, nn.Conv2d) or is_convolution(module, nn.Conv3d):

@@ -18,7 +18,12 @@ def parts_of(layer: nn.Module) -> dict[str, nn.Module]:
 
 def is_part(module: nn.Module) -> bool:
     """Whether that may be a link of a chain."""
-    return isinstance(module, DeferringConvolution) or is_pooling(module) or is_norm(module)
+    return is_of_images(module) or is_pooling(module) or is_norm(module)
+
+
+def is_of_images(module: nn.Module) -> bool:
+    """Whether that is a convolution over two dimensions, which may wait for what comes next."""
+    return isinstance(module, DeferringConvolution) and len(module.kernel_size) == 2
 
 
 def is_pooling(module: nn.Module) -> bool:

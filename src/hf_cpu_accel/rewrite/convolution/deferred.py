@@ -44,6 +44,7 @@ class DeferringConvolution(nn.Module):
         adds, activates: for a residual, for an activation.
     """
 
+    kernel_size: tuple[int, ...]
     fold: Fold | None = None
     waits: bool = False
     adds: bool = True

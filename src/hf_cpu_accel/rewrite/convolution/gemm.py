@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
 from hf_cpu_accel.rewrite.convolution.layer import PackedConvolution, put_in_place, refusal
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, Context
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.runtime import hardware
 
@@ -136,7 +136,7 @@ class GemmConvolutionRule:
 
 def _weight_dtype(module: nn.Conv2d, path: str, context: Context) -> str | None:
     """One of `packing.DTYPES`, or None where another rule serves better."""
-    saved = source()
+    saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, GemmConvolutionRule.name)
     dtype, few = context.dtype_at(path), module.in_channels < MIN_CHANNELS

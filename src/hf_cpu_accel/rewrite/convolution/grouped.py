@@ -1,7 +1,7 @@
 """Convolutions over time in groups, by which wav2vec 2.0 (Baevski et al. 2020, arXiv:2006.11477) tells positions: a linear for each
 group, whose rows are overlapping views of the input.
 
-Their weights mostly are parametrized (weight norm), so the module keeps its parameters, and only its forward changes.
+Their weights mostly are computed (weight norm), so the module keeps its parameters, and only its forward changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import linear
@@ -20,7 +19,8 @@ from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, na
 from hf_cpu_accel.patching.hooks import forward_hooks
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution
+from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
@@ -72,25 +72,24 @@ class GroupedConvolution(FusedModuleMixin):
 
 
 class GroupedConvolutionRule:
-    """`nn.Conv1d` in groups of many channels with a long kernel; its weight may be parametrized."""
+    """`nn.Conv1d` in groups of many channels with a long kernel."""
 
     name = "grouped convolution"
 
     def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
-        if (
-            not isinstance(module, nn.Conv1d)
-            or parametrize.type_before_parametrizations(module) is not nn.Conv1d
-        ):
+        if not is_convolution(module, nn.Conv1d):
             return None
         channels, (kernel,) = module.in_channels // module.groups, module.kernel_size
         large = module.groups > 1 and channels >= MIN_CHANNELS and channels * kernel >= MIN_FEATURES
         regular = not isinstance(module.padding, str) and module.padding_mode == "zeros"
-        free = context.slots[id(module)] and not context.skipped(path) and id(module) not in context.listed
-        if not (large and regular and module.dilation == (1,) and free) or any(forward_hooks(module)):
+        if not (large and regular and module.dilation == (1,) and module.weight.dtype in WEIGHT_DTYPES):
             return None
-        if "forward" in vars(module) or module.weight.dtype not in WEIGHT_DTYPES:
+        _, original = context.computed.get(id(module), (module, module))
+        if any(
+            forward_hooks(original)
+        ):  # its own forward, which runs where ours does not, would be another without them
             return None
-        if names_taken(GroupedConvolution, module, ("_packed",)):
+        if refusal_to_swap(module, path, context) or names_taken(GroupedConvolution, module, ("_packed",)):
             return None
         dtype = context.dtype_at(path)
         if dtype in QUANTISED and channels * kernel > MAX_INTEGER_FEATURES:
@@ -102,7 +101,8 @@ class GroupedConvolutionRule:
         assert isinstance(module, nn.Conv1d)
         rows = module.weight.detach().transpose(1, 2).flatten(1).chunk(module.groups)
         packed = [pack_linear(group, dtype) for group in rows]
-        fused: Any = fused_layer(GroupedConvolution, module, _packed=packed)
+        _, original = context.computed.get(id(module), (module, module))
+        fused: Any = fused_layer(GroupedConvolution, original, _packed=packed)
         if context.config.verify:
             generator = torch.Generator().manual_seed(0)
             length = module.kernel_size[0] + 3
@@ -111,18 +111,8 @@ class GroupedConvolutionRule:
                 ours, theirs = (layer(input).movedim(1, -1) for layer in (fused, module))
             reason = disagreement(ours, theirs, dtype, module.weight.dtype)
             if reason is not None:
-                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), tuple(module.modules()))
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         swap_module(context.journal, context.slots[id(module)], fused)
         nbytes = sum(weight.nbytes for weight in packed)
         item = PlanItem(match.path, STRUCTURE, "linear", dtype, nbytes, None, provider="ours")
-        return Outcome((item, *_kept(module, match.path)), tuple(module.modules()))
-
-
-def _kept(module: nn.Module, path: str) -> list[PlanItem]:
-    """The items of what parametrizes the weight."""
-    reason = "the convolution keeps what its weight is made of, and computes with packed values"
-    return [
-        PlanItem.left(f"{path}.{name}", type(part).__name__, reason)
-        for name, part in module.named_modules()
-        if part is not module and part._parameters
-    ]
+        return Outcome((item,), (module,))

@@ -1,8 +1,8 @@
 """What convolutions over time as linears are asked for by their hosts: zeros beside their input, with its channels last in memory.
 
-Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros on one side in the forward of a module around the
-convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels last would have its
-input turned, and its output turned back.
+Codecs of sound (SEANet: Tagliasacchi et al. 2020, arXiv:2009.02095) put zeros, or the sound mirrored, on one side in the forward of
+a module around the convolution. Torch's padding has the channels first whatever it is given, so a convolution that reads channels
+last would have its input turned, and its output turned back.
 """
 
 from __future__ import annotations
@@ -103,11 +103,18 @@ def _padded(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor | None:
     """What `functional.pad` gives for sound [B, C, L] whose channels are last in memory, as they are then, too; None for others."""
-    if mode != "constant" or input.dim() != 3 or len(pad) != 2 or input.is_contiguous():
+    mirrors = mode == "reflect"
+    if not (mirrors or mode == "constant") or input.dim() != 3 or len(pad) != 2 or input.is_contiguous():
         return None
     if not has_channels_last(input):
         return None
     before, after = map(int, pad)
-    if before < 0 or after < 0:
+    length = input.shape[2]
+    if min(before, after) < 0 or (mirrors and max(before, after) >= length):
         return None
-    return rows_of_channels(input, before, after, 0.0 if value is None else value).transpose(1, 2)
+    rows = rows_of_channels(input, before, after, 0.0 if value is None else value)
+    if mirrors:
+        inside = rows[:, before : before + length]
+        rows[:, :before] = inside[:, 1 : before + 1].flip(1)
+        rows[:, before + length :] = inside[:, length - 1 - after : length - 1].flip(1)
+    return rows.transpose(1, 2)

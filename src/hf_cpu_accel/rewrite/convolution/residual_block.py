@@ -25,7 +25,7 @@ from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, parts_of
+from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, is_of_images, parts_of
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.deferred_images import Block, DeferredImages, bind_joined
 from hf_cpu_accel.rewrite.convolution.folded_norm import FoldedNorm
@@ -217,7 +217,7 @@ def may_be_chain(layer: nn.Module, fewest: int = 2) -> bool:
         return False
     for module in layer.modules():
         has_state = module._parameters or module._buffers
-        if has_state and not (isinstance(module, DeferringConvolution | FoldedNorm) or is_norm(module)):
+        if has_state and not (isinstance(module, FoldedNorm) or is_of_images(module) or is_norm(module)):
             return False
     parts = [part for part in parts_of(layer).values() if not is_norm(part)]
     convolutions = [part for part in parts if isinstance(part, DeferringConvolution)]

@@ -36,6 +36,13 @@ def follows_sound(path: str, context: Context) -> bool:
     return False
 
 
+def is_repeated(path: str, context: Context) -> bool:
+    """Whether the convolution over time at `path` is one of several in the same place of layers in lists."""
+    row = _row_of(path)
+    others = (other for other, module in context.root.named_modules() if _over_time(module))
+    return any(other != path and _row_of(other) == row for other in others)
+
+
 class DeferredELU(LazyTensor):
     """The ELU (Clevert et al. 2015, arXiv:1511.07289) of sound [B, C, L] until it is known who reads it: a convolution wants zeros
     beside it."""

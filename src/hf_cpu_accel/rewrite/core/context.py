@@ -66,13 +66,13 @@ class Context:
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
         made: ids of weights that a stage has made, and the model had not.
+        computed: (plain module that rules are offered, the module whose weight it has), by the ids of the first.
         rule: the name of the rule that is at work.
         refused: the parts that one would expect to be fused, and that are not.
         modules: (path, module) of the tree as it was.
         items, notes: those of the plan, so far.
         float16: of float16 weights, which are float32 while they are looked at; None if there are none. `widening` casts them.
-        asked: the dtypes that `config.dtypes` gives to modules, by their paths in the target.
-        chosen: those that were chosen by accuracy, by their paths in `root`.
+        asked, chosen: dtypes of modules by `config.dtypes`, with their paths in the target; by accuracy, with those in `root`.
         calibration: the calls of `root` that four-bit weights are rounded for, or that show the ranges of images; `calibrated` has
             the weights that were rounded.
     """
@@ -91,6 +91,7 @@ class Context:
     norms_after: dict[int, NormAfter] = field(default_factory=dict)
     kept_for_adapters: dict[int, str] = field(default_factory=dict)
     made: set[int] = field(default_factory=set)
+    computed: dict[int, tuple[nn.Module, nn.Module]] = field(default_factory=dict)
     measured: bool = False
     name: str = ""
     rule: str = ""

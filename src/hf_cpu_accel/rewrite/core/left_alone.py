@@ -70,7 +70,7 @@ def _of_convolution(module: Any, dtype: str) -> str:
         return _of_transposed(module)
     if module.groups > 1:
         return f"{kind} in {module.groups} groups: there is no kernel for this form of it"
-    if any(step > 1 for step in module.dilation):
+    if len(module.kernel_size) > 1 and any(step > 1 for step in module.dilation):
         return f"{kind} with gaps (dilation): there is no kernel for it"
     if min(module.in_channels, module.out_channels) < MIN_OUT_FEATURES:
         return (

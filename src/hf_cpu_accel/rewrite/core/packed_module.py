@@ -28,11 +28,13 @@ class PackedModule(nn.Module):
         weight_dtype: dtype that the weight has for the outside; follows `model.to(dtype)`.
         is_exact: whether `unpack` gives the very values that were packed, where their dtype can hold them.
         rule: the name of the rule that put it in place.
+        is_computed: whether the weight was computed of other tensors (weight norm), which it has in the place of a weight.
     """
 
     bias: nn.Parameter | None
     is_exact: bool = True
     rule: str = ""
+    is_computed: bool = False
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -84,6 +86,12 @@ class PackedModule(nn.Module):
         # In front of the bias, where the original has it: state_dict keys keep their order.
         self._parameters = {"weight": weight, **self._parameters}
 
+    def keep_sources(self, original: nn.Module) -> None:
+        """Hold what the weight of `original` is computed of, as that holds it, so that `state_dict()` has it."""
+        self.is_computed = True
+        self._parameters.update({**original._parameters, **self._parameters})
+        self._modules.update(original._modules)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
         self.weight_dtype = changed_dtype(self.weight_dtype, fn)
         super()._apply(fn, recurse)
@@ -91,7 +99,7 @@ class PackedModule(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if "weight" not in self._parameters:
+        if "weight" not in self._parameters and not self.is_computed:
             destination[prefix + "weight"] = self._saved_in(destination)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 

@@ -39,6 +39,7 @@ class PackedSource:
 
     def __init__(self, model: nn.Module, weights: Sequence[SavedWeight]) -> None:
         self.rule = ""  # the one that is at work
+        self.computed: Tensor | None = None  # a weight that is computed of parameters which are not packed
         self._of: dict[int, list[SavedWeight]] = defaultdict(list)
         self._parameters: dict[int, tuple[int, ...]] = {}
         self._left = {id(weight): weight for weight in weights}
@@ -101,19 +102,26 @@ def source() -> PackedSource | None:
     return _current.get()
 
 
+def source_of(parameter: Tensor) -> PackedSource | None:
+    """Where the packed weight of `parameter` is to be taken from; None where it is made, as it always is of a computed one."""
+    current = _current.get()
+    computed = None if current is None else current.computed
+    return None if computed is not None and computed.data_ptr() == parameter.data_ptr() else current
+
+
 def taken(*parameters: Tensor) -> SavedWeight | None:
     """The packed weight of `parameters` from the file; None where there is none, and it is to be made.
 
     Raises:
         NotPacked: there is a file, and it has no such weight.
     """
-    current = _current.get()
+    current = source_of(parameters[0])
     return None if current is None else current.take(parameters)
 
 
 def was_packed(parameter: Tensor, rule: str, otherwise: bool) -> bool:
     """Whether `rule` packed `parameter` when the model was saved; `otherwise` where nothing was saved."""
-    current = _current.get()
+    current = source_of(parameter)
     return otherwise if current is None else current.dtype_of(parameter, rule) is not None
 
 

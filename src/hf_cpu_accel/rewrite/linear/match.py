@@ -72,6 +72,8 @@ def release(module: nn.Module, packed: PackedModule, context: Context) -> None:
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     packed.rule = context.rule
+    if id(module) in context.computed:
+        return  # what its weight is computed of stays
     if context.is_tied(weight) or context.config.originals == "memory":
         packed.keep_original(weight)
         return

@@ -1,0 +1,112 @@
+"""Convolutions that compute their weight in each call, by weight norm (Salimans and Kingma 2016, arXiv:1602.07868): rules are
+offered a plain one of the same weight, computed once.
+
+What takes the place of the convolution has what the weight is computed of in the place of a weight, so that state dicts have the
+names and values that they had. Writes to it are noticed as those to other packed weights (rewrite/weight_edits.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.weight_norm import WeightNorm
+
+from hf_cpu_accel.patching.restore import remove_hook
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule
+from hf_cpu_accel.rewrite.core.packed_source import source
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)
+_KEPT = "the convolution keeps what its weight is made of, and computes with packed values"
+
+
+def with_computed_weight(module: nn.Module, path: str, context: Context) -> nn.Module:
+    """What rules are to be offered for `module`: itself, or a plain convolution in its places, with the weight that it computes."""
+    places = context.slots[id(module)]
+    if id(module) in context.handled or id(module) in context.kept_for_adapters or not places:
+        return module
+    weight = None if context.skipped(path) else _weight_of(module)
+    if weight is None:
+        return module
+    plain = _plain(module, weight)
+    context.slots[id(plain)] = places
+    context.computed[id(plain)] = plain, module
+    saved = source()
+    if saved is not None:
+        saved.computed = weight
+    return plain
+
+
+def settle(plain: nn.Module, path: str, context: Context) -> Iterator[PlanItem]:
+    """To be called when the rules have looked at what `with_computed_weight` gave: what took its place gets what the weight is
+    computed of. Gives the rows of that."""
+    _, module = context.computed.get(id(plain), (None, plain))
+    if module is plain:
+        return
+    assert isinstance(plain.weight, nn.Parameter)
+    plain.weight.data = torch.empty(0, dtype=plain.weight.dtype)
+    saved = source()
+    if saved is not None:
+        saved.computed = None
+    if id(plain) not in context.handled:
+        return
+    context.handled.update(map(id, module.modules()))
+    parent, name = context.slots[id(plain)][0]
+    replacement = parent._modules[name]
+    if replacement is module:
+        return
+    if isinstance(replacement, PackedModule):
+        replacement.keep_sources(module)
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if isinstance(hook, WeightNorm):
+            remove_hook(context.journal, module._forward_pre_hooks, key)
+    for inner, part in module.named_modules():
+        if part is not module and part._parameters:
+            yield PlanItem.left(f"{path}.{inner}", type(part).__name__, _KEPT)
+
+
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """The weight that a convolution computes in each call of other tensors; None if there is no such weight, and nothing else."""
+    compute = _computation(module) if isinstance(module, _CONVOLUTIONS) else None
+    if compute is None or "bias" not in module._parameters:
+        return None
+    with torch.no_grad():
+        weight, again = call_foreign(compute), call_foreign(compute)
+    if not isinstance(weight, Tensor) or not isinstance(again, Tensor):
+        return None
+    return weight.detach() if torch.equal(weight, again) else None
+
+
+def _computation(module: nn.Module) -> Callable[[], Any] | None:
+    hooks: list[Any] = list(module._forward_pre_hooks.values())
+    if hooks and isinstance(hooks[0], WeightNorm):
+        (norm, *others) = hooks
+        alone = norm.name == "weight" and not any(isinstance(hook, WeightNorm) for hook in others)
+        return (lambda: norm.compute_weight(module)) if alone and not module._modules else None
+    if not parametrize.is_parametrized(module) or list(module._modules) != ["parametrizations"]:
+        return None
+    made: Any = module.parametrizations
+    # Of a single tensor torch's `remove_parametrizations` would write over it with what was packed.
+    alone = list(made) == ["weight"] and not made["weight"].is_tensor
+    return (lambda: module.weight) if alone else None
+
+
+def _plain(module: nn.Module, weight: Tensor) -> nn.Module:
+    """`module` as it would be with a weight of its own; hooks besides that of weight norm are the same."""
+    cls: Any = parametrize.type_before_parametrizations(module)
+    plain: nn.Module = cls.__new__(cls)
+    vars(plain).update({name: value for name, value in vars(module).items() if name != "weight"})
+    hooks = OrderedDict(
+        (key, hook) for key, hook in module._forward_pre_hooks.items() if not isinstance(hook, WeightNorm)
+    )
+    parameter = nn.Parameter(weight, requires_grad=False)
+    parameters = {"weight": parameter, "bias": module._parameters["bias"]}
+    vars(plain).update(_parameters=parameters, _modules={}, _forward_pre_hooks=hooks)
+    return plain

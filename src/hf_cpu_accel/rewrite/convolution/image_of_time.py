@@ -1,0 +1,246 @@
+"""Convolutions over time as those of images of one row: with gaps between the steps of their kernel (dilation), as vocoders and
+codecs of sound have them, and in float32 without.
+
+By our kernel, which gathers what the kernel covers while it packs it: on a Zen 4 in 8 bits and in bfloat16 four times and twice as
+fast as torch's own. That has the weight and the sound brought into other layouts in each call, in float32, too. In float32 those
+of few channels are faster by oneDNN on a prepacked weight; of many it takes twenty times as long where the sound is shorter, or
+longer, than the layout was made for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.ops.convolution import conv2d, out_size
+from hf_cpu_accel.packing.convolution import IMAGE_CHANNELS, pack_conv2d, unpack_conv2d
+from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight
+from hf_cpu_accel.patching.restore import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.providers.convolution import (
+    ACTIVATIONS,
+    ACTIVATIONS_OF_SUMS,
+    Geometry,
+    convolve,
+    prepack,
+    works,
+)
+from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
+from hf_cpu_accel.rewrite.convolution.epilogue import PLAIN, Epilogue
+from hf_cpu_accel.rewrite.convolution.folded_norm import waits
+from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
+from hf_cpu_accel.rewrite.convolution.sound import is_repeated
+from hf_cpu_accel.rewrite.core.context import (
+    MAX_INTEGER_FEATURES,
+    MIN_OUT_FEATURES,
+    WEIGHT_DTYPES,
+    Context,
+    refusal_to_swap,
+)
+from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
+from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.linear.match import release
+from hf_cpu_accel.runtime import hardware
+
+STRUCTURE = "convolution over time"
+# Of which oneDNN's layouts are near enough to one another.
+_FEW_CHANNELS = 64
+
+
+class ConvolutionOverTime(DeferringConvolution, PackedModule):
+    """`nn.Conv1d` without groups: [B, C, L] or [C, L] -> [B, out_channels, L'] or [out_channels, L'], with the channels last in
+    memory.
+
+    Attributes:
+        packed: the weight: in float32 of few channels in oneDNN's layout, else as `pack_conv2d` gives it.
+        padding: zeros on either side of the input, also where the convolution told them in words.
+    """
+
+    packed: PackedWeight | Tensor
+
+    def __init__(self, original: nn.Conv1d, dtype: str) -> None:
+        super().__init__(original)
+        padding = padding_of(original)
+        assert padding is not None
+        self.in_channels, self.out_channels = original.in_channels, original.out_channels
+        self.kernel_size, self.stride = original.kernel_size, original.stride
+        self.padding, self.dilation = padding, original.dilation
+        self.groups, self.padding_mode = original.groups, original.padding_mode
+        weight = original.weight.detach()[:, :, None]
+        saved = taken(original.weight.detach())
+        if _is_by_library(original, dtype):
+            plain = weight.float() if saved is None else saved.packed.data
+            self.packed = prepack(plain, self._geometry)
+        else:
+            self.packed = pack_conv2d(weight, dtype) if saved is None else saved.packed
+
+    def forward(self, input: Tensor) -> Tensor:
+        """
+        Raises:
+            RuntimeError: what the convolution would not take either.
+        """
+        check_inference(self, input)
+        input = input.tensor if isinstance(input, LazyTensor) else input
+        reach = self.dilation[0] * (self.kernel_size[0] - 1) + 1
+        fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels
+        if not fits or input.shape[-1] + 2 * self.padding[0] < reach:
+            raise RuntimeError(
+                f"input of shape {tuple(input.shape)}: this convolution takes [batch, {self.in_channels}, ...] with at least "
+                f"{reach} numbers per channel, zeros of {self.padding} on either side included"
+            )
+        if input.dtype not in WEIGHT_DTYPES:
+            raise RuntimeError(f"input in {input.dtype}: accepted are {WEIGHT_DTYPES}")
+        return self.run(input) if input.dim() == 3 else self.compute(input[None], PLAIN)[0]
+
+    def compute(self, input: Tensor, epilogue: Epilogue) -> Tensor:
+        image, residual = input[:, :, None], epilogue.residual
+        residual = None if residual is None else residual[:, :, None]
+        geometry = self._geometry
+        if isinstance(self.packed, Tensor):
+            image = image.to(torch.float32, memory_format=torch.channels_last)
+            bias = None if self.bias is None else self.bias.float()
+            if residual is not None:
+                residual = residual.to(torch.float32, memory_format=torch.channels_last)
+            output = convolve(image, self.packed, bias, geometry, epilogue.activation, residual)
+            return output[:, :, 0].to(input.dtype)
+        output = conv2d(
+            image,
+            self.packed,
+            self.bias,
+            kernel_size=(1, *self.kernel_size),
+            stride=geometry.stride,
+            padding=geometry.padding,
+            dilation=geometry.dilation,
+            activation=epilogue.activation,
+            residual=residual,
+        )
+        return output[:, :, 0]
+
+    def supports(self, activation: str, *, residual: bool) -> bool:
+        known = ACTIVATIONS_OF_SUMS if residual else ACTIVATIONS
+        return isinstance(self.packed, PackedWeight) or activation in known
+
+    def output_shape(self, input: Tensor) -> tuple[int, ...]:
+        sides = zip(self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        (length,) = (out_size(input.shape[2], *side) for side in sides)
+        return input.shape[0], self.out_channels, length
+
+    @property
+    def _geometry(self) -> Geometry:
+        return Geometry((0, self.padding[0]), (1, self.stride[0]), (1, self.dilation[0]), 1)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels, *self.kernel_size)
+
+    @property
+    def packed_dtype(self) -> str:
+        return self.packed.dtype if isinstance(self.packed, PackedWeight) else "float32"
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes if isinstance(self.packed, PackedWeight) else 4 * self.packed.numel()
+
+    def plain(self) -> Tensor:
+        """The dequantised weight of an image of one row, float32."""
+        if isinstance(self.packed, PackedWeight):
+            return unpack_conv2d(self.packed, (1, *self.kernel_size))
+        return self.packed.to_dense()
+
+    def unpack(self) -> Tensor:
+        """The dequantised weight, in the shape and dtype of the original."""
+        return self.plain()[:, :, 0].to(self.weight_dtype, memory_format=torch.contiguous_format)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}, packed={self.packed_dtype}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles have the plain weight, since torch can do neither with an opaque one.
+        packed = self.packed
+        return {**self.__dict__, "packed": packed if isinstance(packed, PackedWeight) else packed.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if isinstance(self.packed, Tensor):
+            self.packed = prepack(self.packed, self._geometry)
+
+
+class ConvolutionOverTimeRule:
+    """`nn.Conv1d` of enough channels, with gaps or, in float32, one of several; linears take what gains as one before."""
+
+    name = "convolution over time"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if not is_convolution(module, nn.Conv1d) or module.kernel_size == (1,):
+            return None
+        usual = module.groups == 1 and module.padding_mode == "zeros" and padding_of(module) is not None
+        enough = min(module.in_channels, module.out_channels) >= MIN_OUT_FEATURES
+        if not (usual and enough and module.weight.dtype in WEIGHT_DTYPES):
+            return None
+        dtype = _weight_dtype(module, path, context)
+        if dtype is None or refusal_to_swap(module, path, context) is not None:
+            return None
+        return Match(module, path, dtype)
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        module, dtype = match.module, match.found
+        assert isinstance(module, nn.Conv1d)
+        packed = ConvolutionOverTime(module, dtype)
+        if context.verifies:
+            length = module.dilation[0] * module.kernel_size[0] + 3
+            generator = torch.Generator().manual_seed(0)
+            input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
+            with torch.no_grad():
+                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
+            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
+        packed.waits = waits(module, context)
+        swap_module(context.journal, context.slots[id(module)], packed)
+        release(module, packed, context)
+        library = _is_by_library(module, dtype)
+        op, provider = ("convolution", "oneDNN") if library else ("conv2d", "ours")
+        item = PlanItem(match.path, STRUCTURE, op, dtype, packed.nbytes, None, provider=provider)
+        return Outcome((item,), (module,))
+
+
+def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:
+    """ "float32", "bfloat16" or "int8"; None where torch's own is as fast."""
+    saved = source_of(module.weight)
+    if saved is not None:  # what is faster was decided when the model was packed
+        return saved.dtype_of(module.weight, ConvolutionOverTimeRule.name)
+    dtype = context.dtype_at(path)
+    if dtype in QUANTISED:
+        fits = module.in_channels % IMAGE_CHANNELS == 0 and module.weight[0].numel() <= MAX_INTEGER_FEATURES
+        # What is not quantised once for all windows that see it takes longer in 8 bits than in 16.
+        dtype = "int8" if fits else "bfloat16"
+    if dtype == "bfloat16" and not hardware.native_bf16_is_fast():
+        dtype = "float32"
+    if dtype != "float32":
+        return dtype if module.dilation != (1,) else None
+    if _is_by_library(module, dtype) and not works(torch.float32):
+        return None
+    return dtype if _gains(module, path, context) else None
+
+
+def _is_by_library(module: nn.Conv1d, dtype: str) -> bool:
+    return dtype == "float32" and max(module.in_channels, module.out_channels) <= _FEW_CHANNELS
+
+
+def _gains(module: nn.Conv1d, path: str, context: Context) -> bool:
+    """In float32: what else would compute its weight in each call, and what is between others of its kind, whose output comes as
+    they read it. A norm that wants channels first would have it turned."""
+    if id(module) in context.computed:
+        return True
+    siblings = [child for parent, _ in context.slots[id(module)] for child in parent.children()]
+    turns = any(isinstance(child, _NormBase | nn.GroupNorm) for child in siblings)
+    return not turns and is_repeated(path, context)
