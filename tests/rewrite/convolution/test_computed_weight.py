@@ -17,7 +17,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME
 from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE as AS_IMAGE
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE as IMAGES
-from hf_cpu_accel.rewrite.convolution.transposed import STRUCTURE as TRANSPOSED
+from hf_cpu_accel.rewrite.convolution.transposed.over_time import STRUCTURE as TRANSPOSED
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
