@@ -95,18 +95,6 @@ struct DecoderCall {
   char* mixture = nullptr;    // memory for a MixtureMemory of any layer
 };
 
-// Tell each product of few rows which one comes next.
-inline void follow(DecoderCall& call) {
-  Gemm* last = nullptr;
-  for (DecoderLayer& layer : call.layers)
-    for (Gemm* g : {&layer.qkv, &layer.recurrence.rest, &layer.output, &layer.cross_query, &layer.cross_output, &layer.router.logits,
-                    &layer.up, &layer.down, &layer.per_layer_gate, &layer.per_layer_output}) {
-      if (g->n == 0) continue;
-      if (last) last->following = g;
-      last = g;
-    }
-}
-
 // f(sequence, row, position in the call's q_len) for rows [begin, end).
 template <class F>
 inline void each_token(const DecoderCall& call, int64_t begin, int64_t end, const F& f) {

@@ -3,6 +3,7 @@
 
 #include "../attention/arguments.h"
 #include "../decoder/arguments.h"
+#include "../decoder/following.h"
 #include "../decoder/recurrence_arguments.h"
 #include "../decoder/sequences.h"
 
