@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
-from hf_cpu_accel.rewrite.convolution.transposed.images import STRUCTURE, TransposedImages, _as_windows
+from hf_cpu_accel.rewrite.convolution.transposed.images import STRUCTURE, TransposedImages
+from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
@@ -144,8 +145,9 @@ def test_others_are_left(layer: nn.ConvTranspose2d, dtype: str, reason: str) -> 
 
 def test_each_square_of_the_output_is_a_pixel_of_the_other() -> None:
     weight = torch.randn(3, 5, 4, 3)
-    windows = _as_windows(weight, (2, 2))
+    windows = as_windows(weight, (2, 2))
     assert windows.shape == (20, 3, 2, 2)
+    assert torch.equal(as_kernel(windows, (4, 3), (2, 2)), weight)
     # The last pixel of two gives the first half of a kernel.
     assert torch.equal(windows[:5, :, 1, 1], weight[:, :, 0, 0].T)
     assert torch.equal(windows[15:, :, 0, 0], torch.zeros(5, 3))  # behind the kernel's third column

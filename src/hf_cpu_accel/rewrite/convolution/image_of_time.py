@@ -19,7 +19,6 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import conv2d, out_size
 from hf_cpu_accel.packing.convolution import IMAGE_CHANNELS, pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import (
     ACTIVATIONS,
@@ -33,6 +32,7 @@ from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.epilogue import PLAIN, Epilogue
 from hf_cpu_accel.rewrite.convolution.folded_norm import waits
 from hf_cpu_accel.rewrite.convolution.geometry import is_convolution, padding_of
+from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.sound import is_repeated
 from hf_cpu_accel.rewrite.core.context import (
     MAX_INTEGER_FEATURES,
@@ -44,8 +44,6 @@ from hf_cpu_accel.rewrite.core.context import (
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
 from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
-from hf_cpu_accel.rewrite.linear.match import release
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "convolution over time"
@@ -195,22 +193,11 @@ class ConvolutionOverTimeRule:
         module, dtype = match.module, match.found
         assert isinstance(module, nn.Conv1d)
         packed = ConvolutionOverTime(module, dtype)
-        if context.verifies:
-            length = module.dilation[0] * module.kernel_size[0] + 3
-            generator = torch.Generator().manual_seed(0)
-            input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
-            with torch.no_grad():
-                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
-            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
-            if reason is not None:
-                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         packed.waits = waits(module, context)
-        swap_module(context.journal, context.slots[id(module)], packed)
-        release(module, packed, context)
         library = _is_by_library(module, dtype)
         op, provider = ("convolution", "oneDNN") if library else ("conv2d", "ours")
         item = PlanItem(match.path, STRUCTURE, op, dtype, packed.nbytes, None, provider=provider)
-        return Outcome((item,), (module,))
+        return put_alone(match, packed, item, [module.dilation[0] * module.kernel_size[0] + 3], context)
 
 
 def _weight_dtype(module: nn.Conv1d, path: str, context: Context) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +112,28 @@ def put_in_place(
         return Outcome((item,), (module,))
     swap_norm(after, context)
     return Outcome((item, norm_item(after, op, packed.packed_dtype, provider)), (module, after.norm))
+
+
+def put_alone(
+    match: Match, packed: PackedModule, item: PlanItem, sizes: Sequence[int], context: Context
+) -> Outcome:
+    """Compare `packed` with the convolution that it stands for on two inputs of these sizes, and swap it in; or say why not.
+
+    Args:
+        item: of the plan, if it is swapped in.
+    """
+    module: Any = match.module
+    if context.verifies:
+        generator, dtype = torch.Generator().manual_seed(0), module.weight.dtype
+        input = torch.randn(2, module.in_channels, *sizes, generator=generator).to(dtype)
+        with torch.no_grad():
+            ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
+        reason = disagreement(ours, theirs, packed.packed_dtype, dtype)
+        if reason is not None:
+            return Outcome((PlanItem.left(match.path, item.structure, reason),), (module,))
+    swap_module(context.journal, context.slots[id(module)], packed)
+    release(module, packed, context)
+    return Outcome((item,), (module,))
 
 
 def _disagreement(packed: PackedConvolution, module: nn.Conv2d, context: Context) -> str | None:

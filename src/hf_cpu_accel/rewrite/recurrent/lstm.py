@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
@@ -23,6 +22,7 @@ from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPE
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.rewrite.mixer.mixer import ordinary
 
 STRUCTURE = "long short-term memory"
 _LEAST_FEATURES = 128  # of the hidden state
@@ -59,7 +59,7 @@ class FusedLSTM(FusedModuleMixin):
     _packed: tuple[Direction, ...]  # layer after layer, the backward direction behind the forward one
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        input, given = _ordinary(input), None if hx is None else tuple(map(_ordinary, hx))
+        input, given = ordinary(input), None if hx is None else tuple(map(ordinary, hx))
         if not self._fits(input, given) or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, input, given)
         check_inference(self, input)
@@ -132,10 +132,6 @@ class FusedLSTM(FusedModuleMixin):
     bias: bool
     batch_first: bool
     bidirectional: bool
-
-
-def _ordinary(value: Any) -> Any:
-    return value.tensor if isinstance(value, LazyTensor) else value
 
 
 class LSTMRule:

@@ -18,15 +18,14 @@ from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import QUANTISED
-from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers.convolution import MIN_CHANNELS
+from hf_cpu_accel.rewrite.convolution.layer import put_alone
+from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPES, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule, check_inference
-from hf_cpu_accel.rewrite.core.packed_source import source, taken
+from hf_cpu_accel.rewrite.core.packed_source import source_of, taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
-from hf_cpu_accel.rewrite.linear.match import release
 from hf_cpu_accel.runtime import hardware
 
 STRUCTURE = "transposed convolution of images"
@@ -47,12 +46,12 @@ class TransposedImages(PackedModule):
         super().__init__(original)
         self.in_channels, self.out_channels, self.groups = original.in_channels, original.out_channels, 1
         self.kernel_size, self.stride = original.kernel_size, original.stride
-        self.padding, self.output_padding = _margins(original), original.output_padding
+        self.padding, self.output_padding = margins_of(original), original.output_padding
         self.dilation, self.padding_mode = original.dilation, original.padding_mode
-        self.windows = _windows(original)
+        self.windows = windows_of(original.kernel_size, original.stride)
         weight = original.weight.detach()
         saved = taken(weight)
-        self.packed = pack_conv2d(_as_windows(weight, self.stride), dtype) if saved is None else saved.packed
+        self.packed = pack_conv2d(as_windows(weight, self.stride), dtype) if saved is None else saved.packed
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         check_inference(self, input)
@@ -116,11 +115,8 @@ class TransposedImages(PackedModule):
 
     def unpack(self) -> Tensor:
         """The dequantised weight, in the shape and dtype of the original."""
-        windows = unpack_conv2d(self.packed, self.windows)
-        cells = windows.unflatten(0, (*self.stride, self.out_channels)).flip(4, 5)
-        height, width = self.kernel_size
-        kernels = cells.permute(3, 2, 4, 0, 5, 1).flatten(4, 5).flatten(2, 3)
-        return kernels[..., :height, :width].to(self.weight_dtype).contiguous()
+        kernel = as_kernel(unpack_conv2d(self.packed, self.windows), self.kernel_size, self.stride)
+        return kernel.to(self.weight_dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -152,26 +148,17 @@ class TransposedImagesRule:
             reason = reason or f"torch's own is as fast in {context.dtype_at(match.path)}"
             return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
         packed = TransposedImages(module, dtype)
-        if context.verifies:
-            generator = torch.Generator().manual_seed(0)
-            sides = (
-                size + 2 * margin + 1 for size, margin in zip(packed.windows, packed.padding, strict=True)
-            )
-            input = torch.randn(2, module.in_channels, *sides, generator=generator).to(module.weight.dtype)
-            with torch.no_grad():
-                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
-            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
-            if reason is not None:
-                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        swap_module(context.journal, context.slots[id(module)], packed)
-        release(module, packed, context)
         item = PlanItem(match.path, STRUCTURE, "conv2d", dtype, packed.packed.nbytes, None, provider="ours")
-        return Outcome((item,), (module,))
+        sizes = [size + 2 * margin + 1 for size, margin in zip(packed.windows, packed.padding, strict=True)]
+        return put_alone(match, packed, item, sizes, context)
 
 
 def _refusal(module: nn.ConvTranspose2d) -> str | None:
     """Why there is no kernel for it, or None if there is one."""
-    features, windows = module.out_channels * math.prod(module.stride), _windows(module)
+    features, windows = (
+        module.out_channels * math.prod(module.stride),
+        windows_of(module.kernel_size, module.stride),
+    )
     if module.groups > 1:
         return f"it is in {module.groups} groups: there is no kernel for it"
     if any(step > 1 for step in module.dilation):
@@ -185,7 +172,7 @@ def _refusal(module: nn.ConvTranspose2d) -> str | None:
     if module.in_channels * math.prod(windows) > MAX_INTEGER_FEATURES:
         return f"{module.in_channels} channels: sums of so many integers do not fit"
     ends = zip(
-        module.kernel_size, _margins(module), module.output_padding, windows, module.stride, strict=True
+        module.kernel_size, margins_of(module), module.output_padding, windows, module.stride, strict=True
     )
     if any(size - margin + more > window * step for size, margin, more, window, step in ends):
         return "zeros behind its output lie beyond its kernels: there is no kernel for it"
@@ -194,33 +181,10 @@ def _refusal(module: nn.ConvTranspose2d) -> str | None:
 
 def _dtype(module: nn.ConvTranspose2d, path: str, context: Context) -> str | None:
     """What its weight is packed as; None where torch's own is as fast."""
-    saved = source()
+    saved = source_of(module.weight)
     if saved is not None:  # what is faster was decided when the model was packed
         return saved.dtype_of(module.weight, TransposedImagesRule.name)
     dtype = context.dtype_at(path)
     if dtype in QUANTISED:
         return "int8"
     return dtype if dtype == "bfloat16" and hardware.native_bf16_is_fast() else None
-
-
-def _margins(module: nn.ConvTranspose2d) -> tuple[int, int]:
-    """What its output is shorter by on either side."""
-    assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
-    height, width = module.padding
-    return height, width
-
-
-def _windows(module: nn.ConvTranspose2d) -> tuple[int, int]:
-    height, width = (-(-size // step) for size, step in zip(module.kernel_size, module.stride, strict=True))
-    return height, width
-
-
-def _as_windows(weight: Tensor, stride: Sequence[int]) -> Tensor:
-    """[C, out_channels, *kernel] -> [stride^2 * out_channels, C, *windows], the first pixel of the input first."""
-    sides = [-(-size // step) for size, step in zip(weight.shape[2:], stride, strict=True)]
-    down, right = (
-        side * step - size for side, step, size in zip(sides, stride, weight.shape[2:], strict=True)
-    )
-    whole = functional.pad(weight, (0, right, 0, down)).unflatten(3, (sides[1], stride[1]))
-    cells = whole.unflatten(2, (sides[0], stride[0])).flip(2, 4)  # C, out, window, stride, window, stride
-    return cells.permute(3, 5, 1, 0, 2, 4).flatten(0, 2)

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.patching.hooks import is_plain
-from hf_cpu_accel.patching.restore import swap_module
-from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.convolution.layer import put_alone
 from hf_cpu_accel.rewrite.convolution.sound import DeferredELU, has_channels_last, rows_of_channels
+from hf_cpu_accel.rewrite.convolution.transposed.windows import as_kernel, as_windows, margins_of, windows_of
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES, WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.packed_source import taken
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
-from hf_cpu_accel.rewrite.core.verify import disagreement
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.linear.match import packed_item, release
+from hf_cpu_accel.rewrite.linear.match import packed_item
 from hf_cpu_accel.rewrite.linear.projection_group import ProjectionGroup
 
 STRUCTURE = "transposed convolution over time as linear"
@@ -40,13 +38,13 @@ class TransposedConvolution(PackedLinear):
     """
 
     def __init__(self, original: nn.ConvTranspose1d, dtype: str, *, int4_group: int, measured: bool) -> None:
-        (size,), (step,) = original.kernel_size, original.stride
+        (step,) = original.stride
         weight, bias = original.weight.detach(), original._parameters["bias"]
-        taps = -(-size // step)
+        (taps,) = windows_of(original.kernel_size, original.stride)
         saved = taken(weight)
         features = (step * original.out_channels, taps * original.in_channels)
         packed = (
-            pack_linear(_as_rows(weight, step, taps), dtype, int4_group=int4_group)
+            pack_linear(_as_rows(weight, original.stride), dtype, int4_group=int4_group)
             if saved is None
             else saved.packed
         )
@@ -57,7 +55,7 @@ class TransposedConvolution(PackedLinear):
         self.taps = taps
         self.in_channels, self.out_channels = original.in_channels, original.out_channels
         self.kernel_size, self.stride = original.kernel_size, original.stride
-        self.padding = _margins(original)
+        self.padding = margins_of(original)
         self.output_padding, self.dilation = original.output_padding, original.dilation
         self.groups, self.padding_mode = original.groups, original.padding_mode
 
@@ -114,26 +112,16 @@ class TransposedConvolution(PackedLinear):
         return (self.in_channels, self.out_channels, *self.kernel_size)
 
     def unpack(self) -> Tensor:
-        (size,), (step,) = self.kernel_size, self.stride
-        rows = super().unpack().unflatten(1, (self.taps, self.in_channels)).unflatten(0, (step, -1))
-        return rows.flip(2).permute(3, 1, 2, 0).flatten(2)[..., :size].contiguous()
+        windows = super().unpack().unflatten(1, (self.taps, self.in_channels)).transpose(1, 2)
+        return as_kernel(windows, self.kernel_size, self.stride)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, stride={self.stride}, {super().extra_repr()}"
 
 
-def _margins(module: nn.ConvTranspose1d) -> tuple[int]:
-    """What its output is shorter by on either side."""
-    assert not isinstance(module.padding, str)  # torch refuses words for transposed ones
-    (margin,) = module.padding
-    return (margin,)
-
-
-def _as_rows(weight: Tensor, step: int, taps: int) -> Tensor:
-    """[C, out_channels, kernel] -> [step * out_channels, taps * C], the earliest step of the input first."""
-    channels, out_channels, size = weight.shape
-    whole = functional.pad(weight, (0, taps * step - size)).view(channels, out_channels, taps, step)
-    return whole.permute(3, 1, 2, 0).flip(2).reshape(step * out_channels, taps * channels)
+def _as_rows(weight: Tensor, stride: Sequence[int]) -> Tensor:
+    """[C, out_channels, kernel] -> [stride * out_channels, taps * C], the earliest step of the input first."""
+    return as_windows(weight, stride).transpose(1, 2).flatten(1)
 
 
 class TransposedConvolutionRule:
@@ -158,22 +146,12 @@ class TransposedConvolutionRule:
     def apply(self, match: Match, context: Context) -> Outcome:
         module = match.module
         assert isinstance(module, nn.ConvTranspose1d)
-        taps = -(-module.kernel_size[0] // module.stride[0])
+        (taps,) = windows_of(module.kernel_size, module.stride)
         features = (taps * module.in_channels, module.stride[0] * module.out_channels)
         alike = nn.Linear(*features, device="meta", dtype=module.weight.dtype)
         dtype = context.weight_dtype(match.path, [alike])
         packed = TransposedConvolution(
             module, dtype, int4_group=context.config.int4_group, measured=context.measured
         )
-        if context.verifies:
-            generator = torch.Generator().manual_seed(0)
-            length = 2 * (taps + _margins(module)[0]) + 1
-            input = torch.randn(2, module.in_channels, length, generator=generator).to(module.weight.dtype)
-            with torch.no_grad():
-                ours, theirs = (layer(input).movedim(1, -1) for layer in (packed, module))
-            reason = disagreement(ours, theirs, dtype, module.weight.dtype)
-            if reason is not None:
-                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (module,))
-        swap_module(context.journal, context.slots[id(module)], packed)
-        release(module, packed, context)
-        return Outcome((packed_item(match.path, STRUCTURE, "linear", packed),), (module,))
+        item = packed_item(match.path, STRUCTURE, "linear", packed)
+        return put_alone(match, packed, item, [2 * (taps + packed.padding[0]) + 1], context)
