@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.convolution.transposed.images import STRUCTURE, TransposedImages
@@ -118,6 +119,18 @@ def test_a_transposed_convolution_takes_what_torch_takes() -> None:
             model(wrong)
     with pytest.raises(RuntimeError, match=r"torch\.float64"):
         model(pictures.double())
+
+
+@torch.no_grad()
+def test_weight_norm_is_computed_once() -> None:
+    eager = Holder(weight_norm(copy.deepcopy(CASES["squares"]))).eval()
+    model, pictures = copy.deepcopy(eager), _pictures(CASES["squares"])
+    accelerate_for_cpu(model, dtype="int8")
+    assert explain(model).counts() == {STRUCTURE: 1}
+    assert list(model.state_dict()) == list(eager.state_dict())
+    assert row_error(model(pictures).movedim(1, -1), eager(pictures).movedim(1, -1)) <= BOUNDS["int8"]
+    restore(model)
+    assert torch.equal(model(pictures), eager(pictures))
 
 
 @pytest.mark.parametrize(

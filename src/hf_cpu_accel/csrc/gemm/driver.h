@@ -149,7 +149,8 @@ inline void run_units(const GemmKernels& kernels, const Gemm& g, const GemmGrid&
   Units(kernels, g, grid, memory).run(begin, end);
 }
 
-// Ask for the first weights that this thread is to multiply few rows by. With as many more of them a step took longer again.
+// Ask for the first weights that this thread is to multiply few rows by. (A step of SmolLM2-135M in int4 on Zen 4: 0.96 of the time with 4 KB
+// of them, 1.00 with 16 KB.)
 inline void ask_for(const Team& team, const Gemm& g) {
   constexpr int64_t most_bytes = 4096;
   const GemmKernels& kernels = kernels_of(g);
