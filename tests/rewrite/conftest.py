@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
+from hf_cpu_accel.generate.replay.program import Step
 from hf_cpu_accel.rewrite import apply
 from hf_cpu_accel.rewrite.decoder import deferred
 
 
 @pytest.fixture
 def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many layers each call of `decoder_layers` ran, in order; without the comparison of first calls, layer by layer."""
+    """How many layers each call of `decoder_layers` ran, in order, replayed too; without the comparison of first calls."""
     stages = tuple(stage for stage in apply.STAGES if stage.name != "first calls")
     monkeypatch.setattr(apply, "STAGES", stages)
     calls: list[int] = []
@@ -20,7 +21,15 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(len(args[3]))  # the layout
         return op(*args)
 
+    take = Step.take
+
+    def counted_step(self: Step, known: Any, step: int) -> bool:
+        if self.func is op:
+            calls.append(len(self.args[3].value(known, step)))
+        return take(self, known, step)
+
     monkeypatch.setattr(deferred, "_DECODER_LAYERS", counted)
+    monkeypatch.setattr(Step, "take", counted_step)
     return calls
 
 

@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_cpu_accel.generate.coverage import MODES
 from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
+from hf_cpu_accel.generate.replay.steps import DecodeSteps
 
 _ROOM = 1024  # new tokens for which there is a place from the start
 
@@ -60,6 +61,7 @@ def decode(
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
     step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
+    step = DecodeSteps(model, step_inputs.cache, tokens.length + 1, tokens.to_come)
     while True:
         logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device, copy=copies)
         ids = tokens.so_far()
@@ -73,7 +75,7 @@ def decode(
         if finished.all:
             break
         del outputs, logits, scores  # of the prompt they may be large
-        outputs = model(**step_inputs.after(chosen, ids), return_dict=True)
+        outputs = step(step_inputs.after(chosen, ids))
         step_inputs.go_on_with(outputs)
     if streamer is not None:
         streamer.end()
@@ -102,6 +104,7 @@ class _Tokens:
         longest = self.length + _ROOM if max_length is None else max_length
         self.buffer = input_ids.new_empty(batch, max(self.length + 1, min(longest, self.length + _ROOM)))
         self.buffer[:, : self.length] = input_ids
+        self.to_come = None if max_length is None else max_length - self.length
 
     def append(self, chosen: Tensor) -> Tensor:
         if self.length == self.buffer.shape[1]:

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer, bucket, of_another_model, outside_inference_mode
 
-__all__ = ["KeyValueStorage", "layer_of", "storage_of"]
+__all__ = ["Held", "KeyValueStorage", "held_by", "layer_of", "storage_of"]
 
 
 class KeyValueStorage(Protocol):
@@ -81,6 +81,35 @@ def storage_of(cache: Any, index: int, repeats: int = 1) -> KeyValueStorage | No
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return _DynamicStorage(layer)
     return _StaticStorage(layer) if type(layer) is StaticLayer else None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a fused layer has written: tokens `dropped` to `seen` of each sequence, from the front of the storage on.
+
+    Attributes:
+        dtype: of the keys and values, which may be stored in another.
+    """
+
+    key_storage: Tensor
+    value_storage: Tensor
+    dtype: torch.dtype
+    dropped: int
+    seen: int
+
+
+def held_by(layer: Any) -> Held | None:
+    """What is in the storage behind a layer of a cache; None if fused layers write none there, or other code has since."""
+    if isinstance(layer, CPUCacheLayer):
+        keys, values, dtype = layer.key_storage, layer.value_storage, layer.dtype
+        if keys is None or values is None or dtype is None or layer.beams is not None:
+            return None
+        return Held(keys, values, dtype, layer.dropped, layer.dropped + layer.length)
+    room = _rooms.get(layer) if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else None
+    if room is None or room.keys is not layer.keys or room.values is not layer.values:
+        return None
+    seen = int(layer.get_seq_length())
+    return Held(room.key_storage, room.value_storage, room.keys.dtype, seen - room.end, seen)
 
 
 @dataclass(frozen=True)

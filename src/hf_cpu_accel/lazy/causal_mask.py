@@ -105,7 +105,12 @@ def causal_mask(
 
 
 def read_mask(
-    mask: Tensor, window: int | None, before: Tensor | None = None, *, hidden: bool = False
+    mask: Tensor,
+    window: int | None,
+    before: Tensor | None = None,
+    *,
+    start: Tensor | None = None,
+    hidden: bool = False,
 ) -> CausalMask | None:
     """A mask with its values, bool or added to the scores, as causality, the window and padding; None if it says anything else.
 
@@ -113,11 +118,11 @@ def read_mask(
 
     Args:
         before: bool [batch, positions], True where there is a token, of the positions before the first key; None if there are none.
+        start: int32 [batch], the positions of the first tokens, if `before` is made of them; else all in `before` are tokens.
         hidden: whether a mask of truth values is True where *not* to attend.
     """
-    told = None if before is None else (before.shape, before.numpy().tobytes())
-    key = "causal mask", window, told, hidden
-    return remember(mask, key, lambda: _read(mask, window, before, hidden), by_value=True)
+    key = "causal mask", window, None if before is None else before.shape, hidden
+    return remember(mask, key, lambda: _read(mask, window, before, hidden), also=(start,), by_value=True)
 
 
 def _read(mask: Tensor, window: int | None, before: Tensor | None, hidden: bool) -> CausalMask | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache as once
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def remember_start(cache: Cache | None, start: Tensor | None) -> None:
     """For steps that come without a mask: only the decode loop has such, and its cache is one of ours."""
     from hf_cpu_accel.generate.cache import CPUCache
 
-    if isinstance(cache, CPUCache):
+    if isinstance(cache, CPUCache) and not _are_equal(cache.start, start):
         cache.start = start
 
 
@@ -46,6 +47,10 @@ def cross_layer(cache: Any, index: int) -> Any:
         return None
     layer = _host_layers().layer_of(cache.cross_attention_cache, index)
     return layer if isinstance(layer, CPUCrossCacheLayer) or type(layer) is DynamicLayer else None
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 @once

@@ -60,7 +60,8 @@ def understood(
             return None
         if form == "added":
             return mask if not offset and mask.is_floating_point() and _hides_later_keys(mask) else None
-        read = read_mask(mask, window, tokens_of(cache, offset, batch), hidden=form == "hidden")
+        before, start = tokens_of(cache, offset, batch), start_of(cache)
+        read = read_mask(mask, window, before, start=start, hidden=form == "hidden")
         if read is None:
             return None
         if kept is not None and q_len != kept.tokens:

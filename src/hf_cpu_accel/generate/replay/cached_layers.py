@@ -1,0 +1,54 @@
+"""The layers of a cache that fused layers write to in every decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import EncoderDecoderCache
+
+from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
+from hf_cpu_accel.ops.kv_cache import features_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer by its index, with what its storage is reserved for."""
+
+    index: int
+    repeats: int
+    sizes: tuple[int, int, int, int]
+    dtype: torch.dtype
+
+
+class CachedLayers:
+    """Those of `cache`; of one with a part for an encoder's output, those of the other part."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache.self_attention_cache if type(cache) is EncoderDecoderCache else cache
+
+    def held(self) -> dict[int, Held]:
+        """By index, what fused layers have written."""
+        layers = enumerate(getattr(self._cache, "layers", ()))
+        return {index: held for index, layer in layers if (held := held_by(layer)) is not None}
+
+    def layer(self, index: int, held: Held) -> Layer:
+        """The one that holds that."""
+        keys, repeats = held.key_storage, getattr(self._cache.layers[index], "repeats", 1)
+        sizes = (keys.shape[0], keys.shape[1], features_of(keys), features_of(held.value_storage))
+        return Layer(index, repeats, sizes, held.dtype)
+
+    def reserve(self, layers: Iterable[Layer], seen: int) -> list[KeyValueStorage] | None:
+        """Room for one more token in each; None if one of them does not go on from a text of `seen` tokens."""
+        stores = []
+        for layer in layers:
+            store = storage_of(self._cache, layer.index, layer.repeats)
+            if store is None or store.rows is not None:
+                return None
+            store.reserve(*layer.sizes, layer.dtype, 1)
+            if store.dropped + store.length != seen:
+                return None
+            stores.append(store)
+        return stores

@@ -1,0 +1,160 @@
+"""The ops of one decode step, below autograd, with the tensors that went through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hf_cpu_accel.generate.host_layers import Held
+from hf_cpu_accel.generate.replay.cached_layers import CachedLayers
+from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
+from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
+
+# They read values where no op sees it, and what Python does with them may differ in the next step.
+_READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
+MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # gets tensors that were made of numbers
+_DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
+_KEYS, _PAST = 5, 7  # among its arguments
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op, what it was called with, and what it gave."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    def written(self) -> list[Tensor]:
+        """The tensors among its arguments that it writes to."""
+        arguments = self.func._schema.arguments
+        given = [(argument, value) for argument, value in zip(arguments, self.args, strict=False)]
+        given += [
+            (argument, self.kwargs[argument.name]) for argument in arguments if argument.name in self.kwargs
+        ]
+        written = [value for argument, value in given if argument.is_write]
+        return [leaf for leaf in tree_leaves(written) if isinstance(leaf, Tensor)]
+
+
+@dataclass
+class Capture:
+    """One decode step.
+
+    Attributes:
+        ops: in their order.
+        names: what a tensor is called in every step, by its id: ("input", its name), ("output", number of the op, place in what it
+            gave), ("keys", layer) or ("values", layer). One that has no name comes from outside.
+        sizes: of the inputs.
+        written: the layers of the cache that got the token, by index, with what they hold now.
+        logits: what the step gave.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    names: dict[int, Name] = field(default_factory=dict)
+    sizes: dict[str, torch.Size] = field(default_factory=dict)
+    written: dict[int, Held] = field(default_factory=dict)
+    logits: Any = None
+
+    def name_of(self, tensor: Tensor) -> Name | None:
+        return self.names.get(id(tensor))
+
+    def writes_outside(self) -> bool:
+        """Whether an op writes to anything but the step's own tensors and the storages of keys and values: to a recurrent state."""
+        reads = [
+            leaf for op in self.ops for leaf in tree_leaves((op.args, op.kwargs)) if isinstance(leaf, Tensor)
+        ]
+        outside = {_memory(leaf) for leaf in reads if self.name_of(leaf) is None}
+        return any(_memory(leaf) in outside for op in self.ops for leaf in op.written())
+
+
+def capture(
+    model: Callable[..., Any], inputs: Mapping[str, Any], layers: CachedLayers
+) -> tuple[Any, Capture | CannotReplay]:
+    """What `model(**inputs, return_dict=True)` gives, and the ops of that call, or why those of the next cannot be told."""
+    captured = Capture()
+    refusals: list[str] = []
+
+    def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
+            with AroundOps(around_op):  # what they are computed by comes first
+                args, kwargs = ordinary(func, args, kwargs)
+        output = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            refusals.append(f"{func} draws numbers")
+        if func is MADE_BY_PYTHON:  # it gives what it was given
+            args = (output.clone(),)
+        captured.ops.append(Op(func, args, kwargs, output))
+        return output
+
+    def around_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _READERS:
+            refusals.append(f"{func.__name__} reads values")
+        return func(*args, **kwargs)
+
+    before = layers.held()
+    with AroundFunctions(around_function), AroundOps(around_op):
+        outputs = model(**inputs, return_dict=True)
+    if refusals:
+        return outputs, CannotReplay(refusals[0])
+    captured.logits = outputs.logits
+    held = layers.held()
+    _name(captured, inputs, held)
+    try:
+        _find_written(captured, before, held)
+    except CannotReplay as refusal:
+        return outputs, refusal
+    return outputs, captured
+
+
+def _name(captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held]) -> None:
+    names = captured.names
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            names[id(value)] = ("input", name)
+            captured.sizes[name] = value.shape
+    for index, layer in held.items():
+        names[id(layer.key_storage)] = ("keys", index)
+        names[id(layer.value_storage)] = ("values", index)
+    for number, op in enumerate(captured.ops):
+        given = {id(leaf) for leaf in tree_leaves((op.args, op.kwargs))}  # an op in place gives what it got
+        for place, leaf in enumerate(tree_leaves(op.output)):
+            if isinstance(leaf, Tensor) and id(leaf) not in given:
+                names.setdefault(id(leaf), ("output", number, place))
+
+
+def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, Held]) -> None:
+    """Which layers got the token; how many they held becomes `Past` where fused layers are told of it.
+
+    Raises:
+        CannotReplay: what was written is not one token more in each of some layers.
+    """
+    for number, op in enumerate(captured.ops):
+        if op.func is not _DECODER_LAYERS:
+            continue
+        past: list[Any] = list(op.args[_PAST])
+        for place, keys in enumerate(op.args[_KEYS]):
+            name = captured.name_of(keys)
+            if name is not None and name[0] == "keys":
+                layer = held[name[1]]
+                if past[place] != layer.seen - layer.dropped - 1:
+                    raise CannotReplay("a layer sees other tokens than its cache holds")
+                past[place] = Past(("past", name[1]))
+        args = (*op.args[:_PAST], past, *op.args[_PAST + 1 :])
+        captured.ops[number] = Op(op.func, args, op.kwargs, op.output)
+    for index, layer in held.items():
+        seen = before[index].seen if index in before else 0
+        if layer.seen not in (seen, seen + 1) or (index not in before and layer.seen):
+            raise CannotReplay("more than one token went to its cache")
+        if layer.seen != seen:
+            captured.written[index] = layer
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

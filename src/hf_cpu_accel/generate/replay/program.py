@@ -1,0 +1,207 @@
+"""What all decode steps have in common, as a list of ops that makes the logits of the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hf_cpu_accel.generate.replay.cached_layers import CachedLayers
+from hf_cpu_accel.generate.replay.capture import MADE_BY_PYTHON, Capture, Op
+from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Source, source_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op.
+
+    Attributes:
+        outputs: the names of what it gives, if there are tensors in it.
+        answer: what it gave if that was no tensor, and has to be given again for the step to be the same.
+        writes: whether it writes to some of its arguments.
+    """
+
+    func: Any
+    args: tuple[Source, ...]
+    kwargs: dict[str, Source]
+    outputs: tuple[Name, ...]
+    answer: Any
+    writes: bool
+
+    @property
+    def reads(self) -> set[Name]:
+        return {name for source in (*self.args, *self.kwargs.values()) for name in source.reads}
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it only tells something, such as whether weights still have the values they had."""
+        return not self.outputs and not self.writes
+
+    def take(self, known: dict[Name, Any], step: int) -> bool:
+        """Call the op; False if its answer is another than it was."""
+        output = self.func(
+            *[source.value(known, step) for source in self.args],
+            **{name: source.value(known, step) for name, source in self.kwargs.items()},
+        )
+        if isinstance(output, Tensor):
+            known[self.outputs[0]] = output
+            return True
+        if self.outputs:
+            known.update(zip(self.outputs, tree_leaves(output), strict=True))
+            return True
+        return self.writes or (type(output) is type(self.answer) and output == self.answer)
+
+    def is_of(self, op: Op, captured: Capture, step: int) -> bool:
+        """Whether it would be the op of a captured step."""
+        return (
+            self.func is op.func
+            and len(self.args) == len(op.args)
+            and self.kwargs.keys() == op.kwargs.keys()
+            and all(
+                source.is_source_of(value, captured.name_of, step)
+                for source, value in (
+                    *zip(self.args, op.args, strict=True),
+                    *((source, op.kwargs[name]) for name, source in self.kwargs.items()),
+                )
+            )
+        )
+
+
+class Program:
+    """The ops of all steps from the two captured ones on.
+
+    Args:
+        first, second: two steps, one after the other.
+
+    Raises:
+        CannotReplay: they do not tell the next one.
+    """
+
+    def __init__(self, first: Capture, second: Capture, layers: CachedLayers) -> None:
+        if [op.func for op in first.ops] != [op.func for op in second.ops]:
+            raise CannotReplay("its ops are others in each step")
+        self._all = [_step(number, first, second) for number in range(len(first.ops))]
+        logits = first.name_of(first.logits)
+        if logits is None or logits[0] != "output" or logits != second.name_of(second.logits):
+            raise CannotReplay("its logits come from no op")
+        self._logits = logits
+        live = _live(self._all, logits)
+        # Checks that need no other step come first.
+        self._steps = sorted(live, key=lambda step: not (step.is_check and not step.reads))
+        self._first_write = next((n for n, step in enumerate(self._steps) if step.writes), len(live))
+        self._is_repeatable = not second.writes_outside()
+        if not self._is_repeatable and any(step.is_check for step in self._steps[self._first_write :]):
+            raise CannotReplay("what it does depends on what it has computed, and it cannot be done twice")
+        names = {name for step in live for name in step.reads if name[0] == "input"}
+        self._inputs = {name: _Sizes.of(first, second, name[1]) for name in names}
+        self._layers = layers
+        self._written = [layers.layer(index, held) for index, held in second.written.items()]
+        seen = {held.seen for held in second.written.values()}
+        if len(seen) > 1:
+            raise CannotReplay("layers of its cache hold texts of different lengths")
+        self._seen = max(seen, default=0) - 2  # before the first step
+        told = {name[1] for step in live for name in step.reads if name[0] == "past"}
+        # Of others the ops say where in the storage they write, which they can not if it moves to the front.
+        self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
+
+    def is_of(self, captured: Capture, step: int) -> bool:
+        """Whether it tells that captured step."""
+        return (
+            len(captured.ops) == len(self._all)
+            and all(mine.is_of(op, captured, step) for mine, op in zip(self._all, captured.ops, strict=True))
+            and captured.name_of(captured.logits) == self._logits
+        )
+
+    def run(self, inputs: Mapping[str, Any], step: int) -> Tensor | None:
+        """The logits of that step; None if it is another one than foreseen: the model is to be called for it.
+
+        Raises:
+            RuntimeError, ValueError, IndexError: an op failed, after states were written that cannot be taken back.
+        """
+        if not all(sizes.are_those_of(inputs[name[1]], step) for name, sizes in self._inputs.items()):
+            return None
+        stores = self._layers.reserve(self._written, self._seen + step)
+        if stores is None:
+            return None
+        known: dict[Name, Any] = {name: inputs[name[1]] for name in self._inputs}
+        for layer, store in zip(self._written, stores, strict=True):
+            index = layer.index
+            if self._dropped.get(index, store.dropped) != store.dropped:
+                return None
+            known["keys", index], known["values", index] = store.key_storage, store.value_storage
+            known["past", index] = store.length
+        for number, each in enumerate(self._steps):
+            try:
+                if not each.take(known, step):
+                    return None
+            except (RuntimeError, ValueError, IndexError):
+                if number > self._first_write and not self._is_repeatable:
+                    raise
+                return None  # the model's own code says what is wrong, or knows what to do
+        for store in stores:
+            store.advance(1)
+        logits: Tensor = known[self._logits]
+        return logits
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Those of an input in the first captured step, and by how much they grow in each."""
+
+    first: tuple[int, ...]
+    more: tuple[int, ...]
+
+    @classmethod
+    def of(cls, first: Capture, second: Capture, name: str) -> _Sizes:
+        one, other = first.sizes[name], second.sizes[name]
+        if len(one) != len(other):
+            raise CannotReplay(f"{name} has other dimensions in each step")
+        return cls(tuple(one), tuple(b - a for a, b in zip(one, other, strict=True)))
+
+    def are_those_of(self, tensor: Tensor, step: int) -> bool:
+        return tensor.shape == tuple(a + step * more for a, more in zip(self.first, self.more, strict=True))
+
+
+def _step(number: int, first: Capture, second: Capture) -> Step:
+    one, other = first.ops[number], second.ops[number]
+    if len(one.args) != len(other.args) or one.kwargs.keys() != other.kwargs.keys():
+        raise CannotReplay(f"{one.func} is given other arguments in each step")
+
+    def source(value: Any, following: Any) -> Source:
+        is_new = one.func is MADE_BY_PYTHON
+        try:
+            return source_of(value, following, first.name_of, second.name_of, is_new=is_new)
+        except CannotReplay as refusal:
+            raise CannotReplay(f"{one.func}: {refusal}") from None
+
+    made = tree_leaves(one.output)
+    outputs: tuple[Name, ...] = ()
+    if any(isinstance(leaf, Tensor) for leaf in made):
+        outputs = tuple(("output", number, place) for place in range(len(made)))
+    if outputs or one.func._schema.is_mutable:
+        answer = None
+    elif type(one.output) is type(other.output) and one.output == other.output:
+        answer = one.output
+    else:
+        raise CannotReplay(f"{one.func} tells it something else in each step")
+    return Step(
+        one.func,
+        tuple(map(source, one.args, other.args)),
+        {name: source(value, other.kwargs[name]) for name, value in one.kwargs.items()},
+        outputs,
+        answer,
+        bool(one.func._schema.is_mutable),
+    )
+
+
+def _live(steps: list[Step], logits: Name) -> list[Step]:
+    """Those of `steps` that the logits depend on, that write, or that tell something."""
+    wanted, live = {logits}, []
+    for step in reversed(steps):
+        if step.writes or step.is_check or not wanted.isdisjoint(step.outputs):
+            live.append(step)
+            wanted |= step.reads
+    return live[::-1]

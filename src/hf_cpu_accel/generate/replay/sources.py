@@ -1,0 +1,163 @@
+"""Where an argument of an op comes from in every step, as two captured steps show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Name = tuple[Any, ...]
+NameOf = Callable[[Tensor], Name | None]
+
+
+class CannotReplay(Exception):
+    """Steps of this model are not the same ops every time; the message says why."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """In the place of a number among an op's arguments: how many tokens a layer of the cache holds."""
+
+    name: Name
+
+
+class Source:
+    """Where an argument comes from: `reads` are the names of what it is made of."""
+
+    reads: tuple[Name, ...] = ()
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        """The argument, where `known` has by name what this step was given and has made; step 0 is the first captured one."""
+        raise NotImplementedError
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        """Whether the argument would be `value` in a captured step, in which tensors are called what `name_of` says."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Constant(Source):
+    """The same in each step: a weight, a number, a dtype, or a list of such."""
+
+    constant: Any
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        return self.constant
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        return _is_same(self.constant, value, name_of)
+
+
+@dataclass(frozen=True)
+class Named(Source):
+    """What the step was given, what an op before has made of that, or what the cache holds."""
+
+    name: Name
+
+    @property
+    def reads(self) -> tuple[Name, ...]:  # type: ignore[override]
+        return (self.name,)
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        return known[self.name]
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        return self.name == (name_of(value) if isinstance(value, Tensor) else getattr(value, "name", None))
+
+
+@dataclass(frozen=True)
+class Copied(Source):
+    """A tensor that Python makes of the same numbers in each step."""
+
+    original: Tensor
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        return self.original.clone()
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        return isinstance(value, Tensor) and name_of(value) is None and _are_equal(self.original, value)
+
+
+@dataclass(frozen=True)
+class Counted(Source):
+    """A number that grows by as much in each step."""
+
+    first: int
+    more: int
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        return self.first + step * self.more
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        return type(value) is int and value == self.first + step * self.more
+
+
+@dataclass(frozen=True)
+class Several(Source):
+    """A list of what comes from different places."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def reads(self) -> tuple[Name, ...]:  # type: ignore[override]
+        return tuple(name for source in self.sources for name in source.reads)
+
+    def value(self, known: Mapping[Name, Any], step: int) -> Any:
+        return [source.value(known, step) for source in self.sources]
+
+    def is_source_of(self, value: Any, name_of: NameOf, step: int) -> bool:
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(self.sources)
+            and all(map(lambda source, part: source.is_source_of(part, name_of, step), self.sources, value))
+        )
+
+
+def source_of(first: Any, second: Any, name_first: NameOf, name_second: NameOf, *, is_new: bool) -> Source:
+    """Of an argument that was `first` and then `second` in two steps, one after the other.
+
+    Args:
+        is_new: whether it may be a tensor that Python has just made of numbers.
+
+    Raises:
+        CannotReplay: they do not tell what it is in the next step.
+    """
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        name = name_first(first)
+        if is_new and name is None and name_second(second) is None and _are_equal(first, second):
+            return Copied(first)
+        if name != name_second(second) or (name is None and first is not second):
+            raise CannotReplay(f"a tensor {tuple(first.shape)} that no op has made is another in each step")
+        return Constant(first) if name is None else Named(name)
+    if isinstance(first, Past) and first == second:
+        return Named(first.name)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        parts = tuple(
+            source_of(one, other, name_first, name_second, is_new=is_new)
+            for one, other in zip(first, second, strict=True)
+        )
+        return Constant(second) if all(isinstance(part, Constant) for part in parts) else Several(parts)
+    if type(first) is int and type(second) is int and first != second:
+        return Counted(first, second - first)
+    if type(first) is not type(second) or first != second:
+        raise CannotReplay(f"an argument was {first!r}, and then {second!r}")
+    return Constant(first)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype is other.dtype and torch.equal(one, other)
+
+
+def _is_same(constant: Any, value: Any, name_of: NameOf) -> bool:
+    if isinstance(constant, Tensor):
+        return constant is value and name_of(value) is None
+    if isinstance(constant, list | tuple):
+        return (
+            isinstance(value, list | tuple)
+            and len(constant) == len(value)
+            and all(map(lambda one, other: _is_same(one, other, name_of), constant, value))
+        )
+    return type(constant) is type(value) and bool(constant == value)

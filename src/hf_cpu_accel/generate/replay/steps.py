@@ -1,0 +1,131 @@
+"""The model's decode steps: some are captured, and when two of them foretell a third the rest are replayed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_cpu_accel.generate.replay.cached_layers import CachedLayers
+from hf_cpu_accel.generate.replay.capture import Capture, capture
+from hf_cpu_accel.generate.replay.limits import Limits
+from hf_cpu_accel.generate.replay.program import Program
+from hf_cpu_accel.generate.replay.sources import CannotReplay
+from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook, has_global_hooks
+
+_CAPTURES = 3  # of which two are to foretell the third
+_MOST_CAPTURES = 6  # the first steps may be others: something is computed once, or a storage grows
+_log = logging.getLogger(__name__)
+
+
+class DecodeSteps:
+    """Calls of `model` with one new token of each sequence and the same cache.
+
+    The model's own code runs in the first of them. What it asks torch for is the same in all, but for the tokens, the positions and
+    where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time. The
+    model is called again where a text reaches one of its `Limits`, and for a while behind; and for good where hooks were
+    registered, other inputs come, weights were written to, or the cache is not as the last step left it. A module that is exchanged
+    while a text is generated counts from the next text on.
+
+    Args:
+        length: of the text so far, its first new token among them.
+        tokens: how many more there will be at most. A few are not worth it.
+    """
+
+    def __init__(self, model: Any, cache: Any, length: int, tokens: int | None) -> None:
+        self._model = model
+        self._layers = CachedLayers(cache)
+        self._length = length - 1  # tokens before the step
+        self._captures_left = _MOST_CAPTURES if _can_be_captured(model, tokens) else 0
+        self._limits = Limits(model.config) if self._captures_left else None
+        self._captures: list[Capture] = []
+        self._program: Program | None = None
+        self._first = 0  # length before the first step of the program
+        self._limit: int | None = None
+        self._handles = RemovableHandle.next_id
+        self._outputs: Any = None  # of the last call of the model that was captured
+        self._inputs: dict[str, Any] = {}  # what that was called with
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        """`model(**inputs, return_dict=True)`; of replayed steps the logits alone are new in what it gives."""
+        length, self._length = self._length, self._length + 1
+        if self._limit is not None and length >= self._limit - 1:
+            self._begin_again()
+            if length > self._limit:
+                self._limit = None
+        elif self._program is not None:
+            if self._is_as_captured(inputs):
+                logits = self._program.run(inputs, length - self._first)
+                if logits is not None:
+                    self._outputs.logits = logits
+                    return self._outputs
+            self._stop("this step is another one")
+        elif self._captures_left:
+            return self._captured(inputs, length)
+        return self._model(**inputs, return_dict=True)
+
+    def _captured(self, inputs: Mapping[str, Any], length: int) -> Any:
+        if self._limit is None and self._limits is not None:
+            self._limit = self._limits.after(length)
+        self._captures_left -= 1
+        outputs, captured = capture(self._model, inputs, self._layers)
+        if isinstance(captured, CannotReplay):
+            self._stop(str(captured))
+            return outputs
+        self._outputs, self._inputs = outputs, dict(inputs)
+        self._captures = [*self._captures, captured][-_CAPTURES:]
+        if len(self._captures) == _CAPTURES:
+            first, second, third = self._captures
+            try:
+                program = Program(first, second, self._layers)
+                if not program.is_of(third, 2):
+                    raise CannotReplay("two steps do not foretell the third")
+                self._program, self._first, self._captures = program, length - 2, []
+            except CannotReplay as refusal:
+                if not self._captures_left:
+                    self._stop(str(refusal))
+        return outputs
+
+    def _is_as_captured(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the model would do as in the captured steps, as far as can be told without its code."""
+        if self._handles != RemovableHandle.next_id:
+            if _is_watched(self._model):
+                return False
+            self._handles = RemovableHandle.next_id
+        if inputs.keys() != self._inputs.keys() or torch.is_autocast_enabled("cpu"):
+            return False
+        for name, then in self._inputs.items():
+            now = inputs[name]
+            if now is then:
+                continue
+            if isinstance(now, Tensor) and isinstance(then, Tensor):
+                if now.dtype != then.dtype:
+                    return False
+            elif type(now) is not type(then) or not isinstance(now, bool | int | str) or now != then:
+                return False
+        return True
+
+    def _begin_again(self) -> None:
+        """Steps are captured anew, from a later one on."""
+        if self._program is not None or self._captures_left:
+            self._program, self._captures, self._captures_left = None, [], _MOST_CAPTURES
+
+    def _stop(self, reason: str) -> None:
+        """The model is called from now on."""
+        _log.debug("decode steps of %s are not replayed: %s", type(self._model).__name__, reason)
+        self._program, self._captures, self._captures_left, self._limit = None, [], 0, None
+
+
+def _can_be_captured(model: nn.Module, tokens: int | None) -> bool:
+    worth = tokens is None or tokens > 2 * _MOST_CAPTURES
+    return worth and not model.training and not torch.is_autocast_enabled("cpu") and not _is_watched(model)
+
+
+def _is_watched(model: nn.Module) -> bool:
+    return has_global_hooks() or any(
+        has_foreign_hook(hooks) for module in model.modules() for hooks in forward_hooks(module) if hooks
+    )
