@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
+from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.generate.cache import CPUCache
 from tests.generate.decoders import (
     DECODER_ONLY,
@@ -226,3 +227,15 @@ def test_low_precision_generates_as_its_own_stock_loop(dtype):
     ours = model.generate(**inputs, **GREEDY, max_new_tokens=32)
     theirs = type(model).generate(model, **inputs, **GREEDY, max_new_tokens=32)
     assert ours.tolist() == theirs.tolist()
+
+
+def test_an_encoder_that_is_made_to_generate():
+    """Its layers look at the new token alone, beside masks of all tokens."""
+    from transformers import BertConfig, BertLMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    model = BertLMHeadModel(BertConfig(vocab_size=260, **sizes)).eval()
+    given = {**prompt(9, batch=3, padded=True), **GREEDY, "max_new_tokens": 20, "pad_token_id": PAD}
+    expected = model.generate(**given)
+    assert torch.equal(accelerate_for_cpu(model).generate(**given), expected)

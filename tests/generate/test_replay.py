@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaModel
 
 from hf_cpu_accel import accelerate_for_cpu
@@ -223,3 +223,29 @@ def test_limits_are_the_numbers_about_lengths():
     config.long_context, config.rope_parameters = 40, {"original_max_position_embeddings": 100}
     limits = Limits(config)  # its window is of 12 tokens, and its hidden states of 64
     assert [limits.after(length) for length in (1, 12, 37, 39, 40, 97)] == [12, 24, 40, 40, 48, 100]
+
+
+def test_layers_by_concatenation(replayed):
+    """Hybrids whose attention is in the layer with the recurrence have transformers' own cache layers."""
+    model = accelerate_for_cpu(falcon_h1())
+    assert_equal(model, prompt(9, batch=2, padded=True))
+    assert len(replayed) >= 10
+    assert all(replayed)
+
+
+def falcon_h1():
+    torch.manual_seed(0)
+    config = FalconH1Config(
+        vocab_size=260,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        mamba_d_ssm=128,
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_d_state=16,
+    )
+    return FalconH1ForCausalLM(config).eval()

@@ -1,4 +1,4 @@
-"""The layers of a cache that fused layers write to in every decode step."""
+"""The layers of a cache that get a token in every decode step: in storage that fused layers write to, or by concatenation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import EncoderDecoderCache
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
 
 from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
 from hf_cpu_accel.ops.kv_cache import features_of
@@ -23,16 +29,48 @@ class Layer:
     dtype: torch.dtype
 
 
+_CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """Keys and values of a layer of transformers' own, which makes new ones of them and the token's."""
+
+    keys: Tensor
+    values: Tensor
+    seen: int
+
+
 class CachedLayers:
     """Those of `cache`; of one with a part for an encoder's output, those of the other part."""
 
     def __init__(self, cache: Any) -> None:
-        self._cache = cache.self_attention_cache if type(cache) is EncoderDecoderCache else cache
+        self._cache: Any = cache.self_attention_cache if type(cache) is EncoderDecoderCache else cache
 
     def held(self) -> dict[int, Held]:
         """By index, what fused layers have written."""
         layers = enumerate(getattr(self._cache, "layers", ()))
         return {index: held for index, layer in layers if (held := held_by(layer)) is not None}
+
+    def concatenated(self) -> dict[int, Concatenated]:
+        """By index, what other layers hold."""
+        layers = enumerate(getattr(self._cache, "layers", ()))
+        return {
+            index: self.concatenated_at(index)
+            for index, layer in layers
+            if type(layer) in _CONCATENATED and layer.is_initialized and held_by(layer) is None
+        }
+
+    def concatenated_at(self, index: int) -> Concatenated:
+        layer = self._cache.layers[index]
+        return Concatenated(layer.keys, layer.values, int(layer.get_seq_length()))
+
+    def put(self, index: int, keys: Tensor, values: Tensor) -> None:
+        """What a layer by concatenation holds after a step."""
+        layer = self._cache.layers[index]
+        layer.keys, layer.values = keys, values
+        if type(layer) is DynamicSlidingWindowLayer:
+            layer.cumulative_length += 1
 
     def layer(self, index: int, held: Held) -> Layer:
         """The one that holds that."""

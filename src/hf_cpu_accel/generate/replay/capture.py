@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hf_cpu_accel.generate.host_layers import Held
-from hf_cpu_accel.generate.replay.cached_layers import CachedLayers
+from hf_cpu_accel.generate.replay.cached_layers import CachedLayers, Concatenated
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
@@ -53,6 +53,8 @@ class Capture:
             gave), ("keys", layer) or ("values", layer). One that has no name comes from outside.
         sizes: of the inputs.
         written: the layers of the cache that got the token, by index, with what they hold now.
+        put: the layers that got other keys and values instead, by index, with the names of these two.
+        seen: how many tokens each layer in `written` and `put` has seen with this one.
         logits: what the step gave.
     """
 
@@ -60,6 +62,8 @@ class Capture:
     names: dict[int, Name] = field(default_factory=dict)
     sizes: dict[str, torch.Size] = field(default_factory=dict)
     written: dict[int, Held] = field(default_factory=dict)
+    put: dict[int, tuple[Name, Name]] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
     logits: Any = None
 
     def name_of(self, tensor: Tensor) -> Name | None:
@@ -98,22 +102,25 @@ def capture(
             refusals.append(f"{func.__name__} reads values")
         return func(*args, **kwargs)
 
-    before = layers.held()
+    before, joined = layers.held(), layers.concatenated()
     with AroundFunctions(around_function), AroundOps(around_op):
         outputs = model(**inputs, return_dict=True)
     if refusals:
         return outputs, CannotReplay(refusals[0])
     captured.logits = outputs.logits
     held = layers.held()
-    _name(captured, inputs, held)
+    _name(captured, inputs, held, joined)
     try:
         _find_written(captured, before, held)
+        _find_put(captured, joined, layers.concatenated())
     except CannotReplay as refusal:
         return outputs, refusal
     return outputs, captured
 
 
-def _name(captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held]) -> None:
+def _name(
+    captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held], joined: dict[int, Concatenated]
+) -> None:
     names = captured.names
     for name, value in inputs.items():
         if isinstance(value, Tensor):
@@ -122,6 +129,9 @@ def _name(captured: Capture, inputs: Mapping[str, Any], held: dict[int, Held]) -
     for index, layer in held.items():
         names[id(layer.key_storage)] = ("keys", index)
         names[id(layer.value_storage)] = ("values", index)
+    for index, before in joined.items():
+        names[id(before.keys)] = ("keys", index)
+        names[id(before.values)] = ("values", index)
     for number, op in enumerate(captured.ops):
         given = {id(leaf) for leaf in tree_leaves((op.args, op.kwargs))}  # an op in place gives what it got
         for place, leaf in enumerate(tree_leaves(op.output)):
@@ -154,6 +164,25 @@ def _find_written(captured: Capture, before: dict[int, Held], held: dict[int, He
             raise CannotReplay("more than one token went to its cache")
         if layer.seen != seen:
             captured.written[index] = layer
+            captured.seen.add(layer.seen)
+
+
+def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[int, Concatenated]) -> None:
+    """Which layers have new keys and values.
+
+    Raises:
+        CannotReplay: these are not of one token more, or no op has made them.
+    """
+    for index, layer in joined.items():
+        if index not in before:
+            raise CannotReplay("a layer of its cache has just begun")
+        if layer.keys is before[index].keys and layer.values is before[index].values:
+            continue
+        keys, values = captured.name_of(layer.keys), captured.name_of(layer.values)
+        if layer.seen != before[index].seen + 1 or keys is None or values is None:
+            raise CannotReplay("other tokens than the new one went to its cache")
+        captured.put[index] = keys, values
+        captured.seen.add(layer.seen)
 
 
 def _memory(tensor: Tensor) -> int:

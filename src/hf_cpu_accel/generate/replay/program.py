@@ -88,7 +88,11 @@ class Program:
         if logits is None or logits[0] != "output" or logits != second.name_of(second.logits):
             raise CannotReplay("its logits come from no op")
         self._logits = logits
-        live = _live(self._all, logits)
+        self._put = first.put
+        if first.put != second.put:
+            raise CannotReplay("other layers of its cache get new keys in each step")
+        kept = {name for names in first.put.values() for name in names}
+        live = _live(self._all, {logits, *kept})
         # Checks that need no other step come first.
         self._steps = sorted(live, key=lambda step: not (step.is_check and not step.reads))
         self._first_write = next((n for n, step in enumerate(self._steps) if step.writes), len(live))
@@ -99,10 +103,9 @@ class Program:
         self._inputs = {name: _Sizes.of(first, second, name[1]) for name in names}
         self._layers = layers
         self._written = [layers.layer(index, held) for index, held in second.written.items()]
-        seen = {held.seen for held in second.written.values()}
-        if len(seen) > 1:
+        if len(second.seen) > 1:
             raise CannotReplay("layers of its cache hold texts of different lengths")
-        self._seen = max(seen, default=0) - 2  # before the first step
+        self._seen = max(second.seen, default=0) - 2  # before the first step
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
         # Of others the ops say where in the storage they write, which they can not if it moves to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
@@ -113,6 +116,7 @@ class Program:
             len(captured.ops) == len(self._all)
             and all(mine.is_of(op, captured, step) for mine, op in zip(self._all, captured.ops, strict=True))
             and captured.name_of(captured.logits) == self._logits
+            and captured.put == self._put
         )
 
     def run(self, inputs: Mapping[str, Any], step: int) -> Tensor | None:
@@ -133,6 +137,11 @@ class Program:
                 return None
             known["keys", index], known["values", index] = store.key_storage, store.value_storage
             known["past", index] = store.length
+        for index in self._put:
+            before = self._layers.concatenated_at(index)
+            if before.seen != self._seen + step:
+                return None
+            known["keys", index], known["values", index] = before.keys, before.values
         for number, each in enumerate(self._steps):
             try:
                 if not each.take(known, step):
@@ -143,6 +152,8 @@ class Program:
                 return None  # the model's own code says what is wrong, or knows what to do
         for store in stores:
             store.advance(1)
+        for index, (keys, values) in self._put.items():
+            self._layers.put(index, known[keys], known[values])
         logits: Tensor = known[self._logits]
         return logits
 
@@ -197,9 +208,9 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
     )
 
 
-def _live(steps: list[Step], logits: Name) -> list[Step]:
-    """Those of `steps` that the logits depend on, that write, or that tell something."""
-    wanted, live = {logits}, []
+def _live(steps: list[Step], results: set[Name]) -> list[Step]:
+    """Those of `steps` that the results depend on, that write, or that tell something."""
+    wanted, live = results, []
     for step in reversed(steps):
         if step.writes or step.is_check or not wanted.isdisjoint(step.outputs):
             live.append(step)
