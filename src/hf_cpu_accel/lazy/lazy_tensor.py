@@ -118,6 +118,11 @@ def ordinary(
     return tuple(made(arg) if isinstance(arg, LazyTensor) else arg for arg in args), kwargs
 
 
+def all_made(value: Any) -> Any:
+    """`value` with the ordinary tensors of the lazy ones in it, which are made now."""
+    return tree_map_only(LazyTensor, _ORDINARY, value)
+
+
 class VersionGuard:
     """A tensor that a lazy one reads later, and that must be what it was until then.
 

@@ -11,6 +11,7 @@ from hf_cpu_accel.checkpoints.stored import is_stored
 from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 from hf_cpu_accel.patching.acceleration import ATTRIBUTE, Acceleration, AddedState, accelerated_parts
 from hf_cpu_accel.patching.originals import OriginalsStore, make_store
+from hf_cpu_accel.patching.own_rescaling import rescale_now
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.rewrite.core.calibrated import taking_calibrated
@@ -59,6 +60,8 @@ def apply(
     try:
         journal.record(added)  # first, so undone last: a restore that fails half-way can be tried again
         setattr(root, ATTRIBUTE, Acceleration(plan, journal, name, is_whole=False))
+        if not trains:
+            rescale_now(root, journal)
         with taking_from(source), taking_calibrated(context.calibrated):
             for stage in STAGES:
                 if stage.trains or not trains:

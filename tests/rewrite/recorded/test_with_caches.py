@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, StaticCache
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    LlamaConfig,
+    RoFormerConfig,
+    RoFormerForCausalLM,
+    StaticCache,
+)
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
@@ -234,3 +241,14 @@ def _writing_badly(self: Program, inputs: Any, steps: Any = Program.__call__) ->
             if layer.length > length:
                 layer.key_storage[:, :, length : layer.length] += 1
     return output
+
+
+def test_attention_weights_of_keys_that_are_stored() -> None:
+    """RoFormer returns them in any case; to be compared they are made before the forward writes to the same storage."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    config = RoFormerConfig(vocab_size=60, is_decoder=True, use_cache=True, **sizes)
+    model, eager = pair(RoFormerForCausalLM(config).eval())
+    wanted = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(IDS, **wanted), eager.generate(IDS, **wanted))
+    assert any(programs(model))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.lazy.lazy_tensor import all_made
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
@@ -161,9 +162,10 @@ class FusedRecordedLayer(FusedModuleMixin):
             self._left += not any(self._programs.values())
             return self._original_class.forward(self, *args, **kwargs)
         found = attempt("", record, self, call)
+        ours = None if isinstance(found, Refusal) else all_made(found[2])  # before the cache is written to
         expected = self._original_class.forward(self, *args, **kwargs)
         given = expected, call.held(call.inputs)
-        if not isinstance(found, Refusal) and not alike(self, found[2], given):
+        if not isinstance(found, Refusal) and not alike(self, ours, given):
             found = Refusal("its steps, taken again, do not give what it gives")
         if isinstance(found, Refusal):
             self._programs[call.form] = None
@@ -185,7 +187,7 @@ class FusedRecordedLayer(FusedModuleMixin):
         inputs = call.inputs_beside()
         try:
             # First, as copies of caches may share the storage that is written to.
-            output = recorded.program(inputs), call.held(inputs)
+            output = all_made((recorded.program(inputs), call.held(inputs)))
         except Exception:  # as in `forward`; only a copy of the cache was written to
             recorded.fails(call.sizes)
             return self._original_class.forward(self, *args, **kwargs)
