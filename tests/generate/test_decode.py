@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import BertConfig, BertLMHeadModel, GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from hf_cpu_accel import accelerate_for_cpu
 from hf_cpu_accel.generate.cache import CPUCache
@@ -12,6 +12,7 @@ from tests.generate.decoders import (
     ENCODER_DECODERS,
     END,
     PAD,
+    VOCABULARY,
     accelerated,
     assert_same,
     both,
@@ -229,13 +230,15 @@ def test_low_precision_generates_as_its_own_stock_loop(dtype):
     assert ours.tolist() == theirs.tolist()
 
 
-def test_an_encoder_that_is_made_to_generate():
-    """Its layers look at the new token alone, beside masks of all tokens."""
-    from transformers import BertConfig, BertLMHeadModel
-
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+def test_a_model_that_hands_no_cache_back(padded, loops):
+    """An encoder that is made to generate: its layers write to the cache that they are given, and its outputs have none."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-    model = BertLMHeadModel(BertConfig(vocab_size=260, **sizes)).eval()
-    given = {**prompt(9, batch=3, padded=True), **GREEDY, "max_new_tokens": 20, "pad_token_id": PAD}
+    model = BertLMHeadModel(BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(5)
+    given = {**prompt(9, batch=3, padded=padded), **GREEDY, "max_new_tokens": 20, "pad_token_id": PAD}
     expected = model.generate(**given)
-    assert torch.equal(accelerate_for_cpu(model).generate(**given), expected)
+    assert torch.equal(accelerate_for_cpu(model, dtype="float32").generate(**given), expected)
+    assert len(loops) == 1

@@ -181,7 +181,7 @@ def test_a_model_that_changes_at_a_number_of_its_config(replayed):
     for parameter in model.parameters():
         parameter.data.mul_(5)
     model.model.__class__ = _Stretched
-    model = accelerate_for_cpu(model)
+    model = accelerate_for_cpu(model, dtype="float32")
     assert_equal(model, prompt(9))
     assert len(replayed) > 10
 
@@ -204,7 +204,7 @@ class _ByValue(LlamaModel):
 def test_steps_that_the_ops_do_not_tell_are_not_replayed(kind, replayed):
     model = build("llama")
     model.model.__class__ = kind
-    model = accelerate_for_cpu(model)
+    model = accelerate_for_cpu(model, dtype="float32")
     torch.manual_seed(1)
     expected = generate(model, prompt(9), replay=False)
     torch.manual_seed(1)
@@ -227,7 +227,7 @@ def test_limits_are_the_numbers_about_lengths():
 
 def test_layers_by_concatenation(replayed):
     """Hybrids whose attention is in the layer with the recurrence have transformers' own cache layers."""
-    model = accelerate_for_cpu(falcon_h1())
+    model = accelerate_for_cpu(falcon_h1(), dtype="float32")
     assert_equal(model, prompt(9, batch=2, padded=True))
     assert len(replayed) >= 10
     assert all(replayed)

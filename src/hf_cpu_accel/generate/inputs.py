@@ -56,7 +56,7 @@ def prefill(
             sliced["position_ids"] = by_position["position_ids"][..., past:seen]
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **sliced)
         outputs = model(**inputs, return_dict=True)
-        model_kwargs[CACHE] = cache = _handed_back(outputs, cache)
+        model_kwargs[CACHE] = cache = _handed_back(outputs, inputs.get(CACHE))
         past = seen
     return outputs, inputs
 
@@ -77,7 +77,7 @@ class StepInputs:
     """
 
     def __init__(self, model: Any, first: dict[str, Any], model_kwargs: dict[str, Any], outputs: Any) -> None:
-        self.cache = _handed_back(outputs, model_kwargs.get(CACHE))
+        self.cache = _handed_back(outputs, first.get(CACHE, model_kwargs.get(CACHE)))
         prefix = "decoder_" if model.config.is_encoder_decoder else ""
         self._ids, self._mask = f"{prefix}input_ids", f"{prefix}attention_mask"
         self._position = f"{prefix}position_ids"

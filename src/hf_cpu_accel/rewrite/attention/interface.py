@@ -66,9 +66,6 @@ def attention_forward(
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     mask = attention_mask = settled(attention_mask)
-    if mask is not None and mask.shape[-1] > key.shape[2]:
-        # Encoders that are made to generate: their masks are of all tokens, and their keys of the new one, as torch reads it.
-        mask = attention_mask = mask[..., : key.shape[2]]
     if isinstance(mask, CausalMask) and position_bias is None and not mask.hides_by_window:
         mask, causal = mask.key_padding(), True
     elif position_bias is not None:
