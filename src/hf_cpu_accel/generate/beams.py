@@ -16,6 +16,7 @@ from hf_cpu_accel.generate.coverage import BEAM_MODES
 from hf_cpu_accel.generate.decode import NotCovered, Recorded
 from hf_cpu_accel.generate.inputs import CACHE, StepInputs, prefill
 from hf_cpu_accel.generate.processors import in_place
+from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.generate.topk import largest
 
 # Whether transformers takes up what it has drawn in the order of the scores; before 5.24 it was in that of the draws.
@@ -48,6 +49,8 @@ def beam_search(
 
     outputs, model_inputs = prefill(model, input_ids, generation_config, model_kwargs, mask_length)
     step_inputs = StepInputs(model, model_inputs, model_kwargs, outputs)
+    to_come = generation_config.max_length - input_ids.shape[1]
+    step = DecodeSteps(model, step_inputs.cache, input_ids.shape[1] + 1, to_come)
     ids = input_ids
     while True:
         logits = outputs.logits[:, -1].to(dtype=torch.float32, device=input_ids.device)
@@ -63,7 +66,7 @@ def beam_search(
             break
         ids, last = beams.tokens()
         del outputs, logits, scores
-        outputs = model(**step_inputs.after(last, ids), return_dict=True)
+        outputs = step(step_inputs.after(last, ids))
         step_inputs.go_on_with(outputs)
     sequences, sequences_scores, beam_indices = beams.results()
     if not generation_config.return_dict_in_generate:

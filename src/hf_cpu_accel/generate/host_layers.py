@@ -89,6 +89,7 @@ class Held:
 
     Attributes:
         dtype: of the keys and values, which may be stored in another.
+        rows: see `CPUCacheLayer.rows`.
     """
 
     key_storage: Tensor
@@ -96,15 +97,16 @@ class Held:
     dtype: torch.dtype
     dropped: int
     seen: int
+    rows: Tensor | None = None
 
 
 def held_by(layer: Any) -> Held | None:
     """What is in the storage behind a layer of a cache; None if fused layers write none there, or other code has since."""
     if isinstance(layer, CPUCacheLayer):
         keys, values, dtype = layer.key_storage, layer.value_storage, layer.dtype
-        if keys is None or values is None or dtype is None or layer.beams is not None:
+        if keys is None or values is None or dtype is None:
             return None
-        return Held(keys, values, dtype, layer.dropped, layer.dropped + layer.length)
+        return Held(keys, values, dtype, layer.dropped, layer.dropped + layer.length, layer.rows)
     room = _rooms.get(layer) if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else None
     if room is None or room.keys is not layer.keys or room.values is not layer.values:
         return None

@@ -15,15 +15,17 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
 )
 
+from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
 from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
 from hf_cpu_accel.ops.kv_cache import features_of
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer by its index, with what its storage is reserved for."""
+    """A layer by its index, with what its storage is reserved for, and whether beams share it."""
 
     index: int
+    is_shared: bool
     repeats: int
     sizes: tuple[int, int, int, int]
     dtype: torch.dtype
@@ -45,7 +47,9 @@ class CachedLayers:
     """Those of `cache`; of one with a part for an encoder's output, those of the other part."""
 
     def __init__(self, cache: Any) -> None:
-        self._cache: Any = cache.self_attention_cache if type(cache) is EncoderDecoderCache else cache
+        has_parts = type(cache) is EncoderDecoderCache
+        self._cache: Any = cache.self_attention_cache if has_parts else cache
+        self._encoders: Any = getattr(cache.cross_attention_cache, "layers", ()) if has_parts else ()
 
     def held(self) -> dict[int, Held]:
         """By index, what fused layers have written."""
@@ -76,14 +80,22 @@ class CachedLayers:
         """The one that holds that."""
         keys, repeats = held.key_storage, getattr(self._cache.layers[index], "repeats", 1)
         sizes = (keys.shape[0], keys.shape[1], features_of(keys), features_of(held.value_storage))
-        return Layer(index, repeats, sizes, held.dtype)
+        return Layer(index, held.rows is not None, repeats, sizes, held.dtype)
+
+    def encoder_sequences(self) -> dict[int, Tensor]:
+        """By index, which sequence of the encoder's output each of the batch looks at."""
+        return {
+            index: layer.encoder_sequences
+            for index, layer in enumerate(self._encoders)
+            if isinstance(layer, CPUCrossCacheLayer) and layer.encoder_sequences is not None
+        }
 
     def reserve(self, layers: Iterable[Layer], seen: int) -> list[KeyValueStorage] | None:
         """Room for one more token in each; None if one of them does not go on from a text of `seen` tokens."""
         stores = []
         for layer in layers:
             store = storage_of(self._cache, layer.index, layer.repeats)
-            if store is None or store.rows is not None:
+            if store is None or (store.rows is not None) is not layer.is_shared:
                 return None
             store.reserve(*layer.sizes, layer.dtype, 1)
             if store.dropped + store.length != seen:

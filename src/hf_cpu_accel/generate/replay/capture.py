@@ -110,6 +110,8 @@ def capture(
     captured.logits = outputs.logits
     held = layers.held()
     _name(captured, inputs, held, joined)
+    for index, sequences in layers.encoder_sequences().items():  # mostly the same for all layers
+        captured.names.setdefault(id(sequences), ("encoder_sequences", index))
     try:
         _find_written(captured, before, held)
         _find_put(captured, joined, layers.concatenated())
@@ -129,6 +131,8 @@ def _name(
     for index, layer in held.items():
         names[id(layer.key_storage)] = ("keys", index)
         names[id(layer.value_storage)] = ("values", index)
+        if layer.rows is not None:
+            names.setdefault(id(layer.rows), ("rows", index))
     for index, before in joined.items():
         names[id(before.keys)] = ("keys", index)
         names[id(before.values)] = ("values", index)

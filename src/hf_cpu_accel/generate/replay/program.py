@@ -106,6 +106,7 @@ class Program:
         if len(second.seen) > 1:
             raise CannotReplay("layers of its cache hold texts of different lengths")
         self._seen = max(second.seen, default=0) - 2  # before the first step
+        self._looks_at_encoder = any(name[0] == "encoder_sequences" for step in live for name in step.reads)
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
         # Of others the ops say where in the storage they write, which they can not if it moves to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
@@ -136,7 +137,10 @@ class Program:
             if self._dropped.get(index, store.dropped) != store.dropped:
                 return None
             known["keys", index], known["values", index] = store.key_storage, store.value_storage
-            known["past", index] = store.length
+            known["past", index], known["rows", index] = store.length, store.rows
+        if self._looks_at_encoder:
+            sequences = self._layers.encoder_sequences()
+            known |= {("encoder_sequences", index): rows for index, rows in sequences.items()}
         for index in self._put:
             before = self._layers.concatenated_at(index)
             if before.seen != self._seen + step:

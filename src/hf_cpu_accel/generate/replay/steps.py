@@ -18,6 +18,7 @@ from hf_cpu_accel.generate.replay.sources import CannotReplay
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook, has_global_hooks
 
 _CAPTURES = 3  # of which two are to foretell the third
+_MOST_RESTARTS = 4
 _MOST_CAPTURES = 6  # the first steps may be others: something is computed once, or a storage grows
 _log = logging.getLogger(__name__)
 
@@ -27,9 +28,9 @@ class DecodeSteps:
 
     The model's own code runs in the first of them. What it asks torch for is the same in all, but for the tokens, the positions and
     where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time. The
-    model is called again where a text reaches one of its `Limits`, and for a while behind; and for good where hooks were
-    registered, other inputs come, weights were written to, or the cache is not as the last step left it. A module that is exchanged
-    while a text is generated counts from the next text on.
+    model is called again for some steps where a text reaches one of its `Limits`, weights were written to, or the cache is not as the
+    last step left it; and for good where hooks were registered, or it is called in another way. A module that is exchanged while a
+    text is generated counts from the next text on.
 
     Args:
         length: of the text so far, its first new token among them.
@@ -41,6 +42,7 @@ class DecodeSteps:
         self._layers = CachedLayers(cache)
         self._length = length - 1  # tokens before the step
         self._captures_left = _MOST_CAPTURES if _can_be_captured(model, tokens) else 0
+        self._restarts_left = _MOST_RESTARTS
         self._limits = Limits(model.config) if self._captures_left else None
         self._captures: list[Capture] = []
         self._program: Program | None = None
@@ -58,12 +60,16 @@ class DecodeSteps:
             if length > self._limit:
                 self._limit = None
         elif self._program is not None:
-            if self._is_as_captured(inputs):
-                logits = self._program.run(inputs, length - self._first)
-                if logits is not None:
-                    self._outputs.logits = logits
-                    return self._outputs
-            self._stop("this step is another one")
+            if not self._is_as_captured(inputs):
+                self._stop("hooks were registered, or it is called in another way")
+            elif (logits := self._program.run(inputs, length - self._first)) is not None:
+                self._outputs.logits = logits
+                return self._outputs
+            elif self._restarts_left:
+                self._restarts_left -= 1
+                self._begin_again()
+            else:
+                self._stop("its steps become others again and again")
         elif self._captures_left:
             return self._captured(inputs, length)
         return self._model(**inputs, return_dict=True)
