@@ -27,10 +27,11 @@ class DecodeSteps:
     """Calls of `model` with one new token of each sequence and the same cache.
 
     The model's own code runs in the first of them. What it asks torch for is the same in all, but for the tokens, the positions and
-    where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time. The
-    model is called again for some steps where a text reaches one of its `Limits`, weights were written to, or the cache is not as
-    the last step left it; and for good where hooks were registered, or it is called in another way. A module that is exchanged while
-    a text is generated counts from the next text on.
+    where the cache has got to: so afterwards these ops alone are called, which takes a small model two thirds of the time.
+
+    The model is called again for some steps where a text reaches one of its `Limits`, weights were written to, or the cache is not
+    as the last step left it; and for good where hooks were registered, or it is called in another way. A module that is exchanged
+    while a text is generated counts from the next text on.
 
     Args:
         length: of the text so far, its first new token among them.
