@@ -16,6 +16,7 @@ from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 from tests.architectures.compare import compare_all
 from tests.architectures.find import calls_of, find_model, run
 from tests.architectures.find import told as said
+from tests.architectures.generating import generation_problems
 from tests.architectures.layers import attends, linears_of_layers, told_of_layers
 from tests.architectures.small import exceptions
 from tests.architectures.towers import towers_of
@@ -24,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "int8", "int4")
 _VAGUE = "no rule knows this structure"
 
 
-def check(model_type: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
+def check(model_type: str, dtypes: tuple[str, ...] = DTYPES, *, generates: bool = True) -> dict[str, Any]:
     """What became of `model_type`: {"type", "status": "right", "wrong", "not explained" or "not run", ...}."""
     started = time.process_time()
     result: dict[str, Any] = {"type": model_type, "status": "right", "problems": []}
@@ -56,6 +57,8 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Any]:
         if dtype == "int4" and not _generates(model):
             continue
         result["dtypes"][dtype] = _check_dtype(model, dtype, calls, towers, linears, result["problems"])
+    if generates:
+        result["problems"] += generation_problems(model_type, model.config)
     unexplained = sorted({path for told in result["dtypes"].values() for path in told.get("unexplained", ())})
     result["status"] = "wrong" if result["problems"] else "not explained" if unexplained else "right"
     if unexplained:

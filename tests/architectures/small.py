@@ -39,7 +39,8 @@ _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
 @cache
 def exceptions() -> dict[str, dict[str, Any]]:
     """{type: {"set": {path of a field: value}, "class": name, "why": a reason not to try, "chosen": outputs that follow from a
-    choice (a length, keypoints) which rounding may change, so that they are compared in float32 alone}}, where one is needed."""
+    choice (a length, keypoints) which rounding may change, so that they are compared in float32 alone, "generates": why the text
+    that it writes is not compared}}, where one is needed."""
     given: dict[str, dict[str, Any]] = json.loads(_EXCEPTIONS.read_text())
     return given
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
 from tests.architectures import check as checks
 from tests.architectures import sweep
 from tests.architectures.check import check
+from tests.architectures.generating import generation_problems
 from tests.architectures.page import summary, write_page
 from tests.architectures.small import small_configs
 
@@ -29,8 +31,21 @@ ODD = (
 @pytest.mark.parametrize("model_type", ODD)
 def test_it_is_right(model_type: str) -> None:
     torch.set_num_threads(1)
-    result = check(model_type, ("float32", "int8"))
+    result = check(model_type, ("float32", "int8"), generates=False)
     assert result["status"] == "right", result
+
+
+# Weights rescaled by the first call, attention weights of keys in a cache, outputs without the cache, states alone, two caches.
+@pytest.mark.parametrize("model_type", ["rwkv", "roformer", "bert", "mamba", "bart"])
+def test_text_is_that_of_eager(model_type: str) -> None:
+    torch.set_num_threads(1)
+    assert generation_problems(model_type, dict(small_configs(model_type))["fixed"]) == []
+
+
+def test_another_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = CPUCacheLayer.advance
+    monkeypatch.setattr(CPUCacheLayer, "advance", lambda self, tokens: advance(self, max(0, tokens - 1)))
+    assert generation_problems("llama", dict(small_configs("llama"))["fixed"])
 
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
