@@ -48,9 +48,9 @@ class Sizes:
 def recurrence(op: str, case: Case, sizes: Sizes, states: torch.dtype) -> tuple[DecoderLayer, list[Tensor]]:
     """A layer with one, its other parts those of `case`, and its states."""
 
-    def projection(rows: int, columns: int) -> Projection:
+    def projection(rows: int, columns: int, scale: float = 1.0) -> Projection:
         bias = 0.1 * torch.randn(rows) if case.biases else None
-        return Projection(pack_linear(torch.randn(rows, columns) / columns**0.5, case.weights), bias)
+        return Projection(pack_linear(scale * torch.randn(rows, columns) / columns**0.5, case.weights), bias)
 
     heads, columns = sizes.heads, sizes.heads * sizes.value_dim
     channels = 2 * sizes.key_heads * sizes.key_dim + columns
@@ -106,7 +106,9 @@ def recurrence(op: str, case: Case, sizes: Sizes, states: torch.dtype) -> tuple[
         rest=projection(rest, case.features) if rest else None,
         **settings,
     )
-    around = projections_around(projection(wide, case.features), projection(case.features, columns))
+    # Without norms what a scan gives would grow by its square from layer to layer.
+    scale = 0.1 if op == "selective_scan" and case.norms == "none" else 1.0
+    around = projections_around(projection(wide, case.features, scale), projection(case.features, columns))
     layer = replace(layers_of(replace(case, layers=1))[0], attention=around, recurrence=made)
     return layer, [
         torch.randn(case.batch, channels, sizes.taps).to(states),
