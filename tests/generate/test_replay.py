@@ -8,7 +8,7 @@ from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor, L
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaModel
 
 from hf_cpu_accel import accelerate_for_cpu
-from hf_cpu_accel.generate.replay import steps
+from hf_cpu_accel.generate.replay import capture, steps
 from hf_cpu_accel.generate.replay.limits import Limits
 from hf_cpu_accel.generate.replay.program import Program
 from tests.generate.decoders import DECODERS, accelerated, build, eager, prompt
@@ -221,6 +221,14 @@ def test_steps_that_the_ops_do_not_tell_are_not_replayed(kind, replayed):
     assert not replayed
 
 
+def test_models_that_are_compiled_by_the_user_are_not_captured(monkeypatch):
+    model = accelerate_for_cpu(build("llama"), dtype="float32")
+    expected = generate(model, prompt(9), replay=False)
+    model.model.compile(backend="eager")
+    monkeypatch.setattr(steps, "capture", None)
+    assert torch.equal(generate(model, prompt(9), replay=True).sequences, expected.sequences)
+
+
 def test_few_tokens_are_not_worth_it(monkeypatch):
     monkeypatch.setattr(steps, "capture", None)
     generate(accelerated("llama"), prompt(9), replay=True, max_new_tokens=8, min_new_tokens=8)
@@ -257,3 +265,10 @@ def falcon_h1():
         mamba_d_state=16,
     )
     return FalconH1ForCausalLM(config).eval()
+
+
+def test_steps_of_large_tensors_are_not_kept(monkeypatch, replayed):
+    """Three captured steps of a long text would hold its keys as often."""
+    monkeypatch.setattr(capture, "_MOST_BYTES", 1 << 10)
+    assert_equal(accelerated("llama"), prompt(9))
+    assert not replayed

@@ -18,6 +18,7 @@ from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
 
 # They read values where no op sees it, and what Python does with them may differ in the next step.
 _READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
+_MOST_BYTES = 128 << 20
 MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # gets tensors that were made of numbers
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
 _KEYS, _PAST = 5, 7  # among its arguments
@@ -56,6 +57,7 @@ class Capture:
         put: the layers that got other keys and values instead, by index, with the names of these two.
         seen: how many tokens each layer in `written` and `put` has seen with this one.
         logits: what the step gave.
+        bytes: of what the ops gave, which is kept.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Capture:
     put: dict[int, tuple[Name, Name]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     logits: Any = None
+    bytes: int = 0
 
     def name_of(self, tensor: Tensor) -> Name | None:
         return self.names.get(id(tensor))
@@ -92,6 +95,13 @@ def capture(
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             refusals.append(f"{func} draws numbers")
+        if not func.is_view:
+            captured.bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        if captured.bytes > _MOST_BYTES:
+            refusals.append("its tensors are large, beside which Python takes no time")
+        if refusals:
+            captured.ops.clear()
+            return output
         if func is MADE_BY_PYTHON:  # it gives what it was given
             args = (output.clone(),)
         captured.ops.append(Op(func, args, kwargs, output))

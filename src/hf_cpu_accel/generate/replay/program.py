@@ -151,7 +151,7 @@ class Program:
                 if not each.take(known, step):
                     return None
             except (RuntimeError, ValueError, IndexError):
-                if number > self._first_write and not self._is_repeatable:
+                if number >= self._first_write and not self._is_repeatable:
                     raise
                 return None  # the model's own code says what is wrong, or knows what to do
         for store in stores:

@@ -15,7 +15,12 @@ from hf_cpu_accel.generate.replay.capture import Capture, capture
 from hf_cpu_accel.generate.replay.limits import Limits
 from hf_cpu_accel.generate.replay.program import Program
 from hf_cpu_accel.generate.replay.sources import CannotReplay
-from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook, has_global_hooks
+from hf_cpu_accel.patching.hooks import (
+    forward_hooks,
+    has_foreign_hook,
+    has_global_hooks,
+    own_forward,
+)
 
 _CAPTURES = 3  # of which two are to foretell the third
 _MOST_RESTARTS = 4
@@ -129,7 +134,15 @@ class DecodeSteps:
 
 def _can_be_captured(model: nn.Module, tokens: int | None) -> bool:
     worth = tokens is None or tokens > 2 * _MOST_CAPTURES
-    return worth and not model.training and not torch.is_autocast_enabled("cpu") and not _is_watched(model)
+    as_usual = not model.training and not torch.is_autocast_enabled("cpu")
+    return worth and as_usual and not _is_watched(model) and not any(map(_is_compiled, model.modules()))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether the user had torch compile it, which is not to be traced anew below a mode."""
+    return module._compiled_call_impl is not None or hasattr(
+        own_forward(module), "_torchdynamo_orig_callable"
+    )
 
 
 def _is_watched(model: nn.Module) -> bool:
