@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from hf_cpu_accel.generate.replay.program import Program
 from hf_cpu_accel.serve.engine import Engine
 from hf_cpu_accel.serve.engine.forward import Forward
 from tests.generate.decoders import DECODER_ONLY, END, accelerated, eager
@@ -123,3 +124,22 @@ def test_tokens_come_one_by_one():
             seen += not generation.done
             time.sleep(0)
         assert seen > 10
+
+
+def test_steps_between_changes_of_the_rows_are_replayed(monkeypatch):
+    run, replayed = Program.run, []
+
+    def counted(self, inputs, step):
+        logits = run(self, inputs, step)
+        replayed.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(Program, "run", counted)
+    model, asked = accelerated("llama"), [(text(9), 60), (text(30, seed=1), 90)]
+    expected = [alone(model, ids, tokens, eos_token_id=None) for ids, tokens in asked]
+    replayed.clear()
+    with Engine(model, rows=2) as engine:
+        answers = [engine.submit(ids, max_new_tokens=tokens) for ids, tokens in asked]
+        assert [answer.result() for answer in answers] == expected
+    assert replayed.count(True) >= 60
+    assert replayed.count(False) <= 2

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.generate.cache_layer import bucket
+from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.serve.engine.forward import Forward
 from hf_cpu_accel.serve.engine.storage import Part, Storage
 
@@ -34,6 +35,7 @@ class Batch:
         self._end = 0  # position behind the last token of all rows
         self.lengths: list[int] = []
         self._start = self._mask = torch.zeros(0, dtype=torch.long)
+        self._steps: DecodeSteps | None = None  # from one change of the rows to the next
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -75,7 +77,9 @@ class Batch:
             self._rows_changed()
         ids = torch.tensor(tokens)[:, None]
         positions = self._end - self._start[:, None]
-        logits = self._forward(ids, positions, self._mask[:, : self._end + 1], self._cache)
+        if self._steps is None:
+            self._steps = self._forward.steps(self._cache, self._end)
+        logits = self._forward(ids, positions, self._mask[:, : self._end + 1], self._cache, self._steps)
         self._end += 1
         self.lengths = [length + 1 for length in self.lengths]
         return logits
@@ -97,3 +101,4 @@ class Batch:
         self._start = self._end - torch.tensor(self.lengths)
         self._mask = (torch.arange(self._storage.capacity) >= self._start[:, None]).long()
         self._cache.start = self._start.int() if self._start.any() else None
+        self._steps = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_cpu_accel.generate.cache import CPUCache
 from hf_cpu_accel.generate.inputs import CACHE
+from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.serve.engine.storage import Layout, Storage, empty_cache
 
 
@@ -42,12 +43,19 @@ class Forward:
         storage.attach(cache, 1, 0)
         return storage, cache
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: CPUCache) -> Tensor:
+    def steps(self, cache: CPUCache, length: int) -> DecodeSteps:
+        """For calls with one token of each sequence, whose cache holds `length` positions."""
+        return DecodeSteps(self.model, cache, length + 1, None)
+
+    def __call__(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, cache: CPUCache, steps: DecodeSteps | None = None
+    ) -> Tensor:
         """
         Args:
             ids, positions: int64 [B, q_len], the tokens and where each of them stands in its own sequence.
             mask: int64 [B, tokens in the cache + q_len], 1 where there is a token.
             cache: gets the keys and values.
+            steps: of that cache, for calls with one token that follow one another.
 
         Returns:
             float32 [B, vocabulary], of the last token of each sequence.
@@ -59,10 +67,10 @@ class Forward:
             CACHE: cache,
             "use_cache": True,
             "logits_to_keep": 1,
-            "return_dict": True,
         }
         taken = {name: value for name, value in inputs.items() if name in self._takes}
-        logits: Tensor = self.model(**taken).logits
+        outputs = self.model(**taken, return_dict=True) if steps is None else steps(taken)
+        logits: Tensor = outputs.logits
         return logits[:, -1].float()
 
     def extend(self, cache: CPUCache, tokens: Sequence[int], first: int) -> Tensor:
