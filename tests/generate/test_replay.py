@@ -208,7 +208,22 @@ class _ByValue(LlamaModel):
         return output
 
 
-@pytest.mark.parametrize("kind", [_Noisy, _ByValue])
+class _ByCount(LlamaModel):
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        odd = (input_ids % 2).nonzero()
+        output.last_hidden_state = output.last_hidden_state * (1 + len(odd))
+        return output
+
+
+class _ByMask(LlamaModel):
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.last_hidden_state = output.last_hidden_state * (1 + len(input_ids[input_ids > 130]))
+        return output
+
+
+@pytest.mark.parametrize("kind", [_Noisy, _ByValue, _ByCount, _ByMask])
 def test_steps_that_the_ops_do_not_tell_are_not_replayed(kind, replayed):
     model = build("llama")
     model.model.__class__ = kind

@@ -95,6 +95,8 @@ def capture(
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             refusals.append(f"{func} draws numbers")
+        if _counts_values(func, args):
+            refusals.append(f"{func} gives as much as values say")
         if not func.is_view:
             captured.bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
         if captured.bytes > _MOST_BYTES:
@@ -197,6 +199,13 @@ def _find_put(captured: Capture, before: dict[int, Concatenated], joined: dict[i
             raise CannotReplay("other tokens than the new one went to its cache")
         captured.put[index] = keys, values
         captured.seen.add(layer.seen)
+
+
+def _counts_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether values decide on the shape of what an op gives: Python may go by it."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return torch.Tag.dynamic_output_shape in func.tags
 
 
 def _memory(tensor: Tensor) -> int:
