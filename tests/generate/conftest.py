@@ -1,5 +1,7 @@
 import pytest
 
+from hf_cpu_accel.generate.replay.program import Program
+
 
 @pytest.fixture
 def loops(monkeypatch):
@@ -18,3 +20,18 @@ def loops(monkeypatch):
     for name in ("decode", "beam_search"):
         monkeypatch.setattr(hook, name, counting(getattr(hook, name)))
     return calls
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """One entry for each step that was replayed: whether it was as foreseen."""
+    found = []
+    run = Program.run
+
+    def counted(self, inputs, step, **options):
+        logits = run(self, inputs, step, **options)
+        found.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(Program, "run", counted)
+    return found

@@ -35,3 +35,9 @@ class AroundOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._around(func, args, kwargs or {})
+
+
+class AroundAllOps(AroundOps):
+    """For higher-order ops, too, such as `flex_attention` and `cond`, which are no `OpOverload`."""
+
+    supports_higher_order_operators = True

@@ -69,6 +69,24 @@ class CachedLayers:
         layer = self._cache.layers[index]
         return Concatenated(layer.keys, layer.values, int(layer.get_seq_length()))
 
+    def longest(self) -> int:
+        """Tokens that some layer has seen; 0 if no layer tells."""
+        held = [layer.seen for layer in self.held().values()]
+        return max([*held, *(layer.seen for layer in self.concatenated().values())], default=0)
+
+    def states(self) -> list[Any]:
+        """What steps read, and may write, but do not exchange: states of recurrences, and what is kept of an encoder's output."""
+        found: list[Any] = []
+        for layer in (*getattr(self._cache, "layers", ()), *self._encoders):
+            for name in ("conv_states", "recurrent_states"):
+                states = getattr(layer, name, ())
+                found += states.values() if isinstance(states, dict) else states
+        for layer in self._encoders:
+            found += [getattr(layer, name, None) for name in ("key_storage", "value_storage")]
+            if not isinstance(layer, CPUCrossCacheLayer):
+                found += [getattr(layer, name, None) for name in ("keys", "values")]
+        return found
+
     def put(self, index: int, keys: Tensor, values: Tensor) -> None:
         """What a layer by concatenation holds after a step."""
         layer = self._cache.layers[index]

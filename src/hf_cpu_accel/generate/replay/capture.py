@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from hf_cpu_accel.generate.host_layers import Held
 from hf_cpu_accel.generate.replay.cached_layers import CachedLayers, Concatenated
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
-from hf_cpu_accel.runtime.torch_modes import AroundFunctions, AroundOps
+from hf_cpu_accel.runtime.torch_modes import AroundAllOps, AroundFunctions
 
 # They read values where no op sees it, and what Python does with them may differ in the next step.
-_READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
+_READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__))
 _MOST_BYTES = 128 << 20
 MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # gets tensors that were made of numbers
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
@@ -89,8 +90,11 @@ def capture(
     refusals: list[str] = []
 
     def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, OpOverload):
+            refusals.append(f"{func} has ops inside")
+            return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
-            with AroundOps(around_op):  # what they are computed by comes first
+            with AroundAllOps(around_op):  # what they are computed by comes first
                 args, kwargs = ordinary(func, args, kwargs)
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -115,7 +119,7 @@ def capture(
         return func(*args, **kwargs)
 
     before, joined = layers.held(), layers.concatenated()
-    with AroundFunctions(around_function), AroundOps(around_op):
+    with AroundFunctions(around_function), AroundAllOps(around_op):
         outputs = model(**inputs, return_dict=True)
     if refusals:
         return outputs, CannotReplay(refusals[0])

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hf_cpu_accel.generate.host_layers import KeyValueStorage
 from hf_cpu_accel.generate.replay.cached_layers import CachedLayers
 from hf_cpu_accel.generate.replay.capture import MADE_BY_PYTHON, Capture, Op
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Source, source_of
+
+_ATEN = torch.ops.aten
+_EMPTY = frozenset(
+    (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
+)
+_OF_CACHE = frozenset(("keys", "values", "rows"))
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,12 @@ class Program:
         # Checks that need no other step come first.
         self._steps = sorted(live, key=lambda step: not (step.is_check and not step.reads))
         self._first_write = next((n for n, step in enumerate(self._steps) if step.writes), len(live))
-        self._is_repeatable = not second.writes_outside()
-        if not self._is_repeatable and any(step.is_check for step in self._steps[self._first_write :]):
+        self.is_repeatable = not second.writes_outside()
+        if not self.is_repeatable and any(step.is_check for step in self._steps[self._first_write :]):
             raise CannotReplay("what it does depends on what it has computed, and it cannot be done twice")
+        if not self.is_repeatable and any(step.func.overloadpacket in _EMPTY for step in live):
+            raise CannotReplay("code that no op shows may fill its tensors, and it cannot be done twice")
+        self._states = layers.states()
         names = {name for step in live for name in step.reads if name[0] == "input"}
         self._inputs = {name: _Sizes.of(first, second, name[1]) for name in names}
         self._layers = layers
@@ -107,6 +119,9 @@ class Program:
             raise CannotReplay("layers of its cache hold texts of different lengths")
         self._seen = max(second.seen, default=0) - 2  # before the first step
         self._looks_at_encoder = any(name[0] == "encoder_sequences" for step in live for name in step.reads)
+        known = {*second.written, *first.put}
+        if any(name[0] in _OF_CACHE and name[1] not in known for step in live for name in step.reads):
+            raise CannotReplay("it reads layers of the cache that it does not write to")
         told = {name[1] for step in live for name in step.reads if name[0] == "past"}
         # Of others the ops say where in the storage they write, which they can not if it moves to the front.
         self._dropped = {index: held.dropped for index, held in second.written.items() if index not in told}
@@ -120,13 +135,42 @@ class Program:
             and captured.put == self._put
         )
 
-    def run(self, inputs: Mapping[str, Any], step: int) -> Tensor | None:
+    def run(self, inputs: Mapping[str, Any], step: int, *, keeps: bool = True) -> Tensor | None:
         """The logits of that step; None if it is another one than foreseen: the model is to be called for it.
+
+        Args:
+            keeps: whether the cache goes on with the token.
 
         Raises:
             RuntimeError, ValueError, IndexError: an op failed, after states were written that cannot be taken back.
         """
+        given = self._given(inputs, step)
+        if given is None:
+            return None
+        known, stores = given
+        for number, each in enumerate(self._steps):
+            try:
+                if not each.take(known, step):
+                    return None
+            except (RuntimeError, ValueError, IndexError):
+                if number >= self._first_write and not self.is_repeatable:
+                    raise
+                return None  # the model's own code says what is wrong, or knows what to do
+        if keeps:
+            for store in stores:
+                store.advance(1)
+            for index, (keys, values) in self._put.items():
+                self._layers.put(index, known[keys], known[values])
+        logits: Tensor = known[self._logits]
+        return logits
+
+    def _given(
+        self, inputs: Mapping[str, Any], step: int
+    ) -> tuple[dict[Name, Any], list[KeyValueStorage]] | None:
+        """What a step begins with, by name, and where it writes the token's keys and values; None if that is not as foreseen."""
         if not all(sizes.are_those_of(inputs[name[1]], step) for name, sizes in self._inputs.items()):
+            return None
+        if not all(map(is_, self._layers.states(), self._states)):
             return None
         stores = self._layers.reserve(self._written, self._seen + step)
         if stores is None:
@@ -146,20 +190,7 @@ class Program:
             if before.seen != self._seen + step:
                 return None
             known["keys", index], known["values", index] = before.keys, before.values
-        for number, each in enumerate(self._steps):
-            try:
-                if not each.take(known, step):
-                    return None
-            except (RuntimeError, ValueError, IndexError):
-                if number >= self._first_write and not self._is_repeatable:
-                    raise
-                return None  # the model's own code says what is wrong, or knows what to do
-        for store in stores:
-            store.advance(1)
-        for index, (keys, values) in self._put.items():
-            self._layers.put(index, known[keys], known[values])
-        logits: Tensor = known[self._logits]
-        return logits
+        return known, stores
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,14 @@ class DecodeSteps:
     def __init__(self, model: Any, cache: Any, length: int, tokens: int | None) -> None:
         self._model = model
         self._layers = CachedLayers(cache)
-        self._length = length - 1  # tokens before the step
+        # Tokens before the step; there may be more in the cache than in the text, such as embeddings.
+        self._length = max(length - 1, self._layers.longest())
         self._captures_left = _MOST_CAPTURES if _can_be_captured(model, tokens) else 0
         self._restarts_left = _MOST_RESTARTS
         self._limits = Limits(model.config) if self._captures_left else None
         self._captures: list[Capture] = []
         self._program: Program | None = None
+        self._is_tried = False  # whether the program has given what the model gives
         self._first = 0  # length before the first step of the program
         self._limit: int | None = None
         self._handles = RemovableHandle.next_id
@@ -68,6 +70,8 @@ class DecodeSteps:
         elif self._program is not None:
             if not self._is_as_captured(inputs):
                 self._stop("hooks were registered, or it is called in another way")
+            elif not self._is_tried and self._program.is_repeatable:
+                return self._try(self._program, inputs, length)
             elif (logits := self._program.run(inputs, length - self._first)) is not None:
                 self._outputs.logits = logits
                 return self._outputs
@@ -97,9 +101,20 @@ class DecodeSteps:
                 if not program.is_of(third, 2):
                     raise CannotReplay("two steps do not foretell the third")
                 self._program, self._first, self._captures = program, length - 2, []
+                self._is_tried = False
             except CannotReplay as refusal:
                 if not self._captures_left:
                     self._stop(str(refusal))
+        return outputs
+
+    def _try(self, program: Program, inputs: Mapping[str, Any], length: int) -> Any:
+        """What the model gives; the program goes on if it gives the same, as it does not where code fills tensors past the ops."""
+        logits = program.run(inputs, length - self._first, keeps=False)
+        outputs = self._model(**inputs, return_dict=True)
+        if logits is not None and torch.equal(logits, outputs.logits):
+            self._is_tried = True
+        else:
+            self._stop("its ops do not give what it gives")
         return outputs
 
     def _is_as_captured(self, inputs: Mapping[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from hf_cpu_accel.generate.replay.steps import DecodeSteps
 from hf_cpu_accel.serve.engine.forward import Forward
 from hf_cpu_accel.serve.engine.storage import Part, Storage
 
+_UNCHANGED = 4  # steps before some are captured: rows that change all the time are not worth it
+
 
 class Batch:
     """Rows of a cache, each a sequence of its own length.
@@ -36,6 +38,7 @@ class Batch:
         self.lengths: list[int] = []
         self._start = self._mask = torch.zeros(0, dtype=torch.long)
         self._steps: DecodeSteps | None = None  # from one change of the rows to the next
+        self._unchanged = 0  # steps since then
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,8 +80,9 @@ class Batch:
             self._rows_changed()
         ids = torch.tensor(tokens)[:, None]
         positions = self._end - self._start[:, None]
-        if self._steps is None:
+        if self._steps is None and self._unchanged >= _UNCHANGED:
             self._steps = self._forward.steps(self._cache, self._end)
+        self._unchanged += 1
         logits = self._forward(ids, positions, self._mask[:, : self._end + 1], self._cache, self._steps)
         self._end += 1
         self.lengths = [length + 1 for length in self.lengths]
@@ -101,4 +105,4 @@ class Batch:
         self._start = self._end - torch.tensor(self.lengths)
         self._mask = (torch.arange(self._storage.capacity) >= self._start[:, None]).long()
         self._cache.start = self._start.int() if self._start.any() else None
-        self._steps = None
+        self._steps, self._unchanged = None, 0
