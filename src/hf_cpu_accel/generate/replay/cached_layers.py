@@ -19,6 +19,8 @@ from hf_cpu_accel.generate.cache_cross import CPUCrossCacheLayer
 from hf_cpu_accel.generate.host_layers import Held, KeyValueStorage, held_by, storage_of
 from hf_cpu_accel.ops.kv_cache import features_of
 
+_CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -29,9 +31,6 @@ class Layer:
     repeats: int
     sizes: tuple[int, int, int, int]
     dtype: torch.dtype
-
-
-_CONCATENATED = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionAndFullAttentionLayer)
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,9 @@ class CachedLayers:
                 states = getattr(layer, name, ())
                 found += states.values() if isinstance(states, dict) else states
         for layer in self._encoders:
-            found += [getattr(layer, name, None) for name in ("key_storage", "value_storage")]
-            if not isinstance(layer, CPUCrossCacheLayer):
-                found += [getattr(layer, name, None) for name in ("keys", "values")]
+            ours = isinstance(layer, CPUCrossCacheLayer)  # whose keys and values are views, new each time
+            names = ("key_storage", "value_storage") if ours else ("keys", "values")
+            found += [getattr(layer, name, None) for name in names]
         return found
 
     def put(self, index: int, keys: Tensor, values: Tensor) -> None:

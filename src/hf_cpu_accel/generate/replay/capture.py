@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from hf_cpu_accel.generate.host_layers import Held
@@ -21,6 +20,7 @@ from hf_cpu_accel.runtime.torch_modes import AroundAllOps, AroundFunctions
 _READERS = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__))
 _MOST_BYTES = 128 << 20
 MADE_BY_PYTHON = torch.ops.aten.lift_fresh.default  # gets tensors that were made of numbers
+_ORDINARY = type(MADE_BY_PYTHON)  # ops without other ops inside
 _DECODER_LAYERS = torch.ops.hf_cpu_accel.decoder_layers.default
 _KEYS, _PAST = 5, 7  # among its arguments
 
@@ -52,7 +52,8 @@ class Capture:
     Attributes:
         ops: in their order.
         names: what a tensor is called in every step, by its id: ("input", its name), ("output", number of the op, place in what it
-            gave), ("keys", layer) or ("values", layer). One that has no name comes from outside.
+            gave), or what a layer of the cache has: ("keys", layer), ("values", layer), ("rows", layer) or ("encoder_sequences",
+            layer). One that has no name comes from outside.
         sizes: of the inputs.
         written: the layers of the cache that got the token, by index, with what they hold now.
         put: the layers that got other keys and values instead, by index, with the names of these two.
@@ -90,7 +91,7 @@ def capture(
     refusals: list[str] = []
 
     def around_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(func, OpOverload):
+        if not isinstance(func, _ORDINARY):
             refusals.append(f"{func} has ops inside")
             return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
