@@ -1,6 +1,6 @@
 import pytest
 
-from hf_cpu_accel.generate.replay.program import Program
+from tests.generate.replaying import count_replayed
 
 
 @pytest.fixture
@@ -25,13 +25,4 @@ def loops(monkeypatch):
 @pytest.fixture
 def replayed(monkeypatch):
     """One entry for each step that was replayed: whether it was as foreseen."""
-    found = []
-    run = Program.run
-
-    def counted(self, inputs, step, **options):
-        logits = run(self, inputs, step, **options)
-        found.append(logits is not None)
-        return logits
-
-    monkeypatch.setattr(Program, "run", counted)
-    return found
+    return count_replayed(monkeypatch)

@@ -7,6 +7,7 @@ import torch
 from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor
 
 from hf_cpu_accel.generate.replay import steps
+from hf_cpu_accel.generate.replay.program import Program
 
 SETTINGS = {
     "do_sample": False,
@@ -17,6 +18,19 @@ SETTINGS = {
     "return_dict_in_generate": True,
     "output_scores": True,
 }
+
+
+def count_replayed(monkeypatch):
+    """A list that gets an entry for each step that is replayed from now on: whether it was as foreseen."""
+    found, run = [], Program.run
+
+    def counted(self, inputs, step, **options):
+        logits = run(self, inputs, step, **options)
+        found.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(Program, "run", counted)
+    return found
 
 
 def generate(model, inputs, *, replay, **settings):

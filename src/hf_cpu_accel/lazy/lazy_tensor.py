@@ -102,11 +102,11 @@ class LazyTensor(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        args, kwargs = ordinary(func, args, kwargs or {})
+        args, kwargs = ordinary_arguments(func, args, kwargs or {})
         return func(*args, **kwargs)
 
 
-def ordinary(
+def ordinary_arguments(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an op with the ordinary tensors of lazy ones, which are made now."""
@@ -116,6 +116,11 @@ def ordinary(
         return with_made
     # Most calls, at a fifth of the cost.
     return tuple(made(arg) if isinstance(arg, LazyTensor) else arg for arg in args), kwargs
+
+
+def ordinary(value: Any) -> Any:
+    """`value`; of a lazy tensor the ordinary one, which is made now."""
+    return value.tensor if isinstance(value, LazyTensor) else value
 
 
 def all_made(value: Any) -> Any:

@@ -6,10 +6,10 @@ import pytest
 import torch
 import transformers
 
-from hf_cpu_accel.generate.replay.program import Program
 from hf_cpu_accel.serve.engine import Engine
 from hf_cpu_accel.serve.engine.forward import Forward
 from tests.generate.decoders import DECODER_ONLY, END, accelerated, eager
+from tests.generate.replaying import count_replayed
 from tests.serve.engine.cases import alone, text, texts
 
 LENGTHS = (1, 9, 17, 3, 24, 12, 2, 8, 30)
@@ -127,17 +127,9 @@ def test_tokens_come_one_by_one():
 
 
 def test_steps_between_changes_of_the_rows_are_replayed(monkeypatch):
-    run, replayed = Program.run, []
-
-    def counted(self, inputs, step, **options):
-        logits = run(self, inputs, step, **options)
-        replayed.append(logits is not None)
-        return logits
-
-    monkeypatch.setattr(Program, "run", counted)
     model, asked = accelerated("llama"), [(text(9), 60), (text(30, seed=1), 90)]
     expected = [alone(model, ids, tokens, eos_token_id=None) for ids, tokens in asked]
-    replayed.clear()
+    replayed = count_replayed(monkeypatch)
     with Engine(model, rows=2) as engine:
         answers = [engine.submit(ids, max_new_tokens=tokens) for ids, tokens in asked]
         assert [answer.result() for answer in answers] == expected

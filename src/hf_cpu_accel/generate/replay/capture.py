@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hf_cpu_accel.generate.host_layers import Held
 from hf_cpu_accel.generate.replay.cached_layers import CachedLayers, Concatenated
 from hf_cpu_accel.generate.replay.sources import CannotReplay, Name, Past
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary_arguments
 from hf_cpu_accel.runtime.torch_modes import AroundAllOps, AroundFunctions
 
 # They read values where no op sees it, and what Python does with them may differ in the next step.
@@ -96,7 +96,7 @@ def capture(
             return func(*args, **kwargs)
         if any(isinstance(leaf, LazyTensor) for leaf in tree_leaves((args, kwargs))):
             with AroundAllOps(around_op):  # what they are computed by comes first
-                args, kwargs = ordinary(func, args, kwargs)
+                args, kwargs = ordinary_arguments(func, args, kwargs)
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             refusals.append(f"{func} draws numbers")

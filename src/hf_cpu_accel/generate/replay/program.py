@@ -245,7 +245,7 @@ def _step(number: int, first: Capture, second: Capture) -> Step:
 
 def _live(steps: list[Step], results: set[Name]) -> list[Step]:
     """Those of `steps` that the results depend on, that write, or that tell something."""
-    wanted, live = results, []
+    wanted, live = set(results), []
     for step in reversed(steps):
         if step.writes or step.is_check or not wanted.isdisjoint(step.outputs):
             live.append(step)

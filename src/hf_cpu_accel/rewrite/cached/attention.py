@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.rewrite.attention.interface import attention_forward
 from hf_cpu_accel.rewrite.cached.parts import CachedParts
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, attending_example, is_fused, ordinary
+from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, attending_example, is_fused
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _KNOWN = frozenset({"attention_mask", "cache", "position_embeddings", "position_ids", "use_cache"})

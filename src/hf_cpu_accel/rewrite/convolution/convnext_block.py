@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
@@ -68,7 +68,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
         if image is None or image.dim() != 4 or self.is_watched or torch.compiler.is_compiling():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
-        image = image.tensor if isinstance(image, LazyTensor) else image
+        image = ordinary(image)
         block = self._block
         convolution, norm = self._modules[block.convolution], self._modules[block.norm]
         assert convolution is not None

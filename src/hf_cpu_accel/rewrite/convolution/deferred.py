@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, VersionGuard, ordinary
 from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
 from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
@@ -149,7 +149,7 @@ class DeferredConvolution(LazyTensor):
         if residual.shape != self.shape or residual.dtype != self.dtype:
             return None
         # Before the lock: another thread may add the two the other way round.
-        guard = VersionGuard(_ordinary(residual), _WAITS)
+        guard = VersionGuard(ordinary(residual), _WAITS)
         with self._lock:
             if not self._adds:
                 return None
@@ -198,10 +198,6 @@ class _Call:
                 convolution.adds = False
         self._before = epilogue
         return convolution.compute(self._input.tensor(), epilogue)
-
-
-def _ordinary(tensor: Tensor) -> Tensor:
-    return tensor.tensor if isinstance(tensor, LazyTensor) else tensor
 
 
 def _activation(name: str, *, in_place: bool = False) -> Callable[[Any, Any], Tensor | None]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import Steps, join
 
@@ -53,7 +53,7 @@ class DeferredImages(LazyTensor):
     def after(cls, image: Tensor, block: Block, shape: Sequence[int]) -> DeferredImages:
         """What `block` makes of `image`, of that shape."""
         if not isinstance(image, DeferredImages):
-            image = image.tensor if isinstance(image, LazyTensor) else image
+            image = ordinary(image)
             # A copy: it may be a buffer that its owner writes to before what comes of it is read.
             return cls._of(image.clone(), (block,), (), shape)
         with image._lock:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer, names_taken
@@ -44,7 +44,7 @@ class GroupedConvolution(FusedModuleMixin):
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
+        input = ordinary(input)
         padded = functional.pad(input, (margin, margin)) if margin else input
         groups = (
             padded.unflatten(-2, (self.groups, -1)).transpose(-1, -2).contiguous()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.convolution import out_size
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
@@ -46,7 +46,7 @@ class PackedConvolution(DeferringConvolution, PackedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
+        input = ordinary(input)
         if input.dim() == 3:
             return self.compute(input[None], PLAIN)[0].contiguous()
         return self.run(input)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.chain.reference import output_shape
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
@@ -82,7 +82,7 @@ class FusedResidualBlock(FusedModuleMixin):
         defers = (self._defers or self.has_ranges) and self._observer is None
         if defers and (shape := self._output_shape(image)) is not None:
             return DeferredImages.after(image, self, shape)
-        image = image.tensor if isinstance(image, LazyTensor) else image
+        image = ordinary(image)
         if self._observer is not None:
             return self._observed(image, self._observer)
         return convolutions(image, self._bound or self._bind())

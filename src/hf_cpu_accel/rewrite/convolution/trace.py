@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.packing.convolution import is_grouped
 from hf_cpu_accel.rewrite.convolution.chain_parts import is_norm, parts_of
 from hf_cpu_accel.rewrite.convolution.channel_moves import ChannelMoves
@@ -147,7 +147,7 @@ class _Trace:
 
     def called(self, link: Callable[[int, int], AnyLink], part: nn.Module, input: Tensor) -> Tensor:
         """A pooling or a norm is; link: what it is then, of the number of an image and its channels."""
-        input = input.tensor if isinstance(input, LazyTensor) else input
+        input = ordinary(input)
         with self._inside():
             output: Tensor = type(part).forward(part, input)
         source = self.number(input)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import CACHES
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
@@ -175,10 +175,6 @@ def holds_weights(module: nn.Module) -> bool:
     """Packed or not."""
     packed = any(isinstance(part, PackedModule) for part in module.modules())
     return packed or any(True for _ in module.parameters())
-
-
-def ordinary(tensor: Any) -> Any:
-    return tensor.tensor if isinstance(tensor, LazyTensor) else tensor
 
 
 def _projections_of(module: Any, names: tuple[str, ...]) -> list[Projection]:

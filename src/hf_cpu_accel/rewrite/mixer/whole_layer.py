@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.linear.dispatch import GatedFFNWork, LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, forget_call, is_fused, ordinary, reference_call
+from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, forget_call, is_fused, reference_call
 
 # Of a product and what is added to it: the sum.
 AddTo = Callable[[Tensor, Tensor], Tensor]

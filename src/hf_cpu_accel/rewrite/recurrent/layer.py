@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
-from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, is_fused, ordinary
+from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer, is_fused
 from hf_cpu_accel.rewrite.recurrent.parts import Mixer
 
 _DTYPES = (torch.float32, torch.bfloat16)

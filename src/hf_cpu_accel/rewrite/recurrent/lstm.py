@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.ops.recurrent.lstm_layer import lstm_layer
 from hf_cpu_accel.packing.linear import QUANTISED, PackedWeight, pack_linear
@@ -22,7 +23,6 @@ from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPE
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
-from hf_cpu_accel.rewrite.mixer.mixer import ordinary
 
 STRUCTURE = "long short-term memory"
 _LEAST_FEATURES = 128  # of the hidden state

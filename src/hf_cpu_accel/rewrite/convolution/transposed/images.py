@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.convolution import conv2d
 from hf_cpu_accel.packing.convolution import pack_conv2d, unpack_conv2d
 from hf_cpu_accel.packing.linear import QUANTISED
@@ -55,7 +55,7 @@ class TransposedImages(PackedModule):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         check_inference(self, input)
-        input = input.tensor if isinstance(input, LazyTensor) else input
+        input = ordinary(input)
         if output_size is not None:
             return self._as_eager(input, output_size)
         return self._compute(input[None])[0].contiguous() if input.dim() == 3 else self._compute(input)
