@@ -33,7 +33,7 @@ def machine_compiled_for() -> str:
 
 
 MACHINE = machine_compiled_for()
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [
     *AVX2,
     "-mavx512f",

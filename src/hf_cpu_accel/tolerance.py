@@ -54,8 +54,8 @@ EMBEDDINGS = Tolerance(2e-6, 2e-2)
 TRACED = Tolerance(1e-4, 2e-2)
 # Packed weights against the original ones. Random inputs and weights give about 1e-6, 3e-3, 1.5e-2 and 0.1.
 PACKED = Tolerance(1e-4, 2e-2, int8=0.1, int4=0.3)
-# Experts as a checkpoint stores them: two products one after another, each of inputs that are rounded to 16 bits, without VNNI
-# to 14. Random ones gave up to 1.4e-4, and 5.1e-4 without VNNI; those of MXFP4 6e-5 and 2.3e-4.
+# Experts as a checkpoint stores them: two products one after another, each of inputs that are rounded to 16 bits. Random
+# ones gave up to 1.4e-4, those of MXFP4 6e-5.
 STORED_EXPERTS = Tolerance(1e-3, 2e-2)
 # A fused layer against its own forward over the same packed weights: what is left is rounding between the ops. A wrong match (no
 # activation, say) may hide below the bounds of quantisation, which is why those of PACKED are not used.

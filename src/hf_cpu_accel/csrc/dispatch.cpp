@@ -30,7 +30,12 @@ struct Tier {
 
 #if defined(HFCA_X86)
 // __builtin_cpu_supports also checks that the operating system saves the registers (xgetbv).
-bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// Not every compiler's knows F16C: leaf 1, bit 29 of ecx.
+bool runs_avx2() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx >> 29 & 1);
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 bool runs_avx512() {
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
@@ -38,7 +43,7 @@ bool runs_avx512() {
 bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool runs_avx512_bf16() { return runs_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 bool runs_amx() { return runs_avx512_bf16() && !no_tiles_because(); }
-// Not every compiler's __builtin_cpu_supports knows AVX-VNNI: leaf 7, subleaf 1, bit 4 of eax.
+// Nor AVX-VNNI: leaf 7, subleaf 1, bit 4 of eax.
 bool runs_avx2_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return runs_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);

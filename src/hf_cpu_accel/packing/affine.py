@@ -3,8 +3,8 @@
     weight[n, k] = scale[n, k // group] * q[n, k] + offset[n, k // group],    q from 0 to 15 ("affine4") or 255 ("affine8")
 
 That is what most quantised checkpoints hold (GGUF, GPTQ, AWQ, HQQ and others), so that their weights can be kept as they are.
-Nothing is rotated, and activations have 16 bits with a scale for every 64 features (14 without VNNI): the products are those of the
-dequantised weights up to rounding of about 1e-5 of the largest output.
+Nothing is rotated, and activations have 16 bits with a scale for every 64 features: the products are those of the dequantised
+weights up to rounding of about 1e-5 of the largest output.
 """
 
 from __future__ import annotations

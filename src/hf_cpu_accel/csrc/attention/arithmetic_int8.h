@@ -1,6 +1,7 @@
-// Attention's arithmetic in integers, for models whose products are int8 anyway. Where a CPU has VNNI:
+// Attention's arithmetic in integers, for models whose products are int8 anyway:
 //
-//   scores   uint8 queries by int8 keys, each row with a scale of its own: four times the rate of float32.
+//   scores   uint8 queries by int8 keys, each row with a scale of its own: with VNNI four times the rate of float32. Without it, both of
+//            11 bits and sign in int16: twice.
 //   values   probabilities of 13 bits by values of 11 bits and sign, one scale for a block of keys: twice the rate of float32. 8 bits
 //            are not enough here: where one key takes most of the attention, the many small probabilities would become zeros.
 //
@@ -9,10 +10,33 @@
 #include "../gemm/microkernel.h"
 #include "scratch.h"
 
-#if HFCA_VNNI
+#if HFCA_DOT_INT16
 #include "softmax_approx.h"
 
 namespace HFCA_TIER {
+
+// How queries and keys are multiplied: integers up to `most`, `per_word` of them in a word, those of queries + `zero`. `flipped` turns that
+// into the keys'. store(to, x) writes the words of per_word vectors.
+#if HFCA_VNNI
+struct ScoreWords {
+  using Dot = DotInt8;
+  static constexpr int per_word = 4;
+  static constexpr float most = 127.0f, zero = 128.0f;
+  static constexpr uint32_t flipped = 0x80808080u;
+  static int64_t count(int64_t features) { return Dot::Words::count(features); }
+  static void store(uint32_t* to, const Float (&x)[per_word]) { Simd::store_bytes(reinterpret_cast<uint8_t*>(to), x); }
+};
+#else
+struct ScoreWords {
+  using Dot = DotInt16;
+  static constexpr int per_word = 2;
+  static constexpr float most = 2047.0f, zero = 0.0f;
+  static constexpr uint32_t flipped = 0;
+  // Feature i of 2 * width shares its word with feature i + width.
+  static int64_t count(int64_t features) { return round_up(features, 2 * Simd::width) / 2; }
+  static void store(uint32_t* to, const Float (&x)[per_word]) { Simd::store_pairs(to, x[0], x[1]); }
+};
+#endif
 
 class ArithmeticInt8 {
  public:
@@ -65,7 +89,7 @@ class ArithmeticInt8 {
   PackedQueries queries_of(int64_t row) const { return queries_.from(row - task_.row_begin); }
 
   void score(const PackedQueries& queries, int rows, const PackedKeys& packed, int64_t keys, float* scores) const {
-    const auto multiply = multiply_of<DotInt8>(rows);
+    const auto multiply = multiply_of<ScoreWords::Dot>(rows);
     for (int64_t k = 0; k < keys; k += chunk, scores += rows * chunk) {
       const uint32_t* panel = packed.data + k * words_;
       multiply(queries.data, panel, words_, scores, {reinterpret_cast<const char*>(panel), 0});
@@ -106,13 +130,15 @@ class ArithmeticInt8 {
   }
 
  private:
-  using Words = DotInt8::Words;
+  using Words = ScoreWords;
   using Multiply = void (*)(const uint32_t*, const uint32_t*, int64_t, float*, hfca::Ahead);
 
   static constexpr int vectors = chunk / Simd::width;
   static constexpr float most_value = 1023.0f, most_probability_log2 = 13.0f;
-  static_assert(DotInt8::rows == tile_rows && chunk == hfca::panel_columns && chunk == 2 * packed_words, "one shape of tiles");
+  static_assert(Words::Dot::rows == tile_rows && DotInt16::rows == tile_rows && chunk == hfca::panel_columns && chunk == 2 * packed_words,
+                "one shape of tiles");
   static_assert(key_block * 8193 * 1023 <= INT32_MAX, "sums of a block must fit");
+  static_assert(most_features * 2047 * 2047 <= INT32_MAX, "sums of a head must fit");
 
   template <class Dot>
   static Multiply multiply_of(int rows) {
@@ -135,8 +161,8 @@ class ArithmeticInt8 {
     x.type == hfca::HeadType::bfloat16 ? f(static_cast<const uint16_t*>(x.data)) : f(static_cast<const float*>(x.data));
   }
 
-  // Up to `width` rows of features as bytes, round(x / step[i]) + 128. row(i): where row i begins; to(i, w): where its words from w on go,
-  // up to a whole line.
+  // Up to `width` rows of features as integers, round(x / step[i]) + zero. row(i): where row i begins; to(i, w): where its words from w on
+  // go, up to a whole line.
   template <class Row, class To>
   static void quantise(const Row& row, int64_t features, int rows, float (&step)[Simd::width], const To& to) {
     static_assert(tile_rows <= Simd::width, "the rows of a tile are quantised together");
@@ -152,25 +178,25 @@ class ArithmeticInt8 {
     float inverse[Simd::width];
     Simd::store(step, magnitude[0]);
     for (int i = 0; i < Simd::width; ++i) {
-      inverse[i] = step[i] <= largest_float && step[i] > 1e-33f ? 127.0f / step[i] : 0.0f;
-      step[i] = step[i] <= largest_float ? step[i] * (1.0f / 127.0f) : not_a_number;
+      inverse[i] = step[i] <= largest_float && step[i] > 1e-33f ? Words::most / step[i] : 0.0f;
+      step[i] = step[i] <= largest_float ? step[i] * (1.0f / Words::most) : not_a_number;
     }
     for (int i = 0; i < rows; ++i) {
-      const Float scale = Simd::set1(inverse[i]), zero = Simd::set1(128.0f);
-      for (int64_t d = 0; d < features; d += 4 * packed_words)
-        for (int64_t w = 0; w < packed_words; w += Simd::width) {
-          Float bytes[4];
-          unroll<0, 4>([&](auto v)
-                           HFCA_INLINE { bytes[v] = Simd::fma(load_padded(row(i), d + 4 * w + v * Simd::width, features), scale, zero); });
-          Simd::store_bytes(reinterpret_cast<uint8_t*>(to(i, d / 4 + w)), bytes);
-        }
+      const Float scale = Simd::set1(inverse[i]), zero = Simd::set1(Words::zero);
+      for (int64_t w = 0; w < padded_words(Words::count(features)); w += Simd::width) {
+        Float integers[Words::per_word];
+        unroll<0, Words::per_word>([&](auto v) HFCA_INLINE {
+          integers[v] = Simd::fma(load_padded(row(i), Words::per_word * w + v * Simd::width, features), scale, zero);
+        });
+        Words::store(to(i, w), integers);
+      }
     }
   }
 
   // Keys [k, k + width), to [keys / 32][words][32]; those from `count` on are zeros.
   template <class At>
   void pack_keys(const hfca::Heads& x, const At& at, int64_t k, int64_t count, const PackedKeys& to) const {
-    alignas(64) uint32_t rows[Simd::width * most_features / 4];
+    alignas(64) uint32_t rows[Simd::width * most_features / Words::per_word];
     const int keys = count - k < Simd::width ? count > k ? static_cast<int>(count - k) : 0 : Simd::width;
     float step[Simd::width];
     with_type(x, [&](const auto* data) {
@@ -178,7 +204,8 @@ class ArithmeticInt8 {
                [&](int i, int64_t w) { return rows + i * row_words_ + w; });
     });
     for (int i = 0; i < Simd::width; ++i) to.scale[k + i] = step[i];
-    for (int64_t w = 0; w < keys * row_words_; ++w) rows[w] ^= 0x80808080u;  // x + 128 to the signed x
+    if constexpr (Words::flipped != 0)
+      for (int64_t w = 0; w < keys * row_words_; ++w) rows[w] ^= Words::flipped;
     for (int64_t w = keys * row_words_; w < Simd::width * row_words_; ++w) rows[w] = 0;
     uint32_t* panel = to.data + k / chunk * chunk * words_ + k % chunk;
     for (int64_t w = 0; w < words_; w += Simd::width) {
@@ -189,10 +216,11 @@ class ArithmeticInt8 {
         if (w + i < words_) Simd::store(reinterpret_cast<float*>(panel + (w + i) * chunk), block[i]);
       });
     }
-    const uint32_t zeros = 0x80808080u;  // what a query of zeros would be
-    DotInt8::Acc sum = DotInt8::zero();
-    for (int64_t w = 0; w < words_; ++w) sum = DotInt8::step(sum, DotInt8::broadcast(&zeros), DotInt8::load(panel + w * chunk));
-    DotInt8::store(to.offset + k, sum);
+    Words::Dot::Acc sum = Words::Dot::zero();  // of what a query of zeros would be
+    if constexpr (Words::flipped != 0)
+      for (int64_t w = 0; w < words_; ++w)
+        sum = Words::Dot::step(sum, Words::Dot::broadcast(&Words::flipped), Words::Dot::load(panel + w * chunk));
+    Words::Dot::store(to.offset + k, sum);
   }
 
   // To [value_dim / 32][keys / 2][32]: keys j and j + 16 of 32 meet in a word, as store_pairs puts probabilities together.

@@ -195,7 +195,7 @@ template <class F>
 inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t rows, const F& f) {
   using hfca::HeadType;
   if (rows <= unpacked_rows && !a.positions) return f(Type<FewRows>{});
-#if HFCA_VNNI
+#if HFCA_DOT_INT16
   if (a.quantised && !a.rows && a.key.type != HeadType::int8 && a.head_dim <= ArithmeticInt8::most_features)
     return f(Type<ArithmeticInt8>{});
 #endif

@@ -1,6 +1,6 @@
 // The kernels of quantize.h.
 #pragma once
-#include "../gemm/dot.h"
+#include "../gemm/dot_int8.h"
 #include "quantize.h"
 
 namespace HFCA_TIER {

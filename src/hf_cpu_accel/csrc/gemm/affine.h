@@ -3,7 +3,7 @@
 //   weight[n, k] = scale[n, group of k] * q[n, k] + offset[n, group of k],   q without sign, of 4 or 8 bits
 //
 // which is what most quantised checkpoints hold, so that these can be computed as they are. Neither weights nor input are rotated. The
-// input becomes integers of 16 bits (14 without VNNI) with a scale for every line of 64 features:
+// input becomes integers of 16 bits with a scale for every line of 64 features:
 //
 //   integer = round(x / step) = radix * high + low,   high and low bytes with a sign
 //
@@ -11,94 +11,18 @@
 //
 //   output = sum over blocks of scale * step * (radix * sum(q * high) + sum(q * low)) + offset * sum(x)
 //
+// Without VNNI the integers stay whole, and the bytes of weights become int16 (DotInt8Widen).
+//
 // A panel is [groups][32 scales, 32 offsets, then 128 bytes for every word of input features, or, of 4 bits, for every two: the first one
 // in the low half of a byte]. Any number of rows multiplies the bytes as they are unpacked in registers.
 #pragma once
-#include <cstring>
-
+#include "affine_dot.h"
 #include "half.h"
-#include "microkernel.h"
 
 namespace HFCA_TIER {
 
-// Two words of weights for Simd::width output features, one byte each, without a sign.
-struct WordPair {
-  Simd::Int first, second;
-};
-
-template <int bits>
-struct AffineBytes;
-
-template <>
-struct AffineBytes<4> {
-  static constexpr int pair_bytes = 4 * hfca::panel_columns, less_by = 0;
-  static WordPair load(const uint8_t* p) {
-    const Simd::Int packed = DotInt8::load(reinterpret_cast<const uint32_t*>(p));
-#if defined(HFCA_SIMD_AVX512)
-    const Simd::Int half = _mm512_set1_epi8(15);
-    return {_mm512_and_si512(packed, half), _mm512_and_si512(_mm512_srli_epi16(packed, 4), half)};
-#elif defined(HFCA_SIMD_AVX2)
-    const Simd::Int half = _mm256_set1_epi8(15);
-    return {_mm256_and_si256(packed, half), _mm256_and_si256(_mm256_srli_epi16(packed, 4), half)};
-#elif defined(HFCA_SIMD_NEON)
-    const auto low = [](int32x4_t x) { return vandq_s32(x, vdupq_n_s32(0x0F0F0F0F)); };
-    const auto high = [](int32x4_t x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); };
-    return {{low(packed.low), low(packed.high)}, { high(packed.low), high(packed.high) }};
-#else
-    return {packed & 0x0F0F0F0F, packed >> 4 & 0x0F0F0F0F};
-#endif
-  }
-};
-
-template <>
-struct AffineBytes<8> {
-  static constexpr int pair_bytes = 8 * hfca::panel_columns, less_by = packed_less;  // bytes are multiplied as so much less than they are
-  static WordPair load(const uint8_t* p) {
-    const auto* words = reinterpret_cast<const uint32_t*>(p);
-    return {less(DotInt8::load(words)), less(DotInt8::load(words + hfca::panel_columns))};
-  }
-
- private:
-#if defined(HFCA_SIMD_NEON)
-  static Simd::Int less(Simd::Int x) {
-    const int32x4_t signs = vdupq_n_s32(static_cast<int32_t>(0x80808080u));
-    return {veorq_s32(x.low, signs), veorq_s32(x.high, signs)};
-  }
-#else
-  static Simd::Int less(Simd::Int x) { return x; }
-#endif
-};
-
-// Bytes without a sign in the lanes, times the four bytes with a sign of one word of the input. (DotInt8 has it the other way around.)
-#if defined(HFCA_SIMD_GENERIC)
-struct AffineDot {
-  static DotInt8::Input broadcast(const uint32_t* p) {
-    const auto byte = [p](int shift) { return static_cast<int32_t>(*p << (24 - shift)) >> 24; };
-    return {{byte(0), byte(8), byte(16), byte(24)}};
-  }
-  static Simd::Int step(Simd::Int sum, Simd::Int weights, const DotInt8::Input& x) {
-    return sum + x.byte[0] * (weights & 0xFF) + x.byte[1] * (weights >> 8 & 0xFF) + x.byte[2] * (weights >> 16 & 0xFF) +
-           x.byte[3] * (weights >> 24 & 0xFF);
-  }
-};
-#elif defined(HFCA_SIMD_NEON)
-struct AffineDot {
-  static DotInt8::Input broadcast(const uint32_t* p) { return DotInt8::broadcast(p); }
-  static Simd::Int step(Simd::Int sum, Simd::Int weights, DotInt8::Input x) { return DotInt8::step(sum, x, weights); }
-};
-#else
-struct AffineDot {
-  static DotInt8::Input broadcast(const uint32_t* p) { return DotInt8::broadcast(p); }
-  static Simd::Int step(Simd::Int sum, Simd::Int weights, DotInt8::Input x) { return DotInt8::step(sum, weights, x); }
-};
-#endif
-
-constexpr int line_features = 4 * packed_words;
-
-// The packed input of a tile: [lines][2 rows, high before low][16 words], then steps [lines][rows] and sums of x [blocks][rows].
+// The packed input of a tile: [lines][rows][32 words] as AffineDot has them, then steps [lines][rows] and sums of x [blocks][rows].
 struct AffineInput {
-  static constexpr int radix = DotInt8::steps > 128 ? 256 : 128, most = (radix / 2 - 1) * (radix + 1);
-
   static int64_t groups(const Gemm& g) { return (g.k + g.group - 1) / g.group; }
   static int64_t block(const Gemm& g) { return g.group < line_features ? g.group : line_features; }
   static int64_t blocks(const Gemm& g) { return groups(g) * (g.group / block(g)); }
@@ -132,31 +56,15 @@ struct AffineInput {
   }
 
  private:
-  // Writes the two lines of bytes and returns the step. The values become the integers: what a weight's offset is multiplied by has to be
-  // rounded as what its q is, since the two are larger than the weight.
+  // Writes a line and returns the step. The values become the integers: what a weight's offset is multiplied by has to be rounded as what
+  // its q is, since the two are larger than the weight.
   static float store_line(float* values, float magnitude, uint32_t* to) {
     const bool finite = magnitude <= largest_float;
-    const float step = magnitude / static_cast<float>(most), inverse = finite && step > 1e-35f ? 1.0f / step : 0.0f;
-    const Simd::Float middle = Simd::set1(0.5f * static_cast<float>(radix));
-    for (int j = 0; j < line_features; j += 4 * Simd::width) {
-      Simd::Float high[4], low[4];
-      unroll<0, 4>([&](auto v) HFCA_INLINE {
-        const Simd::Float integer = Simd::round(Simd::mul(Simd::load(values + j + v * Simd::width), Simd::set1(inverse)));
-        Simd::store(values + j + v * Simd::width, integer);
-        // The nearest integer to a number that is never half way between two, so that low is from -radix / 2 to radix / 2 - 1.
-        const Simd::Float above = Simd::round(Simd::fma(integer, Simd::set1(1.0f / radix), Simd::set1(0.5f / radix)));
-        low[v] = Simd::add(Simd::fnma(above, Simd::set1(static_cast<float>(radix)), integer), middle);
-        high[v] = Simd::add(above, middle);
-      });
-      store_signed(reinterpret_cast<uint8_t*>(to) + j, high);
-      store_signed(reinterpret_cast<uint8_t*>(to + packed_words) + j, low);
-    }
+    const float step = magnitude / static_cast<float>(AffineDot::most), inverse = finite && step > 1e-35f ? 1.0f / step : 0.0f;
+    for (int j = 0; j < line_features; j += Simd::width)
+      Simd::store(values + j, Simd::round(Simd::mul(Simd::load(values + j), Simd::set1(inverse))));
+    AffineDot::store(values, to);
     return !finite ? not_a_number : inverse > 0.0f ? step : 0.0f;  // smaller values count as zero
-  }
-  // Values + radix / 2, which are bytes without a sign, as bytes with one.
-  static void store_signed(uint8_t* to, const Simd::Float (&values)[4]) {
-    Simd::store_bytes(to, values);
-    for (int i = 0; i < 4 * Simd::width; ++i) to[i] = static_cast<uint8_t>(to[i] - radix / 2);
   }
   static float sum_of(const float* values, int size) {
     Simd::Float sum = Simd::load(values);
@@ -168,9 +76,11 @@ struct AffineInput {
 template <int bits>
 struct AffineGemm {
   using Bytes = AffineBytes<bits>;
-  static constexpr int tile_rows = Simd::registers == 32 ? 6 : 3;  // both sums of a row and its total, two words of weights and a broadcast
+  // Both sums of a row and its total, two words of weights and a broadcast; of whole integers, what DotInt8Widen has.
+  static constexpr int tile_rows = Simd::registers == 32 ? 6 : AffineDot::sums == 2 ? 3 : 5;
   static constexpr int vectors = hfca::panel_columns / Simd::width;
   static constexpr int unit_pairs = 2, unit_words = 2 * unit_pairs;  // groups are multiples of 16 features
+  static constexpr int cache_line = 64;
 
   static int64_t header_bytes(const Gemm& g) { return 2 * hfca::panel_columns * (g.half_scales ? 2 : 4); }
   static int64_t group_bytes(const Gemm& g) { return header_bytes(g) + g.group / 8 * Bytes::pair_bytes; }
@@ -184,7 +94,11 @@ struct AffineGemm {
   // sums[rows][panel_columns] = input @ one panel. A function of its own: as a part of its callers it would spill sums on ARM.
   template <int rows, bool half_scales>
   __attribute__((noinline)) static void multiply(const Gemm& g, uint32_t* tile, const uint8_t* __restrict weight, float* __restrict sums) {
-    constexpr int together = rows <= 2 && vectors == 2 ? 2 : 1, count = 2 * rows * together;
+    constexpr int sums_of_row = AffineDot::sums,
+                  together = sums_of_row == 1              ? (rows <= 2 ? vectors : 2)
+                             : (rows <= 2 && vectors == 2) ? 2
+                                                           : 1,
+                  count = sums_of_row * rows * together;
     constexpr int chains = count < 6 ? 2 : 1;  // few rows leave the multipliers waiting for their own last result
     constexpr int scale_bytes = half_scales ? 2 : 4;
     const float* const steps = AffineInput::steps_of(g, tile, rows);
@@ -199,36 +113,28 @@ struct AffineGemm {
       ask(offsets);
       weight += 2 * scale_bytes * hfca::panel_columns;
       for (int64_t left = g.group; left > 0; left -= block, feature += block, input_sums += rows) {
-        const uint32_t* const input = tile + feature / line_features * 2 * rows * packed_words + feature % line_features / 4;
+        const uint32_t* const input =
+            tile + feature / line_features * 2 * rows * packed_words + feature % line_features / 4 * AffineDot::input_words;
         const float* const step = steps + feature / line_features * rows;
         unroll<0, vectors / together>([&](auto part) HFCA_INLINE {
           Simd::Int sum[chains][count];
           unroll<0, chains * count>([&](auto i) HFCA_INLINE { sum[i / count][i % count] = DotInt8::zero(); });
           for (int64_t unit = 0; unit < units; ++unit) {
             const uint8_t* const bytes = weight + unit * unit_pairs * Bytes::pair_bytes + part * together * Simd::width * 4;
-            const uint32_t* const x = input + unit * unit_words;
+            const uint32_t* const x = input + unit * unit_words * AffineDot::input_words;
             unroll<0, unit_pairs>([&](auto pair) HFCA_INLINE {
-              WordPair words[together];
+              Simd::Int first[together], second[together];
               unroll<0, together>([&](auto v) HFCA_INLINE {
                 const uint8_t* const at = bytes + pair * Bytes::pair_bytes + v * Simd::width * 4;
-                ask(at);
-                if (bits == 8) ask(at + 4 * hfca::panel_columns);
-                words[v] = Bytes::load(at);
+                if constexpr (decltype(v)::number * Simd::width * 4 % cache_line == 0) {
+                  ask(at);
+                  if (bits == 8) ask(at + 4 * hfca::panel_columns);
+                }
+                const WordPair words = Bytes::load(at);
+                first[v] = words.first, second[v] = words.second;
               });
-              unroll<0, 2 * rows>([&](auto i) HFCA_INLINE {
-                const auto value = AffineDot::broadcast(x + i * packed_words + 2 * pair);
-                unroll<0, together>([&](auto v) HFCA_INLINE {
-                  Simd::Int& to = sum[0][v * 2 * rows + i];
-                  to = AffineDot::step(to, words[v].first, value);
-                });
-              });
-              unroll<0, 2 * rows>([&](auto i) HFCA_INLINE {
-                const auto value = AffineDot::broadcast(x + i * packed_words + 2 * pair + 1);
-                unroll<0, together>([&](auto v) HFCA_INLINE {
-                  Simd::Int& to = sum[chains - 1][v * 2 * rows + i];
-                  to = AffineDot::step(to, words[v].second, value);
-                });
-              });
+              AffineDot::add<rows>(sum[0], first, x + 2 * pair * AffineDot::input_words);
+              AffineDot::add<rows>(sum[chains - 1], second, x + (2 * pair + 1) * AffineDot::input_words);
             });
           }
           unroll<0, together>([&](auto v) HFCA_INLINE {
@@ -237,13 +143,13 @@ struct AffineGemm {
             Simd::Float offset = load_scales<half_scales>(offsets + (part * together + v) * column_bytes);
             if constexpr (Bytes::less_by != 0) offset = Simd::fma(scale, Simd::set1(Bytes::less_by), offset);
             unroll<0, rows>([&](auto i) HFCA_INLINE {
-              Simd::Int halves[2];
-              unroll<0, 2>([&](auto h) HFCA_INLINE {
-                halves[h] = sum[0][v * 2 * rows + 2 * i + h];
-                if constexpr (chains > 1) halves[h] = DotInt8::add(halves[h], sum[chains - 1][v * 2 * rows + 2 * i + h]);
+              Simd::Int of_row[sums_of_row];
+              unroll<0, sums_of_row>([&](auto h) HFCA_INLINE {
+                constexpr int at = (decltype(v)::number * rows + decltype(i)::number) * sums_of_row + decltype(h)::number;
+                of_row[h] = sum[0][at];
+                if constexpr (chains > 1) of_row[h] = DotInt8::add(of_row[h], sum[chains - 1][at]);
               });
-              const Simd::Float product =
-                  Simd::fma(Simd::to_float(halves[0]), Simd::set1(static_cast<float>(AffineInput::radix)), Simd::to_float(halves[1]));
+              const Simd::Float product = AffineDot::total(of_row);
               Simd::Float& to = total[(part * together + v) * rows + i];
               to = Simd::fma(product, Simd::mul(scale, Simd::set1(step[i])), Simd::fma(offset, Simd::set1(input_sums[i]), to));
             });

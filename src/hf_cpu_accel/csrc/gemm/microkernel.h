@@ -5,7 +5,7 @@
 #pragma once
 #include "../convolution/winograd_tiles.h"
 #include "../simd/unroll.h"
-#include "dot.h"
+#include "dot_int8.h"
 #include "epilogue.h"
 
 namespace HFCA_TIER {

@@ -41,10 +41,10 @@ struct TileInt8 {
 };
 
 struct TileInt8Weight : TileInt8 {
-  using Words = WideBytes;
+  using Words = PairedRows;
   static constexpr int lines = 2;
   static Simd::Float sum(const uint32_t* p) {
-    return Simd::fma(TileInt8::sum(p), Simd::set1(WideBytes::radix), TileInt8::sum(p + hfca::panel_columns));
+    return Simd::fma(TileInt8::sum(p), Simd::set1(PairedRows::radix), TileInt8::sum(p + hfca::panel_columns));
   }
 };
 

@@ -1,6 +1,6 @@
 // What a perfect kernel would reach: the inner instruction of each GEMM in a loop without memory traffic, and plain reads.
 #pragma once
-#include "../gemm/dot.h"
+#include "../gemm/dot_int8.h"
 #include "../gemm/mmla.h"
 #include "../simd/unroll.h"
 #include "../kernels.h"

@@ -1,4 +1,4 @@
-// Vector wrapper of the avx2 tier (AVX2, FMA). See simd/simd.h for the interface that every tier offers.
+// Vector wrapper of the avx2 tiers (AVX2, FMA, F16C). See simd/simd.h for the interface that every tier offers.
 #pragma once
 #include <immintrin.h>
 
@@ -146,6 +146,11 @@ struct Simd {
   static void store_pairs(uint32_t* p, Float low, Float high) {
     const Int shifted = _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_blend_epi16(_mm256_cvtps_epi32(low), shifted, 0xAA));
+  }
+  static void store_shorts(uint32_t* p, Float x) {
+    const Int order = _mm256_shuffle_epi32(_mm256_cvtps_epi32(x), 0xD8);
+    const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), shorts);
   }
 
  private:

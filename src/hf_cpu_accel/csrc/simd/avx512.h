@@ -120,6 +120,10 @@ struct Simd {
   static void store_pairs(uint32_t* p, Float low, Float high) {
     _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_cvtps_epi32(low), _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16)));
   }
+  static void store_shorts(uint32_t* p, Float x) {
+    const Int order = _mm512_shuffle_epi32(_mm512_cvtps_epi32(x), _MM_PERM_DBCA);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(order));
+  }
 #if defined(__AVX512BF16__)
   // Words of two bfloat16: those of 2 * width numbers that lie side by side, of the numbers in two vectors, and of p[i] (low) and q[i].
   static Int load_bf16_words(const uint16_t* p, int n) {

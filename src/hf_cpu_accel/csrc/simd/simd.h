@@ -8,6 +8,7 @@
 // highest(a, x), a >= 0, is the larger one, and lowest(a, x) the smaller one, or any number from 0 up while none was below it; both
 // compare bits, so that NaN of either sign wins over infinity in one of the two. store_bytes(p, x) rounds the four vectors x to
 // integers and stores those in [0, 255] as bytes; store_pairs(p, low, high) rounds to int16 and stores the two halves of words.
+// store_shorts(p, x), where VNNI may be missing, rounds to int16 and changes the places of the second and the third of each four.
 // store_uint8(p, x) rounds x, whose lanes are in [0, 255]. avx512 has store_byte_rows(p, q, x, least): the first two vectors to p, the others
 // to q, as store_bytes, and what is below `least` as that.
 // rotate_pairs(x, cos, sin) is x cos - y sin in even lanes and x cos + y sin in odd ones, y the other lane of the pair.
