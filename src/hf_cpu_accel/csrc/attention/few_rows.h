@@ -9,6 +9,9 @@ namespace HFCA_TIER {
 constexpr int64_t unpacked_rows = 16;  // up to so many rows of a task are taken without packing
 constexpr int row_group = 4;  // rows that share the loads
 constexpr int row_vectors = Simd::registers == 32 ? 4 : 2;  // of each row in registers
+// Of sums of so many rows.
+template <int rows>
+constexpr int sum_vectors = Simd::registers == 32 || rows <= 3 ? 4 : 2;
 
 // The sum of the lanes of each vector.
 inline Float lane_sums(Float (&x)[Simd::width]) {
@@ -60,17 +63,27 @@ inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, 
   }
 }
 
+// Asks for the features of one position.
+inline void ask_for(const hfca::Heads& x, int64_t at, int64_t features) {
+  const int64_t bytes = x.type == hfca::HeadType::float32 ? 4 : x.type == hfca::HeadType::bfloat16 ? 2 : 1;
+  const char* p = static_cast<const char*>(x.data) + at * bytes;
+  for (int64_t i = 0; i < features * bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 // scores[keys / 32][rows][32] = queries . keys [begin, begin + keys). Scores up to the next multiple of the vector width are overwritten.
 template <hfca::HeadType type, int rows>
 inline void score_keys(const hfca::Attention& a, const hfca::AttentionTask& task, const float* queries, int64_t begin, int64_t keys,
                        float* scores) {
   constexpr int64_t together = row_vectors * Simd::width;
-  const int64_t origin = task.kv_head * a.key.head_stride;
+  const int64_t origin = task.kv_head * a.key.head_stride, values = task.kv_head * a.value.head_stride;
   for (int64_t k = 0; k < keys; k += Simd::width) {
     int64_t at[Simd::width];
     for (int i = 0; i < Simd::width; ++i) {
-      const int64_t key = begin + (k + i < keys ? k + i : keys - 1);
-      at[i] = origin + a.batch_of_key(key, task.batch) * a.key.batch_stride + key * a.key.position_stride;
+      const int64_t key = begin + (k + i < keys ? k + i : keys - 1), batch = a.batch_of_key(key, task.batch);
+      at[i] = origin + batch * a.key.batch_stride + key * a.key.position_stride;
+      // Where weigh_values reads the values in stripes, no CPU foresees it.
+      if (sum_vectors<rows> * Simd::width < a.value_dim)
+        ask_for(a.value, values + batch * a.value.batch_stride + key * a.value.position_stride, a.value_dim);
     }
     Float dot[rows][Simd::width];
     int64_t d = 0;
@@ -107,12 +120,13 @@ inline void scale_probabilities(const hfca::Attention& a, const hfca::AttentionT
 template <hfca::HeadType type, int rows>
 inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& task, const float* scores, int64_t begin, int64_t keys,
                          float* sums, bool accumulate) {
+  constexpr int vectors = sum_vectors<rows>;
   const int64_t origin = task.kv_head * a.value.head_stride;
-  for (int64_t d = 0; d < a.value_dim; d += row_vectors * Simd::width) {
-    int n[row_vectors];
-    float* sum[row_vectors];
-    Float acc[rows][row_vectors];
-    unroll<0, row_vectors>([&](auto v) HFCA_INLINE {
+  for (int64_t d = 0; d < a.value_dim; d += vectors * Simd::width) {
+    int n[vectors];
+    float* sum[vectors];
+    Float acc[rows][vectors];
+    unroll<0, vectors>([&](auto v) HFCA_INLINE {
       const int64_t feature = d + v * Simd::width;
       n[v] = feature < a.value_dim ? lanes(a.value_dim - feature) : 0;
       sum[v] = sums + feature / chunk * rows * chunk + feature % chunk;
@@ -122,15 +136,14 @@ inline void weigh_values(const hfca::Attention& a, const hfca::AttentionTask& ta
       const float* p = scores + k / chunk * rows * chunk + k % chunk;
       const int64_t key = begin + k,
                     at = origin + a.batch_of_key(key, task.batch) * a.value.batch_stride + key * a.value.position_stride + d;
-      Float value[row_vectors];
-      unroll<0, row_vectors>(
-          [&](auto v) HFCA_INLINE { value[v] = n[v] > 0 ? load_features<type>(a.value.data, at + v * Simd::width, n[v]) : Simd::zero(); });
-      unroll<0, rows>([&](auto i) HFCA_INLINE {
-        const Float probability = Simd::set1(p[i * chunk]);
-        unroll<0, row_vectors>([&](auto v) HFCA_INLINE { acc[i][v] = Simd::fma(probability, value[v], acc[i][v]); });
+      Float probability[rows];
+      unroll<0, rows>([&](auto i) HFCA_INLINE { probability[i] = Simd::set1(p[i * chunk]); });
+      unroll<0, vectors>([&](auto v) HFCA_INLINE {
+        const Float value = n[v] > 0 ? load_features<type>(a.value.data, at + v * Simd::width, n[v]) : Simd::zero();
+        unroll<0, rows>([&](auto i) HFCA_INLINE { acc[i][v] = Simd::fma(probability[i], value, acc[i][v]); });
       });
     }
-    unroll<0, row_vectors>([&](auto v) HFCA_INLINE {
+    unroll<0, vectors>([&](auto v) HFCA_INLINE {
       if (n[v] > 0) unroll<0, rows>([&](auto i) HFCA_INLINE { Simd::store(sum[v] + i * chunk, acc[i][v]); });
     });
   }
