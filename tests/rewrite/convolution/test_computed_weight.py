@@ -19,6 +19,7 @@ from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE as AS_IMAGE
 from hf_cpu_accel.rewrite.convolution.layer import STRUCTURE as IMAGES
 from hf_cpu_accel.rewrite.convolution.transposed.over_time import STRUCTURE as TRANSPOSED
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, ...]]] = {
@@ -77,7 +78,8 @@ def same_state(state: dict[str, Tensor], before: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_the_way_back(kind: str, form: str, dtype: str) -> None:
+def test_values_and_the_way_back(kind: str, form: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: True)
     model, input, structure = model_of(kind, form)
     expected = run(model, input)
     before, state = snapshot(model), {name: value.clone() for name, value in model.state_dict().items()}

@@ -14,6 +14,7 @@ from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.rewrite.convolution.as_linear import OVER_TIME
 from hf_cpu_accel.rewrite.convolution.image_of_time import STRUCTURE, ConvolutionOverTime
 from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
 CASES = {
@@ -24,6 +25,12 @@ CASES = {
     "many channels": (nn.Conv1d(80, 96, 5, padding=6, dilation=3), 26),
     "strides": (nn.Conv1d(16, 40, 2, stride=3, dilation=4), 19),
 }
+
+
+@pytest.fixture(autouse=True)
+def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere such layers stay in float32, or are left."""
+    monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: True)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.providers.convolution import works
 from hf_cpu_accel.rewrite.convolution.match import OneDNNConvolution
 from hf_cpu_accel.runtime import hardware
 
@@ -45,7 +46,7 @@ def test_float32(kind: str, memory_format: torch.memory_format) -> None:
     assert torch.equal(model(x), expected)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, *[True] * works(torch.bfloat16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16(dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "native_bf16_is_fast", lambda: native)
