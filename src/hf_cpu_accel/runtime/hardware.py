@@ -197,6 +197,13 @@ def thread_limit(affinity: int, cores: int, quota: float | None) -> tuple[int, s
     return count, f"{count}, one per core that this process may use"
 
 
+def input_bits() -> int:
+    """How many bits the inputs of int8 and int4 products have: 8, or 7 where bytes are multiplied without VNNI."""
+    from hf_cpu_accel import extension
+
+    return 7 if extension.status().tier in ("avx2", "avx512") else 8
+
+
 def native_bf16_is_fast() -> bool:
     """Whether the kernels have bfloat16 dot products that beat float32 here; False without kernels."""
     from hf_cpu_accel import extension

@@ -18,6 +18,7 @@ from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.latent import attention
 from hf_cpu_accel.rewrite.latent.attention import LatentAttention
 from hf_cpu_accel.rewrite.latent.parts import LatentSizes
+from tests.ops.linear_cases import SEVEN_BITS
 from tests.rewrite.latent.latent_models import LAYERS, MODELS, build
 
 IDS = torch.randint(3, 128, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -73,7 +74,8 @@ def test_other_dtypes(stem: str, dtype: str) -> None:
         for layer in tried.model.layers:  # from now on their own forwards, over the same packed weights
             layer.self_attn.kv_b_proj.register_forward_hook(lambda *_: None)
         own = steps(tried)
-        assert (ours - own).norm() / own.norm() <= 0.06  # their products round latents to 8 bits, ours do not
+        # Their products round latents to 8 bits, ours do not; with 7 a token more may go to other experts.
+        assert (ours - own).norm() / own.norm() <= (0.2 if SEVEN_BITS else 0.06)
 
 
 def steps(model: Any) -> torch.Tensor:
