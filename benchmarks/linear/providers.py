@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.kernels import OURS, PARTIAL
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import pack_linear
+from hf_cpu_accel.providers.torch_ops import candidates
 
 # A provider turns (weight [N, K], bias [N], input [M, K]) into x -> x W^T + b, with what may be done ahead done ahead.
 Provider = Callable[[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]
@@ -99,6 +100,8 @@ PROVIDERS: dict[str, tuple[torch.dtype, dict[str, Provider]]] = {
 
 
 def usable(dtype: str) -> dict[str, Provider]:
-    """The providers of a dtype that this build of torch has."""
-    has_mkl = torch.backends.mkl.is_available()
-    return {name: make for name, make in PROVIDERS[dtype][1].items() if has_mkl or "MKL" not in name}
+    """The providers of a dtype that this build of torch has on this CPU."""
+    lacking = ["MKL"] * (not torch.backends.mkl.is_available())
+    if dtype == "bfloat16" and not candidates("bfloat16"):
+        lacking.append("oneDNN")
+    return {name: make for name, make in PROVIDERS[dtype][1].items() if not any(of in name for of in lacking)}
