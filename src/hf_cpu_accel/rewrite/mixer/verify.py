@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.packing.linear import QUANTISED
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -47,7 +46,7 @@ def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) ->
 
 def _allowed(module: nn.Module, dtype: torch.dtype) -> float:
     """Steps of quantised inputs are twice as large with 7 bits as with 8."""
-    quantises = any(part.packed_dtype in QUANTISED for part in _packed_parts(module))
+    quantises = any(part.packed_dtype in ("int8", "int4") for part in _packed_parts(module))
     return DECODER_LAYER.of(dtype) * (2 if quantises and hardware.input_bits() == 7 else 1)
 
 
