@@ -65,9 +65,7 @@ inline void multiply_keys(const void* keys, const int64_t* at, int64_t feature, 
 
 // Asks for the features of one position.
 inline void ask_for(const hfca::Heads& x, int64_t at, int64_t features) {
-  const int64_t bytes = x.type == hfca::HeadType::float32 ? 4 : x.type == hfca::HeadType::bfloat16 ? 2 : 1;
-  const char* p = static_cast<const char*>(x.data) + at * bytes;
-  for (int64_t i = 0; i < features * bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+  for (const char *p = x.at(at), *end = x.at(at + features); p < end; p += hfca::cache_line) __builtin_prefetch(p, 0, 2);
 }
 
 // scores[keys / 32][rows][32] = queries . keys [begin, begin + keys). Scores up to the next multiple of the vector width are overwritten.

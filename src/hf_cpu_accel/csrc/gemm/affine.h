@@ -80,7 +80,6 @@ struct AffineGemm {
   static constexpr int tile_rows = Simd::registers == 32 ? 6 : AffineDot::sums == 2 ? 3 : 5;
   static constexpr int vectors = hfca::panel_columns / Simd::width;
   static constexpr int unit_pairs = 2, unit_words = 2 * unit_pairs;  // groups are multiples of 16 features
-  static constexpr int cache_line = 64;
 
   static int64_t header_bytes(const Gemm& g) { return 2 * hfca::panel_columns * (g.half_scales ? 2 : 4); }
   static int64_t group_bytes(const Gemm& g) { return header_bytes(g) + g.group / 8 * Bytes::pair_bytes; }
@@ -126,7 +125,7 @@ struct AffineGemm {
               Simd::Int first[together], second[together];
               unroll<0, together>([&](auto v) HFCA_INLINE {
                 const uint8_t* const at = bytes + pair * Bytes::pair_bytes + v * Simd::width * 4;
-                if constexpr (decltype(v)::number * Simd::width * 4 % cache_line == 0) {
+                if constexpr (decltype(v)::number * Simd::width * 4 % hfca::cache_line == 0) {
                   ask(at);
                   if (bits == 8) ask(at + 4 * hfca::panel_columns);
                 }

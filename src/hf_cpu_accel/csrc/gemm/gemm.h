@@ -20,6 +20,7 @@
 namespace hfca {
 
 constexpr int panel_columns = 32;
+constexpr int cache_line = 64;  // bytes
 
 // A bfloat16 number as float32. Always inlined: a function that tiers share must not be left in the object of one.
 __attribute__((always_inline)) inline float widened(uint16_t bfloat16) {

@@ -149,7 +149,6 @@ struct Int4Gemm {
   static constexpr int block = 32, block_words = block / 4, block_bytes = block * hfca::panel_columns / 2,
                        pair_bytes = 4 * hfca::panel_columns;
   static_assert(packed_words == 2 * block_words, "a line of the input is two blocks");
-  static constexpr int cache_line = 64;
 #if defined(HFCA_SIMD_NEON)
   static constexpr int most_chained = 0;  // sdot takes the last result's sum a cycle later
 #else
@@ -185,7 +184,7 @@ struct Int4Gemm {
             Levels words[together];
             unroll<0, together>([&](auto v) HFCA_INLINE {
               const uint8_t* at = levels + pair * pair_bytes + (part * together + v) * Simd::width * 4;
-              if (v * Simd::width * 4 % cache_line == 0) ask(at);
+              if (v * Simd::width * 4 % hfca::cache_line == 0) ask(at);
               words[v] = load_levels(at);
             });
             unroll<0, rows>([&](auto i) HFCA_INLINE {
