@@ -12,6 +12,7 @@ from benchmarks.kernels import OURS, PARTIAL
 from hf_cpu_accel.ops.linear import linear
 from hf_cpu_accel.packing.linear import pack_linear
 from hf_cpu_accel.providers.torch_ops import candidates
+from hf_cpu_accel.runtime import hardware
 
 # A provider turns (weight [N, K], bias [N], input [M, K]) into x -> x W^T + b, with what may be done ahead done ahead.
 Provider = Callable[[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]
@@ -100,8 +101,10 @@ PROVIDERS: dict[str, tuple[torch.dtype, dict[str, Provider]]] = {
 
 
 def usable(dtype: str) -> dict[str, Provider]:
-    """The providers of a dtype that this build of torch has on this CPU."""
+    """The providers of a dtype that this build of torch has, and that compute the layer on this CPU."""
     lacking = ["MKL"] * (not torch.backends.mkl.is_available())
+    if hardware.input_bits() == 7:
+        lacking.append("qlinear")  # multiplies inputs of 8 bits all the same, by pairs whose sums saturate
     if dtype == "bfloat16" and not candidates("bfloat16"):
         lacking.append("oneDNN")
     return {name: make for name, make in PROVIDERS[dtype][1].items() if not any(of in name for of in lacking)}

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cpu_accel import extension
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
 from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
+from hf_cpu_accel.runtime import hardware
 
 # Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
 # large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
-SEVEN_BITS = extension.status().tier in ("avx2", "avx512")
+SEVEN_BITS = hardware.input_bits() == 7
 BOUND = {
     "float32": 3e-6,
     "bfloat16": 6e-3,

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_cpu_accel import extension
 from hf_cpu_accel.ops.experts import ExpertWeights, experts_ffn, experts_reference
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import pack_linear, pack_stack
+from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference, as in test_decoder_layers.py.
-SEVEN_BITS = extension.status().tier in ("avx2", "avx512")
 BOUNDS = {
     "float32": 1e-5,
     "bfloat16": 1e-2,

@@ -226,6 +226,16 @@ def test_native_bf16_follows_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
         assert hardware.native_bf16_is_fast() is fast
 
 
+@pytest.mark.parametrize(
+    ("tier", "bits"), [("generic", 8), ("avx2", 7), ("avx2_vnni", 8), ("avx512", 7), ("amx", 8), (None, 8)]
+)
+def test_inputs_have_7_bits_without_vnni(
+    tier: str | None, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extension, "status", lambda: SimpleNamespace(tier=tier))
+    assert hardware.input_bits() == bits
+
+
 def test_peaks_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "status", lambda: SimpleNamespace(loaded=False, error="no such file"))
     with pytest.raises(RuntimeError, match=r"not loaded: no such file.*doctor"):

@@ -16,6 +16,7 @@ from hf_cpu_accel.ops.convolution_chain import bind, convolutions
 from hf_cpu_accel.ops.joined_convolutions import join
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import truth
+from tests.ops.linear_cases import SEVEN_BITS
 
 Step = ConvolutionStep | PoolingStep
 
@@ -94,15 +95,14 @@ def check(steps: list[Step], image: Tensor) -> None:
     bound, expected = bind(ranged(steps, image), narrow=False), truth(image, steps)
     rows = image.permute(0, 2, 3, 1)
     reference = chain_reference(rows, bound.parts, bound.layout, False).permute(0, 3, 1, 2)
-    seven_bits = extension.status().tier in ("avx2", "avx512")
     outputs = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         outputs.append(convolutions(image, bound))
         error = float((outputs[-1] - expected).norm() / expected.norm())
-        assert error <= (0.06 if seven_bits else 0.03), error
+        assert error <= (0.06 if SEVEN_BITS else 0.03), error
         apart = float((outputs[-1] - reference).norm() / reference.norm())
-        assert apart <= (0.06 if seven_bits else 1.5e-2), apart
+        assert apart <= (0.06 if SEVEN_BITS else 1.5e-2), apart
     if extension.status().loaded:  # torch's convolutions, of which the reference is, may add in another order
         assert torch.equal(*outputs)
 
@@ -133,13 +133,12 @@ def test_bytes_are_those_of_the_reference() -> None:
     ]
     image = torch.randn(1, 64, 6, 5)
     output = convolutions(image, bind(steps, narrow=False))
-    seven_bits = extension.status().tier in ("avx2", "avx512")
-    width = 1.5 / (127 if seven_bits else 255)
+    width = 1.5 / (127 if SEVEN_BITS else 255)
     assert output.min() >= -0.5 - width
     assert output.max() <= 1.0 + width
     assert (output / width - torch.round(output / width)).abs().max() < 1e-2
     inside = truth(image, [replace(steps[0], range=None)]).clamp(-0.5, 1.0)
-    assert (output - inside).abs().max() <= (0.15 if seven_bits else 0.03)
+    assert (output - inside).abs().max() <= (0.15 if SEVEN_BITS else 0.03)
 
 
 def test_an_image_of_zeros() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_cpu_accel import extension
 from tests.ops.decoder.cases import Case
+from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference; see encoder/test_layer.py.
 BOUNDS = {
@@ -25,7 +25,7 @@ INT8_STEP = 1 / 127
 
 
 def bound_of(case: Case) -> float:
-    seven_bits = case.weights in ("int8", "int4") and extension.status().tier in ("avx2", "avx512")
+    seven_bits = case.weights in ("int8", "int4") and SEVEN_BITS
     bound = BOUNDS[f"{case.weights}, 7 bits" if seven_bits else case.weights]
     # A step of 8 bits may be taken the other way, where the values before it differ in their last bits.
     return (

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_cpu_accel import extension
 from hf_cpu_accel.ops.encoder_layer import (
     EncoderInputs,
     EncoderWeights,
@@ -22,6 +21,7 @@ from hf_cpu_accel.ops.encoder_layer import (
 from hf_cpu_accel.packing.linear import pack_linear
 from tests.ops.encoder.call import masks_of, positions_of, reference, weights_of
 from tests.ops.encoder.cases import CASES, MASKS, PADDINGS, Case
+from tests.ops.linear_cases import SEVEN_BITS
 
 # Largest difference over the largest value of the reference. int8: values near the middle between two steps may be rounded to
 # either side, and one step of an input that ends up in 7 bits is 1/125 of its row's range.
@@ -35,7 +35,7 @@ def check(case: Case, hidden_states: Tensor | None = None) -> None:
     if hidden_states is None:
         hidden_states = torch.randn(case.batch, case.length, case.features).to(case.dtype)
     expected = reference(hidden_states, weights, padding, mask, **positions).double()
-    seven_bits = case.weights in ("int8", "int4") and extension.status().tier in ("avx2", "avx512")
+    seven_bits = case.weights in ("int8", "int4") and SEVEN_BITS
     bound = BOUNDS["int8, 7 bits" if seven_bits else case.weights]
     bound += BFLOAT16_ROUNDING if case.bf16_intermediates else 0.0
     bound += BFLOAT16_ROUNDING if case.dtype is torch.bfloat16 else 0.0

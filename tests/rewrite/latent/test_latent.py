@@ -74,8 +74,12 @@ def test_other_dtypes(stem: str, dtype: str) -> None:
         for layer in tried.model.layers:  # from now on their own forwards, over the same packed weights
             layer.self_attn.kv_b_proj.register_forward_hook(lambda *_: None)
         own = steps(tried)
-        # Their products round latents to 8 bits, ours do not; with 7 a token more may go to other experts.
-        assert (ours - own).norm() / own.norm() <= (0.2 if SEVEN_BITS else 0.06)
+        # Their products round latents to 8 bits, ours do not.
+        if not SEVEN_BITS:
+            assert (ours - own).norm() / own.norm() <= 0.06
+            continue
+        errors = (ours - own).float().norm(dim=-1) / own.float().norm(dim=-1)
+        assert errors.flatten().sort().values[-2] <= 0.12  # a token of DeepSeek-V3 goes to other experts
 
 
 def steps(model: Any) -> torch.Tensor:

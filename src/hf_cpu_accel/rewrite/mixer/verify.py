@@ -15,7 +15,7 @@ from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 from hf_cpu_accel.rewrite.mixer.mixer import Example, FusedMixer
 from hf_cpu_accel.runtime import hardware
-from hf_cpu_accel.tolerance import DECODER_LAYER
+from hf_cpu_accel.tolerance import DECODER_LAYER, SEVEN_BITS_MORE
 
 _BATCH, _TOKENS, _PADDING = 2, 9, 3
 _LARGE = 1000.0
@@ -45,9 +45,8 @@ def verified(module: nn.Module, possible: Iterable[Callable[[nn.Module], M]]) ->
 
 
 def _allowed(module: nn.Module, dtype: torch.dtype) -> float:
-    """Steps of quantised inputs are twice as large with 7 bits as with 8."""
     quantises = any(part.packed_dtype in ("int8", "int4") for part in _packed_parts(module))
-    return DECODER_LAYER.of(dtype) * (2 if quantises and hardware.input_bits() == 7 else 1)
+    return DECODER_LAYER.of(dtype) * (SEVEN_BITS_MORE if quantises and hardware.input_bits() == 7 else 1.0)
 
 
 def _packed_parts(module: nn.Module) -> Iterator[PackedLinear]:
