@@ -1,15 +1,21 @@
-"""Modules in training mode in a model that is in eval mode.
+"""Eval mode: modules that are not in it in a model that is, and `model.eval()` where all are.
 
-diffusers leaves what it puts into a model so: LoRA adapters, an IP-Adapter's processors. Most of them compute the same in both.
+diffusers leaves what it puts into a model in training mode: LoRA adapters, an IP-Adapter's processors. Most of them compute the
+same in both. sentence-transformers calls `eval` for each request, and to set the mode of 120 modules that have it takes a tenth of
+the time of MiniLM on one short sentence.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.patching.restore import Journal
+from hf_cpu_accel.patching.override import Override
+from hf_cpu_accel.patching.restore import Journal, add_attribute
 
 
 def asks_for_mode(module: nn.Module) -> bool:
@@ -36,3 +42,41 @@ def set_eval_mode(journal: Journal, root: nn.Module) -> None:
         journal.record(EvalMode(modules))
         for module in modules:
             module.training = False
+
+
+class Train(Override):
+    """`train` of an accelerated model, which `eval` calls."""
+
+    name = "train"
+
+    def __call__(self, mode: bool = True) -> Any:
+        return self.model if mode is False and _is_in_eval_mode(self.model) else self.__wrapped__(mode)
+
+
+def keep_eval_mode(journal: Journal, root: nn.Module) -> None:
+    """Have `root` look whether there is anything to do when it is put into eval mode."""
+    if Train.name not in vars(root):
+        add_attribute(journal, root, Train.name, Train(root))
+
+
+def _is_in_eval_mode(root: nn.Module) -> bool:
+    """Whether `root.train(False)` would change nothing: all modules are in eval mode, and none has a `train` that does more."""
+    plain = _plain_methods()
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        known = vars(module)
+        if known["training"] or type(module).train not in plain:
+            return False
+        if module is not root and type(known.get(Train.name)) not in (type(None), Train):
+            return False
+        waiting.extend(child for child in known["_modules"].values() if child is not None)
+    return True
+
+
+def _plain_methods() -> tuple[Callable[..., Any], ...]:
+    """Those that only set the mode of a module and of those inside, if it was another."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    return (
+        (nn.Module.train,) if transformers is None else (nn.Module.train, transformers.PreTrainedModel.train)
+    )

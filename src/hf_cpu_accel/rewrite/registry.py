@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hf_cpu_accel.patching.fused_module import note_insides
-from hf_cpu_accel.patching.modes import set_eval_mode
+from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
 from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
@@ -161,6 +161,11 @@ def _cast_all_or_nothing(context: Context) -> Iterable[PlanItem]:
     return ()
 
 
+def _keep_eval_mode(context: Context) -> Iterable[PlanItem]:
+    keep_eval_mode(context.journal, context.root)
+    return ()
+
+
 def _watch_edits(context: Context) -> Iterable[PlanItem]:
     watch_edits(context.root, context.journal)
     return ()
@@ -216,6 +221,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("what is left", _say_what_is_left),
     Stage("generation", accelerate_generation),
     Stage("casts", _cast_all_or_nothing),
+    Stage("eval mode", _keep_eval_mode),
     Stage("padding readers", _find_padding_readers),
     Stage("float16 outside", stay_float16_outside),
     Stage("edits", _watch_edits),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class EncoderLayerParts:
         made = (call.query.linear, call.key.linear, call.value.linear)
         return tuple(dict.fromkeys(made))
 
-    @property
+    @cached_property
     def linears(self) -> tuple[PackedLinear, ...]:
         """In the order in which they are called."""
         return (*self.projections, self.output, *self.up, self.down)
