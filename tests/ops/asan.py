@@ -1,5 +1,6 @@
 """Runs the random calls of fuzz/, and what test_tiers.py checks on every tier, with the kernels that `make asan` built, under
-AddressSanitizer and UndefinedBehaviorSanitizer, on the lowest and the highest tier of vectors, and on emulated tiles.
+AddressSanitizer and UndefinedBehaviorSanitizer: of the tiers that this CPU runs, on the lowest and the highest one of vectors, on
+avx2, whose products of integers are others than those of tiers with VNNI, and on emulated tiles.
 
 Their library must not lie in the package: the folder of the package is linked together anew around it. AddressSanitizer has to be
 loaded before Python; leaks are not looked for, since Python and torch keep what they have until the end.
@@ -14,10 +15,18 @@ import tempfile
 from pathlib import Path
 
 import hf_cpu_accel
-from tests.ops.test_tiers import all_checks
+from hf_cpu_accel.runtime import hardware
+from tests.ops.test_tiers import all_checks, available
 
 REPOSITORY = Path(__file__).parents[2]
 LIBRARY = REPOSITORY / "build" / "asan" / "_C.abi3.so"
+
+
+def watched(tiers: list[str]) -> list[str]:
+    """Those of `tiers`, which go from the lowest to the highest, that the calls run on."""
+    vectors = [tier for tier in tiers if tier not in ("amx", hardware.EMULATED_AMX)]
+    wanted = {vectors[0], "avx2", vectors[-1], hardware.EMULATED_AMX}
+    return [tier for tier in tiers if tier in wanted]
 
 
 def main(cases: str) -> int:
@@ -37,7 +46,7 @@ def main(cases: str) -> int:
             if not entry.name.startswith("_C"):
                 (package / entry.name).symlink_to(entry)
         (package / LIBRARY.name).symlink_to(LIBRARY)
-        for tier in ("generic", "avx512_bf16", "amx_emulated"):
+        for tier in watched(available):
             environment = {
                 **os.environ,
                 "LD_PRELOAD": " ".join(runtimes),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.runtime import hardware
+from tests.ops.asan import watched
 from tests.programs import run_program
 
 
@@ -28,3 +30,21 @@ sys.exit(main())
     last = done.stdout.split()[-1:] or ["none"]
     assert done.returncode == 0, f"status {done.returncode} in case {last[0]}:\n{done.stderr[-4000:]}"
     assert last == [str(cases - 1)]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "expected"),
+    [
+        (["generic"], ["generic"]),
+        (["generic", "avx2"], ["generic", "avx2"]),
+        (["generic", "avx2", "avx2_vnni"], ["generic", "avx2", "avx2_vnni"]),
+        (
+            ["generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", hardware.EMULATED_AMX],
+            ["generic", "avx2", "avx512_bf16", hardware.EMULATED_AMX],
+        ),
+        (["generic", "neon_dotprod", "neon_i8mm_bf16"], ["generic", "neon_i8mm_bf16"]),
+    ],
+    ids=str,
+)
+def test_sanitizers_watch_tiers_that_the_cpu_runs(tiers: list[str], expected: list[str]) -> None:
+    assert watched(tiers) == expected
