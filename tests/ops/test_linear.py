@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear, linear_split
-from hf_cpu_accel.packing.linear import pack_linear, unpack_linear, unpack_values
+from hf_cpu_accel.packing.affine import AffineGroups
+from hf_cpu_accel.packing.linear import pack_affine, pack_linear, unpack_linear, unpack_values
+from hf_cpu_accel.packing.rotation import rotate_back
 from tests.ops.linear_cases import (
     BOUND,
     SHAPES,
@@ -101,6 +103,43 @@ def test_int4_gives_the_integers_of_its_unpacked_weights(group: int) -> None:
     for rows in (*range(1, 18), 40, 300):
         x = torch.randn(rows, 330)
         assert torch.equal(linear(x, packed), linear(x, as_int8)), rows
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in BOUND if dtype not in ("float32", "bfloat16")])
+def test_integers_of_a_row_do_not_depend_on_other_rows(dtype: str) -> None:
+    """However many are multiplied together: sums of integers are exact, and floats are added in one order."""
+    for k in (5, 100, 513, 1029):
+        packed, x = pack_linear(torch.randn(70, k), dtype), torch.randn(40, k)
+        together = linear(x, packed)
+        for rows in (*range(1, 14), 17):
+            assert torch.equal(torch.cat([linear(part, packed) for part in x.split(rows)]), together), (
+                k,
+                rows,
+            )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("k", [64, 508, 512, 516, 1024, 65536])
+def test_sums_of_the_largest_integers_do_not_overflow(k: int, sign: int) -> None:
+    """All integers of a row and of the weights are the largest ones: where they are added in parts, no part may be too long."""
+    x = rotate_back(torch.full((7, k), 3.0))
+    for dtype in ("int8", "int8-weight"):
+        packed = pack_linear(torch.zeros(40, k), dtype)
+        packed.data.fill_(127 * sign)
+        packed = replace(
+            packed, scale=torch.stack([torch.full((40,), 1e-3), torch.full((40,), 127.0 * sign * k)])
+        )
+        expected = torch.full((7, 40), 3 * 0.127 * sign * k)
+        torch.testing.assert_close(linear(x, packed), expected, rtol=1e-4, atol=0)
+    for bits in (4, 8):
+        most = 2**bits - 1
+        for group in (16, 32, 64, 192):
+            q, ones = torch.full((40, k), most, dtype=torch.uint8), torch.ones(40, -(-k // group))
+            packed = pack_affine(AffineGroups(q, ones, 0.5 * ones, bits, group))
+            expected = torch.full((7, 40), 3 * (most + 0.5) * sign * k)
+            torch.testing.assert_close(
+                linear(torch.full((7, k), 3.0 * sign), packed), expected, rtol=1e-4, atol=0
+            )
 
 
 def as_panels(values: Tensor) -> Tensor:
