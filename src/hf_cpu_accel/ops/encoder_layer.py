@@ -47,7 +47,7 @@ class EncoderWeights:
         pre_norm: whether the norms come before attention and FFN, or after the residuals are added.
         bf16_intermediates: hand query, key, value, the attended values and the FFN's intermediate on in bfloat16. What is then
             multiplied by bfloat16 or int8 weights is rounded as coarsely anyway. With int8 weights attention multiplies in
-            integers on x86 with AVX2: scores in 8 bits, without VNNI in 11, probabilities and values in 11 to 13.
+            integers on x86 with AVX2: scores in 8 bits, without VNNI in 12, probabilities and values in 11 to 13.
         attention_layer_scale, ffn_layer_scale: [H], what the branches are multiplied by before they are added (LayerScale,
             Touvron et al. 2021, arXiv:2103.17239), or None; with `pre_norm` only.
     """

@@ -2,7 +2,7 @@
 //
 //   scores   uint8 queries by int8 keys, each row with a scale of its own: with VNNI four times the rate of float32. Without it, both of
 //            11 bits and sign in int16: twice.
-//   values   probabilities of 13 bits by values of 11 bits and sign, one scale for a block of keys: twice the rate of float32. 8 bits
+//   values   probabilities of 13 bits by values of 10 bits and sign, one scale for a block of keys: twice the rate of float32. 8 bits
 //            are not enough here: where one key takes most of the attention, the many small probabilities would become zeros.
 //
 // The softmax between them is float32, with an exponential that is right to the 13 bits.

@@ -2,7 +2,7 @@
 // tier's namespace) and exactly one of HFCA_SIMD_{GENERIC,AVX2,AVX512,NEON}. Every wrapper has the same static interface:
 //   Float, Int, width, registers; zero set1 load load_n store store_n; add sub mul div max min fma fnma rotate_pairs where_equal abs copysign round fraction
 //   scale_by_power_of_two select_n rotate pick transpose reduce_add reduce_max; highest reduce_highest lowest reduce_lowest;
-//   load_bf16[_n] store_bf16[_n] load_int8[_n] load_uint8[_n] store_uint8[_n]; to_float load_int store_bytes store_pairs (where VNNI may be)
+//   load_bf16[_n] store_bf16[_n] load_int8[_n] load_uint8[_n] store_uint8[_n]; to_float load_int store_bytes store_pairs (avx2, avx512)
 // `_n` forms touch the first n lanes only (0 <= n <= width), the others read as zero. select_n(x, n, rest) takes the first n lanes
 // of x and the others of rest; lane i of rotate(x, n) is lane (i + n) % width of x, that of pick(x, lanes) lane lanes[i]; transpose(r) transposes the width x width block of the vectors r[0..width) in place.
 // highest(a, x), a >= 0, is the larger one, and lowest(a, x) the smaller one, or any number from 0 up while none was below it; both
