@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make bench | make bench-peers | make docs | make docs-models | make docs-tasks | make clean; further tests:
 # test-benchmarks, test-cpp, test-pyg, test-diffusers, test-sentence-transformers, test-formats, test-adapters, test-ray, test-compile-families,
-# test-architectures, test-quality, test-spaces, test-tiers, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
+# test-architectures, test-quality, test-spaces, test-tiers, test-emulated, test-arm, test-torch, test-wheels, fuzz, fuzz-files, asan, tsan; wheels, audit; lint, tidy.
 # Everything lives in .venv; nothing is installed by hand.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-arm test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
+.PHONY: demo docs-models docs-tasks test test-benchmarks test-cpp test-pyg test-diffusers test-sentence-transformers test-formats test-adapters test-ray test-compile-families test-architectures test-quality test-spaces test-tiers test-amx test-emulated test-arm test-torch wheels test-wheels fuzz fuzz-files asan tsan soak soak-server audit lint tidy bench bench-peers bench-suites bench-linear bench-attention docs clean kernels
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +69,12 @@ test-tiers: kernels
 # AMX's instructions in an emulator of whole PCs, which comes from Debian's packages, beside what the tests emulate.
 test-amx: $(VENV)/.ready
 	$(BIN)/python -m tests.amx build/test-amx
+
+# The checks of ops on the tiers of x86 that this CPU lacks, under Linux in Bochs, on a machine with Debian. Slow:
+# EMULATED="--tiers avx512 --checks check_linear --minutes 20" for some. How long it takes: docs/how-it-works.md.
+EMULATED ?=
+test-emulated: kernels
+	$(BIN)/python -m tests.emulated_pc $(EMULATED)
 
 # The kernels for aarch64, cross-compiled, in an emulator, on a machine with Debian: the checks of ops on each tier of ARM, then MiniLM and
 # SmolLM2. ARM_TESTS="--tiers neon_dotprod --steps checks --checks check_linear" for some. How long it takes: docs/how-it-works.md.

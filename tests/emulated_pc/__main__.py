@@ -1,0 +1,107 @@
+"""`make test-emulated`: the checks of ops on the tiers of x86 that this CPU lacks, in an emulated PC. They say what is right, not how fast.
+
+What test_tiers.py checks on every tier of a CPU runs here under Linux in a PC that Bochs emulates, whose CPU has the tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from hf_cpu_accel.runtime import hardware
+from tests.emulated_pc import contents
+from tests.emulated_pc.bochs import Bochs
+from tests.emulated_pc.linux import write_disk
+from tests.environments.debian import unpack
+from tests.ops.test_tiers import CHECKS
+
+FOLDER = contents.ROOT / "build" / "test-emulated"
+KERNEL_SUITE, KERNEL_PACKAGES = "bookworm", ("linux-image-amd64",)
+# Bochs's name of a CPU that has the tier.
+CPUS = {
+    "avx2_vnni": "arrow_lake",
+    "avx512": "corei7_skylake_x",
+    "avx512_vnni": "corei7_icelake_u",
+    "avx512_bf16": "sapphire_rapids",
+    "amx": "sapphire_rapids",
+}
+# Without it, what the emulator is faster at would decide whether the instruction of bfloat16 is used.
+VARIABLES = {"avx512_bf16": {"HF_CPU_ACCEL_BF16_DOT": "1"}}
+# Nothing that this PC lacks or that costs time. Linux would divide by the frequency of the HPET, which Bochs's does not say.
+LINUX = "console=ttyS0,115200 quiet hpet=disable tsc=reliable nokaslr mitigations=off random.trust_cpu=on panic=-1 rootfstype=ramfs"
+SEED = 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiers", nargs="+", choices=list(CPUS), help="by default those that this CPU lacks")
+    parser.add_argument(
+        "--checks", nargs="+", choices=list(CHECKS.values()), default=list(CHECKS.values()), metavar="CHECK"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="at most, for each tier")
+    arguments = parser.parse_args()
+    flags = hardware.detect().flags
+    tiers = arguments.tiers or [tier for tier in CPUS if hardware.best_tier(flags, tier) != tier]
+    if not tiers:
+        print("This CPU has all tiers, which `make test` and `make test-tiers` run.")
+        return 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    bochs, files = Bochs(FOLDER), contents.archives(FOLDER)
+    failed = [
+        f"{check} on {tier}: {said}"
+        for tier in tiers
+        for check, said in run(bochs, files, tier, arguments.checks, arguments.minutes).items()
+        if said != "passed"
+    ]
+    print("\n".join(f"FAILED: {what}" for what in failed) or "all passed")
+    return 1 if failed else 0
+
+
+def linux() -> Path:
+    folder = FOLDER / "linux"
+    if not (FOLDER / "linux.made").exists():
+        unpack(folder, KERNEL_SUITE, "amd64", KERNEL_PACKAGES)
+        (FOLDER / "linux.made").touch()
+    return next((folder / "boot").glob("vmlinuz-*"))
+
+
+def run(bochs: Bochs, files: list[Path], tier: str, checks: list[str], minutes: float) -> dict[str, str]:
+    """What became of each check."""
+    variables = {
+        "PYTHONPATH": contents.python_path(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_CPU_ACCEL_ISA": tier,
+        **VARIABLES.get(tier, {}),
+    }
+    given = " ".join(f"{name}={value}" for name, value in variables.items())
+    program = f"-u -m tests.emulated_pc.inside {tier} {SEED} {' '.join(checks)}"
+    disk = FOLDER / "disk"
+    write_disk(disk, linux(), f"{LINUX} rdinit={contents.PYTHON} {given} -- {program}", files)
+    print(f"{tier} on {CPUS[tier]}", flush=True)
+    results, before = dict.fromkeys(checks, "did not run"), time.monotonic()
+    try:
+        for line in bochs.run(CPUS[tier], disk, 60 * minutes):
+            match line.split():
+                case ["READY" | "CHECK", *words]:
+                    now = time.monotonic()
+                    print(
+                        f"{tier} {' '.join(words) if line[0] == 'C' else 'started'} {now - before:.0f} s",
+                        flush=True,
+                    )
+                    before = now
+                    if line.startswith("CHECK"):
+                        results[words[0]] = words[1]
+                case ["OVER"]:
+                    break
+                case _:
+                    print(line, flush=True)
+    except TimeoutError:
+        print(f"{tier}: {minutes:g} minutes are over", flush=True)
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
