@@ -70,8 +70,8 @@ test-tiers: kernels
 test-amx: $(VENV)/.ready
 	$(BIN)/python -m tests.amx build/test-amx
 
-# The checks of ops on the tiers of x86 that this CPU lacks, under Linux in Bochs, on a machine with Debian. Slow:
-# EMULATED="--tiers avx512 --checks check_linear --minutes 20" for some. How long it takes: docs/how-it-works.md.
+# The checks of ops on the tiers of x86 that this CPU lacks, under Linux in Bochs, on a machine with Debian. It starts within
+# minutes and is slow: EMULATED="--tiers avx512 --checks check_norm --minutes 20" for some.
 EMULATED ?=
 test-emulated: kernels
 	$(BIN)/python -m tests.emulated_pc $(EMULATED)

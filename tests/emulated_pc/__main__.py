@@ -1,6 +1,7 @@
-"""`make test-emulated`: the checks of ops on the tiers of x86 that this CPU lacks, in an emulated PC. They say what is right, not how fast.
+"""`make test-emulated`: the checks of ops on the tiers of x86 that this CPU lacks, in an emulated PC.
 
-What test_tiers.py checks on every tier of a CPU runs here under Linux in a PC that Bochs emulates, whose CPU has the tier.
+What test_tiers.py checks on every tier of a CPU runs here under Linux in a PC that Bochs emulates, whose CPU has the tier. It
+says whether they are right, not how fast.
 """
 
 from __future__ import annotations
