@@ -45,7 +45,8 @@ Tensor lstm_layer(const Tensor& gates, const Tensor& weight, const OptionalTenso
   double work = multiply_adds(recurrent.gemm) + static_cast<double>(batch * features * 64);
   if (projection) words = std::max(words, most_input_words(projected.gemm)), work += multiply_adds(projected.gemm);
   const int64_t threads = team_size(work);
-  Workspace shared(Workspace::size_of<float>(5 * batch * features) + static_cast<size_t>(threads) * GemmMemory::size_of(batch, words));
+  Workspace shared(Workspace::size_of<float>(4 * batch * features) + Workspace::size_of<float>(batch * features) +
+                   static_cast<size_t>(threads) * GemmMemory::size_of(batch, words));
   float *sums = shared.take<float>(4 * batch * features), *inner = shared.take<float>(batch * features);
   std::vector<GemmMemory> memory;
   for (int64_t i = 0; i < threads; ++i) memory.emplace_back(shared, batch, words);
