@@ -14,6 +14,7 @@ from hf_cpu_accel.runtime import hardware
 # Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
 # large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
 SEVEN_BITS = hardware.input_bits() == 7
+INPUT_STEPS = 125 if SEVEN_BITS else 253  # of the range of a row; references have those of 8 bits on every CPU
 BOUND = {
     "float32": 3e-6,
     "bfloat16": 6e-3,
@@ -62,8 +63,7 @@ def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> 
     packed = pack_linear(weight, dtype)
     values = unpack_linear(packed).double()
     rotated = rotate(x)
-    steps = 125 if SEVEN_BITS else 253
-    step = (rotated.amax(dim=1).clamp(min=0) - rotated.amin(dim=1).clamp(max=0)) / steps
+    step = (rotated.amax(dim=1).clamp(min=0) - rotated.amin(dim=1).clamp(max=0)) / INPUT_STEPS
     truth = x.double() @ values.T
     limit = 0.51 * step[:, None].double() * rotate_back(values).abs().sum(dim=1)
     assert ((linear(x, packed) - truth).abs() <= limit + 1e-6 * truth.abs().max()).all()

@@ -22,6 +22,7 @@ from hf_cpu_accel.packing.linear import PackedWeight, dtype_of, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 
 MAX_SPLIT = 16  # most outputs of linear_split
+INPUT_STEPS = 253  # of the range of a row in 8 bits
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -147,7 +148,7 @@ def quantize_rows(input: Tensor, *, symmetric_16_bits: bool = False) -> Tensor:
         step = input.abs().amax(dim=-1, keepdim=True) / 32767
     else:
         low = input.amin(dim=-1, keepdim=True).clamp(max=0)
-        step = (input.amax(dim=-1, keepdim=True).clamp(min=0) - low) / 253
+        step = (input.amax(dim=-1, keepdim=True).clamp(min=0) - low) / INPUT_STEPS
     rounded = torch.round(input / torch.where(step > 0, step, 1.0)) * step
     return rotate_back(torch.where(step > 0, rounded, input))
 
