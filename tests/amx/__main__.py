@@ -9,18 +9,16 @@ them (emulated_tiles.h, for which this machine needs AVX-512). FOLDER keeps Boch
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.environments.debian import unpack
+from tests.environments.bochs import Bochs
+from tests.environments.boot_sector import boot_sector
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src/hf_cpu_accel/csrc"
-# Debian 12 has a Bochs without AMX. It asks for SDL when it starts, though there is nothing to show.
-SUITE, PACKAGES = "sid", ("bochs", "bochsbios", "vgabios", "libsdl3-0")
 SECTOR, FLOPPY = 512, 1_474_560
 # No library, and nothing that an operating system would have to set up.
 BARE = shlex.split(
@@ -35,20 +33,10 @@ SECTIONS {
   /DISCARD/ : { *(.note*) *(.eh_frame*) *(.comment) }
 }
 """
-SETTINGS = """\
-plugin_ctrl: unmapped=1, biosdev=1
-display_library: rfb, options="timeout=0"
-romimage: file={bochs}/usr/share/bochs/BIOS-bochs-legacy
-vgaromimage: file={bochs}/usr/share/bochs/VGABIOS-lgpl-latest
-cpu: model=sapphire_rapids, count=1, ips=50000000, reset_on_triple_fault=0
-memory: guest=64, host=64
+DEVICES = """\
 floppya: 1_44={folder}/floppy, status=inserted
 boot: floppy
 port_e9_hack: enabled=1
-log: {folder}/bochs.log
-panic: action=fatal
-error: action=report
-info: action=report
 """
 
 
@@ -59,12 +47,7 @@ def main() -> int:
     if "avx512_vnni" not in Path("/proc/cpuinfo").read_text():
         print("tiles are emulated by AVX-512 with VNNI, which this CPU does not have")
         return 2
-    bochs = folder / "bochs"
-    if not (folder / "unpacked").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        unpack(bochs, SUITE, "amd64", PACKAGES)
-        (folder / "unpacked").touch()
-    instructions, emulated = in_bochs(folder, bochs), here(folder)
+    instructions, emulated = in_bochs(folder, Bochs(folder)), here(folder)
     if instructions == emulated and emulated[-1] == "end":
         products = sum(line.startswith(("bytes", "bf16")) for line in emulated)
         print(f"{products} pairs of products: Bochs gives what the emulated tiles give")
@@ -82,7 +65,7 @@ def here(folder: Path) -> list[str]:
     return _run(folder / "emulated").splitlines()
 
 
-def in_bochs(folder: Path, bochs: Path) -> list[str]:
+def in_bochs(folder: Path, bochs: Bochs) -> list[str]:
     """Those from the instructions."""
     (folder / "layout").write_text(LAYOUT)
     program = folder / "bare.bin"
@@ -91,39 +74,25 @@ def in_bochs(folder: Path, bochs: Path) -> list[str]:
     _run("ld", *linked, "-T", folder / "layout", "-o", folder / "bare", folder / "bare.o")
     _run("objcopy", "-O", "binary", folder / "bare", program)
     sectors = -(-program.stat().st_size // SECTOR)
-    _run("as", f"--defsym=SECTORS={sectors}", "-o", folder / "boot.o", HERE / "boot.S")
-    binary = ("-Ttext=0x7c00", "--oformat=binary", "-e", "_start")
-    _run("ld", *binary, "-o", folder / "boot.bin", folder / "boot.o")
-    floppy = (folder / "boot.bin").read_bytes() + program.read_bytes()
-    (folder / "floppy").write_bytes(floppy.ljust(FLOPPY, b"\0"))
-    settings = folder / "bochsrc"
-    settings.write_text(SETTINGS.format(bochs=bochs, folder=folder))
-    own = bochs / "usr/lib/x86_64-linux-gnu"
-    libraries = [own, bochs / "lib/x86_64-linux-gnu", own / "pulseaudio"]
-    found = os.pathsep.join(map(str, libraries))
-    # Its own C library, which is newer than this machine's.
-    command = [own / "ld-linux-x86-64.so.2", "--library-path", found, bochs / "usr/bin/bochs-bin"]
-    environment = {
-        **os.environ,
-        "LTDL_LIBRARY_PATH": str(own / "bochs/plugins"),
-        "BXSHARE": str(bochs / "usr/share/bochs"),
-    }
-    output = _run(*command, "-q", "-f", settings, environment=environment, status=1)  # it was switched off
+    boot = boot_sector(HERE / "boot.S", folder, {"SECTORS": sectors})
+    (folder / "floppy").write_bytes((boot + program.read_bytes()).ljust(FLOPPY, b"\0"))
+    process = bochs.start("sapphire_rapids", 64, DEVICES.format(folder=folder))
+    try:
+        process.wait(timeout=120)
+    finally:
+        process.kill()
+    output = bochs.said.read_text(errors="replace")
+    if process.returncode != 1:  # it was not switched off
+        raise RuntimeError(f"Bochs ended with {process.returncode}\n{output}")
     start, end = (output.find(word) for word in ("bytes ", "end\n"))
     return output[start : end + len("end\n")].splitlines()
 
 
-def _run(*command: str | Path, environment: dict[str, str] | None = None, status: int = 0) -> str:
+def _run(*command: str | Path) -> str:
     done = subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=120,
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=120
     )
-    if done.returncode != status:
+    if done.returncode:
         words = " ".join(map(str, command))
         raise RuntimeError(f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout

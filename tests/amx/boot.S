@@ -40,36 +40,10 @@ read:
   in $0x92, %al             # the address line A20
   or $2, %al
   out %al, $0x92
-  xor %ax, %ax              # page tables from 0x1000 on: 512 pages of 2 MB, each where it is
+  xor %ax, %ax
   mov %ax, %es
-  mov $0x1000, %edi
-  xor %eax, %eax
-  mov $0xC00, %ecx
-  rep stosl
-  movl $0x2003, 0x1000
-  movl $0x3003, 0x2000
-  mov $0x3000, %edi
-  mov $0x83, %eax
-  mov $512, %ecx
-page:
-  mov %eax, (%di)
-  add $8, %di
-  add $0x200000, %eax
-  loop page
-  mov $0x1000, %eax
-  mov %eax, %cr3
-  mov %cr4, %eax
-  or $0x620, %eax           # PAE, and that SSE is known
-  mov %eax, %cr4
-  mov $0xC0000080, %ecx     # EFER: long mode
-  rdmsr
-  or $0x100, %eax
-  wrmsr
   lgdt gdtr
-  mov %cr0, %eax
-  or $0x80000003, %eax
-  and $0xfffffffb, %eax
-  mov %eax, %cr0
+.include "long_mode.S"
   ljmp $8, $long
 failed:
   mov $'F', %al

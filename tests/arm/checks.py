@@ -9,6 +9,7 @@ import importlib
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,21 +21,26 @@ SEED = 1
 
 
 def main(tier: str, *checks: str) -> int:
+    failed, start = 0, time.monotonic()
+    for name, said in results(tier, checks):
+        print(f"{tier} {name} {said} {time.monotonic() - start:.0f} s", flush=True)
+        failed, start = failed + (said != "passed"), time.monotonic()
+    return failed
+
+
+def results(tier: str, checks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The name of each check after it has run on this tier, and "passed" or "FAILED"."""
     torch.set_num_threads(1)
     assert extension.status().tier == hardware.detect().tier == tier, (extension.status(), hardware.detect())
-    failed = 0
     for module, name in CHECKS.items():
-        if name not in checks:
-            continue
-        start = time.monotonic()
-        try:
-            getattr(importlib.import_module(module), name)(seed=SEED)
-            said = "passed"
-        except Exception:
-            traceback.print_exc()
-            said, failed = "FAILED", failed + 1
-        print(f"{tier} {name} {said} {time.monotonic() - start:.0f} s", flush=True)
-    return failed
+        if name in checks:
+            try:
+                getattr(importlib.import_module(module), name)(seed=SEED)
+                said = "passed"
+            except Exception:
+                traceback.print_exc()
+                said = "FAILED"
+            yield name, said
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from hf_cpu_accel.runtime import hardware
-from tests.emulated_pc import contents
-from tests.emulated_pc.bochs import Bochs
-from tests.emulated_pc.linux import write_disk
-from tests.environments.debian import unpack
+from tests.emulated_pc import contents, serial_port
+from tests.emulated_pc.linux import MEMORY, write_disk
+from tests.environments.bochs import Bochs
+from tests.environments.debian import unpacked
 from tests.ops.test_tiers import CHECKS
 
 FOLDER = contents.ROOT / "build" / "test-emulated"
@@ -32,7 +32,13 @@ CPUS = {
 VARIABLES = {"avx512_bf16": {"HF_CPU_ACCEL_BF16_DOT": "1"}}
 # Nothing that this PC lacks or that costs time. Linux would divide by the frequency of the HPET, which Bochs's does not say.
 LINUX = "console=ttyS0,115200 quiet hpet=disable tsc=reliable nokaslr mitigations=off random.trust_cpu=on panic=-1 rootfstype=ramfs"
-SEED = 1
+DEVICES = """\
+clock: sync=none
+ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14
+ata0-master: type=disk, path={disk}, mode=flat
+boot: disk
+com1: enabled=1, mode=file, dev={port}
+"""
 
 
 def main() -> int:
@@ -48,7 +54,6 @@ def main() -> int:
     if not tiers:
         print("This CPU has all tiers, which `make test` and `make test-tiers` run.")
         return 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
     bochs, files = Bochs(FOLDER), contents.archives(FOLDER)
     failed = [
         f"{check} on {tier}: {said}"
@@ -60,16 +65,50 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def linux() -> Path:
-    folder = FOLDER / "linux"
-    if not (FOLDER / "linux.made").exists():
-        unpack(folder, KERNEL_SUITE, "amd64", KERNEL_PACKAGES)
-        (FOLDER / "linux.made").touch()
-    return next((folder / "boot").glob("vmlinuz-*"))
-
-
 def run(bochs: Bochs, files: list[Path], tier: str, checks: list[str], minutes: float) -> dict[str, str]:
     """What became of each check."""
+    disk, port = FOLDER / "disk", FOLDER / "serial"
+    for left in (port, disk.with_name(f"{disk.name}.lock")):  # by a run that was killed
+        left.unlink(missing_ok=True)
+    write_disk(disk, linux(), command_line(tier, checks), files)
+    print(f"{tier} on {CPUS[tier]}", flush=True)
+    results, before = dict.fromkeys(checks, "did not run"), time.monotonic()
+    process = bochs.start(CPUS[tier], MEMORY >> 20, DEVICES.format(disk=disk, port=port))
+    try:
+        for line in serial_port.lines(process, port, 60 * minutes):
+            match line.split():
+                case ["BEGUN"]:
+                    told = "begun"
+                case ["CHECK", name, said]:
+                    results[name] = said
+                    told = f"{name} {said}"
+                case ["OVER"]:
+                    break
+                case _:
+                    print(line, flush=True)
+                    continue
+            now = time.monotonic()
+            print(f"{tier} {told} {now - before:.0f} s", flush=True)
+            before = now
+        else:
+            print(f"{tier}: the PC went off: {bochs.said.read_text(errors='replace')}", flush=True)
+    except TimeoutError:
+        print(f"{tier}: {minutes:g} minutes are over", flush=True)
+    finally:
+        process.kill()
+        process.wait()
+    return results
+
+
+def linux() -> Path:
+    """Debian's kernel."""
+    return next(
+        (unpacked(FOLDER / "linux", KERNEL_SUITE, "amd64", KERNEL_PACKAGES) / "boot").glob("vmlinuz-*")
+    )
+
+
+def command_line(tier: str, checks: list[str]) -> str:
+    """Of the kernel, which hands on what it does not know: environment and, behind the dashes, arguments of the first process."""
     variables = {
         "PYTHONPATH": contents.python_path(),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -78,30 +117,7 @@ def run(bochs: Bochs, files: list[Path], tier: str, checks: list[str], minutes: 
         **VARIABLES.get(tier, {}),
     }
     given = " ".join(f"{name}={value}" for name, value in variables.items())
-    program = f"-u -m tests.emulated_pc.inside {tier} {SEED} {' '.join(checks)}"
-    disk = FOLDER / "disk"
-    write_disk(disk, linux(), f"{LINUX} rdinit={contents.PYTHON} {given} -- {program}", files)
-    print(f"{tier} on {CPUS[tier]}", flush=True)
-    results, before = dict.fromkeys(checks, "did not run"), time.monotonic()
-    try:
-        for line in bochs.run(CPUS[tier], disk, 60 * minutes):
-            match line.split():
-                case ["READY" | "CHECK", *words]:
-                    now = time.monotonic()
-                    print(
-                        f"{tier} {' '.join(words) if line[0] == 'C' else 'started'} {now - before:.0f} s",
-                        flush=True,
-                    )
-                    before = now
-                    if line.startswith("CHECK"):
-                        results[words[0]] = words[1]
-                case ["OVER"]:
-                    break
-                case _:
-                    print(line, flush=True)
-    except TimeoutError:
-        print(f"{tier}: {minutes:g} minutes are over", flush=True)
-    return results
+    return f"{LINUX} rdinit={contents.PYTHON} {given} -- -u -m tests.emulated_pc.inside {tier} {' '.join(checks)}"
 
 
 if __name__ == "__main__":

@@ -36,32 +36,7 @@ protected:
   mov $FILES, %edi
   mov $FILES_PARTS, %ebp
   call read
-  mov $0x1000, %edi         # page tables: 512 pages of 2 MB, each where it is
-  xor %eax, %eax
-  mov $0xC00, %ecx
-  rep stosl
-  movl $0x2003, 0x1000
-  movl $0x3003, 0x2000
-  mov $0x3000, %edi
-  mov $0x83, %eax
-page:
-  mov %eax, (%edi)
-  add $8, %edi
-  add $0x200000, %eax
-  cmp $0x4000, %edi
-  jne page
-  mov $0x1000, %eax
-  mov %eax, %cr3
-  mov %cr4, %eax
-  or $0x20, %eax            # PAE
-  mov %eax, %cr4
-  mov $0xC0000080, %ecx     # EFER: long mode
-  rdmsr
-  or $0x100, %eax
-  wrmsr
-  mov %cr0, %eax
-  or $0x80000000, %eax
-  mov %eax, %cr0
+.include "long_mode.S"
   mov $PARAMETERS, %esi
   ljmp $0x20, $KERNEL
 

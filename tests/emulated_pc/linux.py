@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import lzma
 import struct
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.environments.boot_sector import boot_sector
 
 KERNEL, PARAMETERS, FILES = 0x1000000, 0x10000, 0x20000000
 MEMORY = 2 << 30
@@ -45,12 +46,7 @@ def _padded(part: bytes) -> bytes:
 def _boot_sector(folder: Path, parts: dict[str, bytes]) -> bytes:
     values = {"KERNEL": KERNEL, "PARAMETERS": PARAMETERS, "FILES": FILES}
     values |= {f"{name}_PARTS": -(-len(part) // PART) for name, part in parts.items()}
-    defined = [f"--defsym={name}={value}" for name, value in values.items()]
-    source, assembled, linked = Path(__file__).with_name("boot.S"), folder / "boot.o", folder / "boot.bin"
-    subprocess.run(["as", *defined, "-o", assembled, source], check=True)
-    binary = ("-Ttext=0x7c00", "--oformat=binary", "-e", "_start")
-    subprocess.run(["ld", *binary, "-o", linked, assembled], check=True)
-    return linked.read_bytes()
+    return boot_sector(Path(__file__).with_name("boot.S"), folder, values)
 
 
 def _decompressed(image: bytes) -> bytes:

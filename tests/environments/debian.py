@@ -47,6 +47,16 @@ def unpack(folder: Path, suite: str, architecture: str, packages: Sequence[str])
     shutil.rmtree(apt)
 
 
+def unpacked(folder: Path, suite: str, architecture: str, packages: Sequence[str]) -> Path:
+    """`folder`, in which `unpack` has put them once."""
+    done = folder.with_name(f"{folder.name}.made")
+    if not done.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unpack(folder, suite, architecture, packages)
+        done.touch()
+    return folder
+
+
 def _source() -> str:
     """Where this machine gets Debian's packages from."""
     form = "$(REPO_URI) $(ORIGIN) $(LABEL)"

@@ -14,7 +14,9 @@ from hf_cpu_accel.runtime import hardware
 # Largest error relative to the largest output. int8: half a quantisation step of the input averages out over k; it is twice as
 # large with the 7-bit input of CPUs without VNNI. Two bits less would not pass.
 SEVEN_BITS = hardware.input_bits() == 7
-INPUT_STEPS = 125 if SEVEN_BITS else 253  # of the range of a row; references have those of 8 bits on every CPU
+INPUT_STEPS = (
+    125 if SEVEN_BITS else 253
+)  # of the range of a row; references have those of 8 bits on every CPU
 BOUND = {
     "float32": 3e-6,
     "bfloat16": 6e-3,
