@@ -39,6 +39,9 @@ class Machine:
         self.folder = folder
         self._root, self._site = folder / "root", folder / "site"
         self.torch = self._site / "torch"
+        # Where an unpacked compiler's own libraries lie. All that is started from here may see them: they are this release's.
+        paths = [str(folder / "cross/usr/lib/x86_64-linux-gnu"), os.environ.get("LD_LIBRARY_PATH", "")]
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
         done = folder / f"{torch}.made"
         if not done.exists():
             folder.mkdir(parents=True, exist_ok=True)
