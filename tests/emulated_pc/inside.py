@@ -19,9 +19,20 @@ def main(tier: str, checks: list[str]) -> None:
     """Prints a line when the checks begin, and one for each: the clock of this PC says nothing."""
     from tests.arm.checks import results  # imports torch, which reads /proc
 
+    take_roots_without_the_emulator()
     print("BEGUN", flush=True)
     for name, said in results(tier, checks):
         print("CHECK", name, said, flush=True)
+
+
+def take_roots_without_the_emulator() -> None:
+    """Have torch, whose results ours are compared with, take right roots: the emulator's of vectors are wrong, 0.25 of 0.125."""
+    import torch
+
+    def sqrt(x: torch.Tensor) -> torch.Tensor:
+        return (x.double().log() / 2).exp().to(x.dtype)
+
+    torch.Tensor.sqrt = sqrt  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
