@@ -75,6 +75,7 @@ def state_space(
     groups: int = 2,
     norm_groups: int = 1,
     gate_first: bool = True,
+    bounds: tuple[float, float] = (0.0, float("inf")),
     seed: int = 0,
 ) -> Case:
     g = torch.Generator().manual_seed(seed)
@@ -86,7 +87,7 @@ def state_space(
     weight = None if groups == 1 else torch.rand(columns, generator=g) + 0.5
     tokens = None if length == 1 else torch.rand(2, length, generator=g) > 0.3
     conv = (torch.randn(channels, 1, 4, generator=g).to(dtype), torch.randn(channels, generator=g))
-    arguments = (projected, *conv, *vectors, weight, 1e-5, norm_groups, gate_first, tokens, *states)
+    arguments = (projected, *conv, *vectors, weight, 1e-5, norm_groups, gate_first, *bounds, tokens, *states)
     return OPS.state_space.default, state_space_reference, arguments
 
 
@@ -185,6 +186,19 @@ def test_sizes_of_state_spaces(
 ) -> None:
     sizes = {"head_dim": head_dim, "state_dim": state_dim, "groups": groups, "norm_groups": norm_groups}
     check(state_space(5, torch.float32, gate_first=gate_first, **sizes))
+
+
+@pytest.mark.parametrize("bounds", [(0.5, float("inf")), (0.0, 0.5), (0.3, 0.6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bounds_of_the_time_steps_of_a_state_space(dtype: torch.dtype, bounds: tuple[float, float]) -> None:
+    check(state_space(5, dtype, bounds=bounds))
+
+
+@pytest.mark.parametrize("bounds", [(-0.1, 1.0), (0.6, 0.3), (float("nan"), 1.0)])
+def test_bounds_that_are_none_are_refused(bounds: tuple[float, float]) -> None:
+    op, _, arguments = state_space(5, torch.float32, bounds=bounds)
+    with pytest.raises(RuntimeError, match="least_dt must be from 0 to most_dt"):
+        op(*arguments)
 
 
 @pytest.mark.parametrize("channels", [1, 63, 64, 65, 200])

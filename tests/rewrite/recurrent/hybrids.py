@@ -78,6 +78,17 @@ HYBRIDS: dict[str, tuple[dict[str, Any], str, int, int, int]] = {
                   "num_experts_per_tok": 2, "expert_layer_period": 3, "expert_layer_offset": 2},
         "selective_scan", 2, 2, 1,
     ),
+    # whose prompts bound the time steps, and whose layers have one branch each
+    "NemotronH": (
+        _SIZES | {"layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"], "mamba_num_heads": 8,
+                  "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2, "chunk_size": 16, "time_step_min": 0.5},
+        "state_space", 2, 2, 1,
+    ),
+    "Zamba2": (
+        _SIZES | {"layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_expand": 2, "n_mamba_heads": 8, "mamba_d_state": 24,
+                  "mamba_ngroups": 2, "chunk_size": 16, "time_step_min": 0.5, "num_mem_blocks": 1, "attention_head_dim": 32},
+        "state_space", 3, 2, 0,
+    ),
     "Mamba": (_MAMBA_1, "selective_scan", 2, 2, 0),
     "FalconMamba": (_MAMBA_1, "selective_scan", 2, 2, 0),
 }  # fmt: skip

@@ -47,6 +47,7 @@ struct StateSpace {
   float* mixed = nullptr;  // [batch * length, channels]: x, B, C; x becomes y
   Matrix dt;  // [batch * length, heads], before softplus
   Array A_log, D, dt_bias;  // [heads]: A = -exp(A_log)
+  float least_dt = 0.0f, most_dt = __builtin_inff();  // bounds of softplus(dt + dt_bias)
   float* state = nullptr;  // [batch, heads, head_dim, state_dim]
   int64_t batch = 0, length = 0, channels = 0, heads = 0, groups = 0, head_dim = 0, state_dim = 0;
 

@@ -50,7 +50,8 @@ inline void state_space(const hfca::StateSpace& s, int64_t begin, int64_t end) {
       step.B = s.mixed + row * s.channels + s.heads * s.head_dim + group * s.state_dim;
       step.C = step.B + s.groups * s.state_dim;
       for (int64_t t = 0; t < step.count; ++t) {
-        step.dt[t] = softplus(value_at(s.dt, row + t, head) + bias);
+        const float dt = softplus(value_at(s.dt, row + t, head) + bias);
+        step.dt[t] = dt < s.least_dt ? s.least_dt : dt > s.most_dt ? s.most_dt : dt;  // NaN stays
         step.decay[t] = power(step.dt[t] * A);
       }
       int64_t p = 0;

@@ -56,7 +56,8 @@ def recurrence_reference(layer: LayerArguments, x: Tensor, states: tuple[Tensor,
         parts = [part("gate", columns), part("conv_input", channels), part("decay", heads)]
         mixed = state_space_reference(
             torch.cat(parts, dim=-1), *convolution, vector("A_log", heads), vector("D", heads), vector("dt_bias", heads),
-            vector("norm_weight", columns), eps, integer("norm_groups"), bool(integer("gate_first")), None, *states,
+            vector("norm_weight", columns), eps, integer("norm_groups"), bool(integer("gate_first")),
+            0.0, float("inf"), None, *states,
         )  # fmt: skip
     return layer.project("output", mixed, x.shape[-1])
 

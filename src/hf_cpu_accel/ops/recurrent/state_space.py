@@ -1,6 +1,6 @@
 """state_space: a Mamba-2 mixer (Dao & Gu 2024, arXiv:2405.21060) between its projections: convolution, recurrence and gated norm.
 
-Per head, with a state S [head features, state features], dt = softplus(dt + dt_bias):
+Per head, with a state S [head features, state features], dt = softplus(dt + dt_bias) within its bounds:
 
     S[t] = exp(-exp(A_log) dt) S[t-1] + dt x B^T,   y[t] = S[t] C + D x
     output = y / sqrt(mean(y^2) + eps) * norm_weight, with SiLU(gate) multiplied in before the norm or behind
@@ -18,8 +18,8 @@ from hf_cpu_accel.ops.registry import by_name, declare
 
 SCHEMA = (
     "state_space(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, "
-    "Tensor? norm_weight, float eps, int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, "
-    "Tensor(b!) state) -> Tensor"
+    "Tensor? norm_weight, float eps, int norm_groups, bool gate_first, float least_dt, float most_dt, Tensor? tokens, "
+    "Tensor(a!) conv_state, Tensor(b!) state) -> Tensor"
 )
 
 
@@ -34,6 +34,7 @@ def state_space_reference(a: Any) -> Tensor:
         norm_weight: [heads * P] float32 or bfloat16, or None: only gated.
         norm_groups: in how many parts the norm is taken.
         gate_first: whether the gate is multiplied in before the norm.
+        least_dt, most_dt: the bounds of dt, from 0 to infinity.
         tokens: bool [B, L], False where what comes out of the convolution is 0, or None.
         conv_state: [B, channels, taps] float32 or bfloat16, the last inputs of the convolution; written in place.
         state: [B, heads, P, N] float32, written in place.
@@ -53,7 +54,7 @@ def state_space_reference(a: Any) -> Tensor:
     x = x.unflatten(-1, (heads, head_dim))
     repeats = heads * state_dim // shared
     B, C = (p.unflatten(-1, (-1, state_dim)).repeat_interleave(repeats, dim=2) for p in parameters)
-    dt = torch.nn.functional.softplus(dt + a.dt_bias.to(precision))
+    dt = torch.nn.functional.softplus(dt + a.dt_bias.to(precision)).clamp(a.least_dt, a.most_dt)
     decay, state, outputs = (
         (dt * -a.A_log.to(precision).exp()).exp()[..., None, None],
         a.state.to(precision),

@@ -15,6 +15,8 @@ from hf_cpu_accel.rewrite.recurrent.parts import (
 )
 from hf_cpu_accel.rewrite.recurrent.selective import SelectiveStateSpace
 
+NO_BOUNDS = (0.0, float("inf"))
+
 
 def candidates(module: nn.Module) -> list[Mixer]:
     """What `module` may be by what it holds; none if it holds something else."""
@@ -31,8 +33,10 @@ def candidates(module: nn.Module) -> list[Mixer]:
     if own == {"A_log", "D", "dt_bias"} and {"conv1d", "in_proj", "out_proj"} <= names:
         norm = "norm" if "weight" in getattr(module._modules.get("norm"), "_parameters", ()) else None
         groups = sorted({1, int(getattr(module, "n_groups", 1))}, reverse=True)
+        bounds = dt_bounds(module)
         return [
-            StateSpace("conv1d", norm, _eps_of(module), count, gate_first)
+            StateSpace("conv1d", norm, _eps_of(module), count, gate_first, *bounds, bounds_steps)
+            for bounds_steps in ((False,) if bounds == NO_BOUNDS else (False, True))
             for count in groups
             for gate_first in (True, False)
         ]
@@ -40,6 +44,12 @@ def candidates(module: nn.Module) -> list[Mixer]:
         norms = ("dt_layernorm", "b_layernorm", "c_layernorm")
         return [SelectiveStateSpace("conv1d", None, norms if names.issuperset(norms) else None)]
     return []
+
+
+def dt_bounds(module: nn.Module) -> tuple[float, float]:
+    """Of the time steps of a state space."""
+    least, most = getattr(module, "time_step_limit", None) or NO_BOUNDS
+    return float(least), float(most)
 
 
 def _eps_of(module: nn.Module) -> float:

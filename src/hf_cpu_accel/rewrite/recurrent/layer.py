@@ -42,10 +42,12 @@ class RecurrentMixer(FusedMixer):
             return None
         if mask is not None and mask.shape != shape[:2]:
             return None
-        sizes, cache = self._mixer.sizes(self), named.get("cache")
+        sizes, cache, is_step = self._mixer.sizes(self), named.get("cache"), False
         if cache is None:
             states = sizes.zeros(shape[0], dtype)
         else:
+            begun = shape[1] == 1 and _states().begun_states_of(cache, self.layer_idx, sizes, shape[0])
+            is_step = bool(begun)
             states = _states().states_of(cache, self.layer_idx, sizes, shape[0], dtype)
         if states is None:
             return None
@@ -53,7 +55,7 @@ class RecurrentMixer(FusedMixer):
         if tokens is not None:
             hidden_states = hidden_states * tokens[..., None]
         projected = self.project(self._mixer.scaled(self, hidden_states))
-        return self._mixer.mix(self, projected, tokens, states)
+        return self._mixer.mix(self, projected, tokens, states, is_step=is_step)
 
     def is_empty(self, cache: Any) -> bool:
         return cache.get_conv_state(self.layer_idx) is None

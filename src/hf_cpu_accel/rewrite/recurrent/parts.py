@@ -39,7 +39,9 @@ class Mixer(ABC):
     norm: str | None
 
     op = ""
-    alone = "what its projections give would have to be put in another order or be multiplied first"
+    alone = (
+        "what its projections give would have to be put in another order, or be multiplied or bounded first"
+    )
     is_rounded = False
 
     @abstractmethod
@@ -60,11 +62,20 @@ class Mixer(ABC):
         return
 
     @abstractmethod
-    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+    def mix(
+        self,
+        module: Any,
+        projected: Sequence[Tensor],
+        tokens: Tensor | None,
+        states: States,
+        *,
+        is_step: bool,
+    ) -> Tensor:
         """What the projections give, each [B, L, features] -> what `out_proj` is given, the states going on.
 
         Args:
             tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
+            is_step: whether this is one token each behind others, for which hosts have code of its own.
         """
 
     @abstractmethod
@@ -100,7 +111,15 @@ class ShortConvolution(Mixer):
     def projections(self) -> tuple[str, ...]:
         return ("in_proj",)
 
-    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+    def mix(
+        self,
+        module: Any,
+        projected: Sequence[Tensor],
+        tokens: Tensor | None,
+        states: States,
+        *,
+        is_step: bool,
+    ) -> Tensor:
         mixed: Tensor = _OPS.short_convolution(projected[0], *self._convolution(module), states[0])
         return mixed
 
@@ -144,7 +163,15 @@ class GatedDeltaNet(Mixer):
             order = _one_by_one(module.num_k_heads, (keys, keys, values, values))
             order_outputs(module, {together: order, rest: _one_by_one(module.num_k_heads, (heads, heads))})
 
-    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+    def mix(
+        self,
+        module: Any,
+        projected: Sequence[Tensor],
+        tokens: Tensor | None,
+        states: States,
+        *,
+        is_step: bool,
+    ) -> Tensor:
         if self.is_ordered:
             columns = module.num_v_heads * module.head_v_dim
             mixed, gate = projected[0].tensor_split((projected[0].shape[-1] - columns,), dim=-1)
@@ -181,11 +208,16 @@ class StateSpace(Mixer):
 
     Attributes:
         eps, norm_groups, gate_first: of the norm.
+        least_dt, most_dt: the bounds of its time steps.
+        bounds_steps: whether these hold for one token behind others, too.
     """
 
     eps: float
     norm_groups: int
     gate_first: bool
+    least_dt: float = 0.0
+    most_dt: float = float("inf")
+    bounds_steps: bool = False
 
     op = "state_space"
 
@@ -201,18 +233,29 @@ class StateSpace(Mixer):
         scale = getattr(module, "ssm_in_multiplier", 1.0)  # Falcon-H1
         return hidden_states if scale == 1.0 else hidden_states * scale
 
-    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
+    def mix(
+        self,
+        module: Any,
+        projected: Sequence[Tensor],
+        tokens: Tensor | None,
+        states: States,
+        *,
+        is_step: bool,
+    ) -> Tensor:
         (mixed,) = projected
         scales = module._buffers.get("mup_vector")
         own = module._parameters
+        bounds = (0.0, float("inf")) if is_step and not self.bounds_steps else (self.least_dt, self.most_dt)
         output: Tensor = _OPS.state_space(
             mixed if scales is None else mixed * scales, *self._convolution(module), own["A_log"], own["D"],
-            own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, tokens, *states,
+            own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, *bounds, tokens, *states,
         )  # fmt: skip
         return output
 
     def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
         if module._buffers.get("mup_vector") is not None or getattr(module, "ssm_in_multiplier", 1.0) != 1.0:
+            return None
+        if self.bounds_steps:
             return None
         weight, bias = self._convolution(module)
         columns = module.num_heads * module.head_dim

@@ -5,7 +5,8 @@ namespace hfca {
 
 Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const OptionalTensor& conv_bias, const Tensor& A_log,
                    const Tensor& D, const Tensor& dt_bias, const OptionalTensor& norm_weight, double eps, int64_t norm_groups,
-                   bool gate_first, const OptionalTensor& tokens, const Tensor& conv_state, const Tensor& state) {
+                   bool gate_first, double least_dt, double most_dt, const OptionalTensor& tokens, const Tensor& conv_state,
+                   const Tensor& state) {
   constexpr const char* op = "state_space";
   check_sequence(projected, op, "projected");
   STD_TORCH_CHECK(state.dim() == 4 && conv_state.dim() == 3 && state.size(2) >= 1 && state.size(3) >= 1, "hf_cpu_accel::", op,
@@ -21,6 +22,9 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
                   space.head_dim, " features and groups of two times ", space.state_dim);
   STD_TORCH_CHECK(norm_groups >= 1 && columns % norm_groups == 0, "hf_cpu_accel::", op, ": norm_groups must divide ", columns);
   space.state = static_cast<float*>(state_of(state, {space.batch, space.heads, space.head_dim, space.state_dim}, false, op, "state"));
+  STD_TORCH_CHECK(least_dt >= 0.0 && least_dt <= most_dt, "hf_cpu_accel::", op, ": least_dt must be from 0 to most_dt, and they are ",
+                  least_dt, " and ", most_dt);
+  space.least_dt = static_cast<float>(least_dt), space.most_dt = static_cast<float>(most_dt);
   CausalConv conv = conv_of(projected, space.channels, conv_weight, conv_bias, conv_state, op);
   Tensor keep = projected;
   const Matrix all = rows_of(projected, projected, columns + space.channels + space.heads, keep, op, "projected");
@@ -58,6 +62,7 @@ Tensor state_space(const Tensor& projected, const Tensor& conv_weight, const Opt
 
 }  // namespace hfca
 
-HFCA_OP(state_space,
-        "(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, Tensor? norm_weight, float eps, "
-        "int norm_groups, bool gate_first, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor")
+HFCA_OP(
+    state_space,
+    "(Tensor projected, Tensor conv_weight, Tensor? conv_bias, Tensor A_log, Tensor D, Tensor dt_bias, Tensor? norm_weight, float eps, "
+    "int norm_groups, bool gate_first, float least_dt, float most_dt, Tensor? tokens, Tensor(a!) conv_state, Tensor(b!) state) -> Tensor")
