@@ -72,6 +72,21 @@ def falcon() -> Any:
     )
 
 
+def gemma() -> Any:
+    """The last layer attends to the keys and values of the one before it, which hands them on in a dictionary."""
+    sizes = {
+        "head_dim": 16,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["full_attention"] * LAYERS,
+        "laurel_rank": 8,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 128,
+        "activation_sparsity_pattern": [0.5, 0.0],
+    }
+    config = transformers.Gemma3nTextConfig(**{**_SIZES, **sizes, "intermediate_size": [128] * LAYERS})
+    return transformers.Gemma3nForCausalLM(config)
+
+
 def blip() -> Any:
     """Written out attention over what an encoder gives, the keys of which stay in a cache of their own."""
     config = transformers.BlipTextConfig(**_SIZES, encoder_hidden_size=48, is_decoder=True, sep_token_id=2)
@@ -79,7 +94,7 @@ def blip() -> Any:
 
 
 DECODERS: dict[str, Callable[[], Any]] = {
-    "doge": doge, "deepseek-v3.2": deepseek, "zaya": zaya, "falcon-h1": falcon, "blip": blip,
+    "doge": doge, "deepseek-v3.2": deepseek, "zaya": zaya, "falcon-h1": falcon, "gemma-3n": gemma, "blip": blip,
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Caches of keys, values and states that recorded layers are called with: which are known, copies, and how they are put back.
+"""Caches of keys, values and states that recorded layers are called with, and what they share of them: which are known, copies,
+and how they are put back.
 
 A layer reads and writes its own part of a cache only, the layer of the cache that has its index. Keys and values are written behind
 those that are held, or to new tensors: what a copy is given changes nothing that the original holds. So it is with recurrent states
@@ -12,6 +13,8 @@ from functools import cache as once
 from typing import Any
 
 from torch import Tensor
+
+from hf_cpu_accel.rewrite.recorded.shared_states import form_of_shared, held_in, is_shared
 
 _TENSORS = ("keys", "values", "indexer_keys")
 _OVERWRITTEN = "conv_states"
@@ -27,8 +30,8 @@ Saved = list[tuple[Any, Any]]
 
 
 def is_cache(value: Any) -> bool:
-    """Whether it is one of any kind."""
-    return hasattr(value, "get_seq_length") and hasattr(value, "update")
+    """Whether it is one of any kind, or what layers share."""
+    return is_shared(value) or (hasattr(value, "get_seq_length") and hasattr(value, "update"))
 
 
 def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
@@ -37,6 +40,8 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     Raises:
         TypeError: it is of no kind that is known.
     """
+    if is_shared(cache):
+        return form_of_shared(cache)
     if index is None:
         raise TypeError("a cache of which the layer does not say what part is its own")
     form: list[Any] = [type(cache)]
@@ -53,6 +58,8 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
 def copied(cache: Any, index: int) -> Any:
     """A cache that layer `index` can be called with in the place of `cache`."""
     made = copy.copy(cache)
+    if is_shared(cache):
+        return made
     if _is_of_two(cache):
         for name in _PARTS:
             setattr(made, name, copied(getattr(cache, name), index))
@@ -81,6 +88,8 @@ def saved(cache: Any, index: int, *, all_copied: bool = False) -> Saved:
     Args:
         all_copied: whether the states of recurrences are written over, too, which are large.
     """
+    if is_shared(cache):
+        return [(cache.data, cache.data.copy())]
     states: Saved = []
     for part in _parts(cache):
         if index < len(part.layers):
@@ -108,6 +117,8 @@ def put_back(saved: Saved) -> None:
 
 def held(cache: Any, index: int) -> list[Any]:
     """Copies of the keys, values and states in layer `index`."""
+    if is_shared(cache):
+        return held_in(cache)
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
     found = [getattr(layer, name, None) for layer in layers for name in (*_TENSORS, *_STATES)]
     return [_all_cloned(value) if isinstance(value, dict) else _cloned(value) for value in found]
@@ -151,9 +162,12 @@ def _kinds() -> tuple[frozenset[type], type, frozenset[type]]:
     caches = frozenset({DynamicCache, ours.CPUCache, ours.CPUCrossCache})
     own = {ours.CPUCacheLayer, ours.CPUSlidingCacheLayer, ours.CPUCrossCacheLayer}
     keys = {stock.DynamicLayer, stock.DynamicSlidingWindowLayer, stock.DynamicIndexedLayer}
+    nothing = {
+        kind for kind in (getattr(stock, "DummyLayer", None),) if kind
+    }  # of a layer with what others share
     states = {
         stock.LinearAttentionLayer,
         stock.LinearAttentionAndFullAttentionLayer,
         stock.LinearAttentionAndSlidingWindowAttentionLayer,
     }
-    return caches, EncoderDecoderCache, frozenset({*keys, *states, *own})
+    return caches, EncoderDecoderCache, frozenset({*keys, *nothing, *states, *own})

@@ -18,10 +18,14 @@ from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, is_p
 from hf_cpu_accel.rewrite.recorded.held import address, is_ours, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.noted import Noted
 from hf_cpu_accel.rewrite.recorded.program import size_of
+from hf_cpu_accel.rewrite.recorded.shared_states import SharedStandIn, is_shared, states_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
 from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
 from hf_cpu_accel.runtime.context import within
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
+
+# What they give is still held where it comes from.
+_HANDED_OUT = frozenset({recurrent_state, states_of})
 
 
 class Recorder(Noted):
@@ -39,8 +43,6 @@ class Recorder(Noted):
     ) -> None:
         super().__init__(shadow, follows_sizes=follows_sizes)
         self._index = index
-        self._written: set[int] = set()  # addresses
-        self._uncopied: set[int] = set()
         weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._protected = {address(tensor) for tensor in (*tensors, *weights)} - {0}
@@ -59,11 +61,6 @@ class Recorder(Noted):
             self._depth = 1  # sizes that were handed on are plain from now on
             for module in self.shadow.module.modules():
                 vars(module).pop("forward", None)
-
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether a tensor was written to that has two names, and may be two in another call."""
-        return not self._written.isdisjoint(self._uncopied)
 
     def called(
         self,
@@ -85,8 +82,8 @@ class Recorder(Noted):
         self._depth += 1
         try:
             output = function(*plain(args), **plain(kwargs))
-            if function is recurrent_state and output is not None:
-                self._protected.add(address(output))
+            if function in _HANDED_OUT:
+                self._protected.update(map(address, tensors_in(output)))
         finally:
             self._depth -= 1
         with ours():
@@ -106,18 +103,18 @@ class Recorder(Noted):
         try:
             versions = [(t, t._version) for t in tensors_in((args, kwargs)) if not t.is_inference()]
             output = func(*plain(args), **plain(kwargs))
+            if func in MAY_COPY and args and output is args[0]:
+                output = output.view_as(output)  # a tensor of its own, as in calls where it is a copy
         finally:
             self._depth -= 1
         with ours():
             written = [t for t, version in versions if t._version != version]
             if any(address(t) in self._protected for t in written):
                 raise Refused(Refusal("it writes to what it is given, or to its weights"))
-            self._written.update(map(address, written))
-            if func in MAY_COPY and args:
-                if output is args[0]:
-                    self._uncopied.add(address(output))
-                if address(args[0]) in self._protected:  # in another call it may be no copy
-                    self._protected.add(address(output))
+            if (
+                func in MAY_COPY and args and address(args[0]) in self._protected
+            ):  # in another call it may be no copy
+                self._protected.add(address(output))
             return self._told(func, args, kwargs, output, bool(written))
 
     def _check(self, args: Any, kwargs: dict[str, Any]) -> None:
@@ -174,13 +171,18 @@ class Recorder(Noted):
         if type(value) is int:
             return self._size(ref, value)
         if not isinstance(value, Tensor):
-            assert self._index is not None
-            made = CacheStandIn(value, self._index, self)
+            made = self._stand_in(value)
             self._refs[id(made)] = ref
             self._alive.append(made)
             return made
         self._keep(value, ref)
         return value
+
+    def _stand_in(self, value: Any) -> StandIn:
+        if is_shared(value):
+            return SharedStandIn(value, self)
+        assert self._index is not None
+        return CacheStandIn(value, self._index, self)
 
     def _leaf(self, module: nn.Module) -> Any:
         """What stands for the forward of a shadow while it is noted."""

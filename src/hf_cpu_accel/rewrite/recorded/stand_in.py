@@ -13,6 +13,15 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.recorded.size import StandIn
 
 
+def refuse(reason: str) -> NoReturn:
+    """
+    Raises:
+        Refused: what reads a stand-in reads what a program cannot give it.
+    """
+    with ours():
+        raise Refused(Refusal(reason))
+
+
 class Asked(Protocol):
     """Who notes what a cache is asked for."""
 
@@ -34,8 +43,7 @@ class _OfCache(StandIn):
         return type(self.real)
 
     def __getattr__(self, name: str) -> NoReturn:
-        with ours():
-            raise Refused(Refusal(f"it asks its cache for something else than keys and values ({name})"))
+        refuse(f"it asks its cache for something else than keys and values ({name})")
 
     def __bool__(self) -> bool:
         self.__getattr__("bool")

@@ -1,0 +1,93 @@
+"""Dictionaries of keys and values that layers hand on to later ones (transformers' `KVSharingDict`), as arguments of recorded ones.
+
+A layer that shares puts its keys and values in there; a later one attends to these, and has none of its own. The tensors are not
+written to.
+"""
+
+from __future__ import annotations
+
+from functools import cache as once
+from typing import Any
+
+from torch import Tensor
+
+from hf_cpu_accel.rewrite.recorded.size import StandIn
+from hf_cpu_accel.rewrite.recorded.stand_in import Asked, refuse
+
+
+def is_shared(value: Any) -> bool:
+    kind = _kind()
+    return kind is not None and type(value) is kind
+
+
+def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
+    """What steps are for, and the sizes of all tensors.
+
+    Raises:
+        TypeError: it holds something else than tuples of tensors by names.
+    """
+    form: list[Any] = [type(shared)]
+    sizes: list[int] = []
+    for name, states in shared.data.items():
+        if (
+            type(name) is not str
+            or type(states) is not tuple
+            or not all(isinstance(x, Tensor) for x in states)
+        ):
+            raise TypeError(f"a {type(shared).__name__} of {name!r}, which no program can take")
+        form.append((name, *((x.dtype, x.dim()) for x in states)))
+        sizes.extend(size for x in states for size in x.shape)
+    return tuple(form), sizes
+
+
+def held_in(shared: Any) -> list[Any]:
+    """Its names and tensors."""
+    return [(name, *states) for name, states in shared.data.items()]
+
+
+class SharedStandIn(StandIn):
+    """Anything that is not defined here is refused."""
+
+    def __init__(self, real: Any, notes: Asked) -> None:
+        self.real, self._notes = real, notes
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.real)
+
+    def __getattr__(self, name: str) -> Any:
+        refuse(f"it asks the keys and values that it is handed for something else than these ({name})")
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._notes.called(states_of, (self, name), {}, effect=False)
+
+    def __setitem__(self, name: Any, states: Any) -> None:
+        self._notes.called(share, (self, name, states), {}, effect=True)
+
+    def __contains__(self, name: Any) -> bool:
+        is_there: bool = self._notes.number(has_states, (self, name))
+        return is_there
+
+    def __len__(self) -> int:
+        return int(self.__getattr__("len"))
+
+
+def states_of(shared: Any, name: str) -> Any:
+    return shared[name]
+
+
+def has_states(shared: Any, name: str) -> bool:
+    return name in shared
+
+
+def share(shared: Any, name: str, states: tuple[Tensor, ...]) -> None:
+    shared[name] = states
+
+
+@once
+def _kind() -> type | None:
+    """None where this version of transformers has no such dictionaries."""
+    from transformers import cache_utils
+
+    kind: type | None = getattr(cache_utils, "KVSharingDict", None)
+    return kind
