@@ -150,11 +150,7 @@ struct TileAttention {
   }
 
   static bool takes(const hfca::Attention& a, int64_t rows) {
-    using hfca::HeadType;
-    const auto all = [&](const auto& f) { return f(a.query.type) && f(a.key.type) && f(a.value.type); };
-    const bool may = all([](HeadType type) { return type == HeadType::bfloat16; }) ||
-                     (a.quantised && all([](HeadType type) { return type != HeadType::int8; }));
-    return may && (rows > below().few_rows || a.positions) && !a.rows;
+    return a.may_be_bfloat16() && (rows > below().few_rows || a.positions) && !a.rows;
   }
 
   static int64_t scratch_floats(const hfca::Attention& a, int64_t rows) {

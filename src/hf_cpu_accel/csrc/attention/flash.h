@@ -200,9 +200,7 @@ inline auto with_arithmetic([[maybe_unused]] const hfca::Attention& a, int64_t r
     return f(Type<ArithmeticInt8>{});
 #endif
 #if HFCA_ARITHMETIC_BF16
-  if (!a.rows && a.query.type == HeadType::bfloat16 && a.key.type == HeadType::bfloat16 && a.value.type == HeadType::bfloat16 &&
-      (!a.positions || a.positions->are(HeadType::bfloat16)))
-    return f(Type<ArithmeticBf16>{});
+  if (ArithmeticBf16::takes(a)) return f(Type<ArithmeticBf16>{});
 #endif
   return f(Type<ArithmeticF32>{});
 }

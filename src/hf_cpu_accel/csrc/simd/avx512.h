@@ -125,7 +125,6 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(order));
   }
 #if defined(__AVX512BF16__)
-  // Words of two bfloat16: those of 2 * width numbers that lie side by side, of the numbers in two vectors, and of p[i] (low) and q[i].
   static Int load_bf16_words(const uint16_t* p, int n) {
     return n >= 2 * width ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((1u << n) - 1u, p);
   }
@@ -134,6 +133,7 @@ struct Simd {
     return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(p), 16), _mm512_castps_si512(q));
   }
   static void store_words(uint32_t* p, Int x) { _mm512_storeu_si512(p, x); }
+  static Float words_as_floats(Int x) { return _mm512_castsi512_ps(x); }
 #endif
 
  private:

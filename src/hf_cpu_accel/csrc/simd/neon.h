@@ -117,12 +117,27 @@ struct Simd {
     std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t));
     return load_bf16(lanes);
   }
-  static void store_bf16(uint16_t* p, Float x) { vst1q_u16(p, vuzp2q_u16(rounded(x.low), rounded(x.high))); }
+  static void store_bf16(uint16_t* p, Float x) { vst1q_u16(p, narrow(x)); }
   static void store_bf16_n(uint16_t* p, Float x, int n) {
     uint16_t lanes[width];
     store_bf16(lanes, x);
     std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(uint16_t));
   }
+  static Int load_bf16_words(const uint16_t* p, int n) {
+    uint16_t lanes[2 * width] = {};
+    if (n < 2 * width) p = static_cast<const uint16_t*>(std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(uint16_t)));
+    return {vreinterpretq_s32_u16(vld1q_u16(p)), vreinterpretq_s32_u16(vld1q_u16(p + width))};
+  }
+  static Int bf16_words(Float first, Float second) { return {vreinterpretq_s32_u16(narrow(first)), vreinterpretq_s32_u16(narrow(second))}; }
+  static Int bf16_couples(Float p, Float q) {
+    const uint16x8_t a = narrow(p), b = narrow(q);
+    return {vreinterpretq_s32_u16(vzip1q_u16(a, b)), vreinterpretq_s32_u16(vzip2q_u16(a, b))};
+  }
+  static void store_words(uint32_t* p, Int x) {
+    vst1q_s32(reinterpret_cast<int32_t*>(p), x.low);
+    vst1q_s32(reinterpret_cast<int32_t*>(p + 4), x.high);
+  }
+  static Float words_as_floats(Int x) { return as_float(x); }
 
   static Float load_int8(const int8_t* p) { return to_float(load_bytes(p)); }
   static Float load_int8_n(const int8_t* p, int n) {
@@ -193,12 +208,18 @@ struct Simd {
   static Float widen(uint16x8_t x) {
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(x, 16))};
   }
-  // To bfloat16, nearest even, in the upper halves.
+  // To bfloat16, nearest even.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  static uint16x8_t narrow(Float x) { return vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(x.low), x.high)); }
+#else
+  static uint16x8_t narrow(Float x) { return vuzp2q_u16(rounded(x.low), rounded(x.high)); }
+  // In the upper halves.
   static uint16x8_t rounded(float32x4_t x) {
     const uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     const uint32x4_t nearest = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7FFF)), odd);
     return vreinterpretq_u16_u32(vbslq_u32(vceqq_f32(x, x), nearest, vdupq_n_u32(0x7FC00000)));
   }
+#endif
   // Rounded to uint16, what is out of its range to its ends; NaN is 0.
   static uint16x8_t whole(Float x) { return vqmovun_high_s32(vqmovun_s32(vcvtnq_s32_f32(x.low)), vcvtnq_s32_f32(x.high)); }
 };
