@@ -55,11 +55,18 @@ def form_of(cache: Any, index: int | None) -> tuple[tuple[Any, ...], list[int]]:
     return tuple(form), lengths
 
 
-def copied(cache: Any, index: int) -> Any:
-    """A cache that layer `index` can be called with in the place of `cache`."""
+def copied(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
+    """A cache that layer `index` can be called with in the place of `cache`.
+
+    Args:
+        tensors: whether it may write to what layers share.
+    """
     made = copy.copy(cache)
     if is_shared(cache):
+        if tensors:
+            made.data = {name: tuple(map(_cloned, states)) for name, states in cache.data.items()}
         return made
+    assert index is not None  # else `form_of` has refused
     if _is_of_two(cache):
         for name in _PARTS:
             setattr(made, name, copied(getattr(cache, name), index))
@@ -82,7 +89,7 @@ def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def saved(cache: Any, index: int, *, all_copied: bool = False) -> Saved:
+def saved(cache: Any, index: int | None, *, all_copied: bool = False) -> Saved:
     """What `put_back` takes after a call of layer `index`, or after a part of one.
 
     Args:
@@ -90,6 +97,7 @@ def saved(cache: Any, index: int, *, all_copied: bool = False) -> Saved:
     """
     if is_shared(cache):
         return [(cache.data, cache.data.copy())]
+    assert index is not None
     states: Saved = []
     for part in _parts(cache):
         if index < len(part.layers):
@@ -115,10 +123,11 @@ def put_back(saved: Saved) -> None:
             state.update(before)
 
 
-def held(cache: Any, index: int) -> list[Any]:
+def held(cache: Any, index: int | None) -> list[Any]:
     """Copies of the keys, values and states in layer `index`."""
     if is_shared(cache):
         return held_in(cache)
+    assert index is not None
     layers = [part.layers[index] for part in _parts(cache) if index < len(part.layers)]
     found = [getattr(layer, name, None) for layer in layers for name in (*_TENSORS, *_STATES)]
     return [_all_cloned(value) if isinstance(value, dict) else _cloned(value) for value in found]

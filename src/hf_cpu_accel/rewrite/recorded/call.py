@@ -55,34 +55,29 @@ class Call:
     @property
     def saved(self) -> list[Saved]:
         """What the layer's part of each cache is before the call."""
-        return [saved(value, self._index) for value in self.inputs if is_cache(value)]
+        return [saved(value, self.index) for value in self.inputs if is_cache(value)]
 
     def saved_beside(self) -> list[Saved]:
         """The same, in copies of all that steps write over."""
-        return [saved(value, self._index, all_copied=True) for value in self.inputs if is_cache(value)]
+        return [saved(value, self.index, all_copied=True) for value in self.inputs if is_cache(value)]
 
     def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
         """The inputs, with copies of the caches in them for a call that leaves these as they are.
 
         Args:
-            tensors: whether to copy these, too.
+            tensors: whether to copy these, too, and what layers share.
         """
 
         def beside(value: Any) -> Any:
             if is_cache(value):
-                return copied(value, self._index)
+                return copied(value, self.index, tensors=tensors)
             return value.clone() if tensors and isinstance(value, Tensor) else value
 
         return [beside(value) for value in self.inputs]
 
     def held(self, inputs: list[Any]) -> list[Any]:
         """Copies of what is in the layer's part of each cache among inputs."""
-        return [held(value, self._index) for value in inputs if is_cache(value)]
-
-    @property
-    def _index(self) -> int:
-        assert self.index is not None
-        return self.index
+        return [held(value, self.index) for value in inputs if is_cache(value)]
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""

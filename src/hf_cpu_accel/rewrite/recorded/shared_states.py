@@ -7,7 +7,7 @@ written to.
 from __future__ import annotations
 
 from functools import cache as once
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -55,7 +55,7 @@ class SharedStandIn(StandIn):
     def __class__(self) -> Any:
         return type(self.real)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         refuse(f"it asks the keys and values that it is handed for something else than these ({name})")
 
     def __getitem__(self, name: Any) -> Any:
@@ -68,8 +68,11 @@ class SharedStandIn(StandIn):
         is_there: bool = self._notes.number(has_states, (self, name))
         return is_there
 
+    def __iter__(self) -> NoReturn:
+        self.__getattr__("iter")
+
     def __len__(self) -> int:
-        return int(self.__getattr__("len"))
+        self.__getattr__("len")
 
 
 def states_of(shared: Any, name: str) -> Any:
