@@ -51,7 +51,7 @@ def main() -> int:
     flags = hardware.detect().flags
     tiers = arguments.tiers or [tier for tier in CPUS if hardware.best_tier(flags, tier) != tier]
     if not tiers:
-        print("This CPU has all tiers, which `make test` and `make test-tiers` run.")
+        print("This CPU has all tiers that are emulated here: `make test` and `make test-tiers` run them.")
         return 0
     bochs, files = Bochs(FOLDER), contents.archives(FOLDER)
     failed = [
