@@ -47,15 +47,6 @@ class Drawing(Written):
         return super().forward(hidden) * (1 if random.random() < 2 else -1)
 
 
-class Aliasing(Written):
-    def forward(self, hidden: Tensor) -> Tensor:
-        output = super().forward(hidden)
-        turned = output.transpose(0, 1)
-        made = turned.contiguous()  # a copy, unless there is one row or one column
-        made.add_(1)
-        return turned.transpose(0, 1) + made.transpose(0, 1)
-
-
 class Setting(Written):
     def forward(self, hidden: Tensor) -> Tensor:
         output = super().forward(hidden)
@@ -90,19 +81,6 @@ def test_what_a_layer_keeps_or_moves_is_not_recorded(layer: nn.Module, reason: s
         assert random.getstate() == drawn
     assert not in_use(model)
     assert all(reason in str(said) for said in reasons(model)), reasons(model)
-
-
-def test_a_tensor_with_two_names_that_may_be_two() -> None:
-    torch.manual_seed(0)
-    model = Stack(Aliasing(plain), Aliasing(plain)).eval()
-    given = [states(1, 7), states(2, 7), states(2, 1), states(1, 9), states(3, 7), states(1, 1), states(1, 7)]
-    expected = [run(model, hidden) for hidden in given]
-    for order in (1, -1):  # the first, which is recorded, is one tensor, or two
-        accelerate_for_cpu(model, dtype="float32")
-        for hidden, theirs in zip(given[::order], expected[::order], strict=True):
-            assert error(run(model, hidden), theirs) <= 1e-5
-        assert in_use(model)
-        restore(model)
 
 
 @dataclass

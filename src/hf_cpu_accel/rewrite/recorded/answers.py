@@ -21,9 +21,10 @@ CONSTANTS = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, type(Ellipsis)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, type, FunctionType, BuiltinFunctionType),
 )
-# They give the very tensor that they are given where its strides are as they are wanted.
+# What they give lies in the memory of the tensor that they are given if its strides are as they are wanted, and is a copy if not.
 MAY_COPY = frozenset(
-    {Tensor.contiguous, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape, Tensor.expand}
+    {Tensor.contiguous, Tensor.reshape, Tensor.reshape_as, Tensor.flatten, Tensor.ravel}
+    | {torch.reshape, torch.flatten, torch.ravel}
 )
 # They take dimensions away whose size is one.
 SQUEEZES = ("squeeze", "squeeze_")

@@ -25,10 +25,12 @@ from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 from hf_cpu_accel.rewrite.recorded.kept import Kept
 from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
-from hf_cpu_accel.rewrite.recorded.program import Program
+from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
+from hf_cpu_accel.rewrite.recorded.shared_states import share
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
+from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
 
@@ -88,7 +90,20 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     now = list(_leaves((args, kwargs)))
     if len(now) != len(given) or any(one is not other for one, other in zip(now, given, strict=True)):
         raise Refused(Refusal("it writes to a list or a dictionary that it is given"))
-    return Steps(recorder.steps, recorder.refs(output)).simplified()
+    result = recorder.refs(output)
+    if recorder.aliases.are_ambiguous(recorder.steps, {*refs_in(result), *_handed_out(recorder.steps)}):
+        raise Refused(Refusal("it writes to tensors that may or may not be copies"))
+    return Steps(recorder.steps, result).simplified()
+
+
+def _handed_out(steps: list[Step]) -> Iterator[Ref]:
+    """What is kept in a cache, or for later layers."""
+    return (
+        ref
+        for step in steps
+        if step.function in WRITE_TO_CACHE or step.function is share
+        for ref in step.reads
+    )
 
 
 def _leaves(value: Any) -> Iterator[Any]:

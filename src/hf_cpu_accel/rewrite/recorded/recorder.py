@@ -14,10 +14,11 @@ from hf_cpu_accel.rewrite.core.foreign_code import ours
 from hf_cpu_accel.rewrite.core.recordable import RECORDER
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
+from hf_cpu_accel.rewrite.recorded.aliases import Aliases
 from hf_cpu_accel.rewrite.recorded.answers import FORM, MAY_COPY, SQUEEZES, is_plain
 from hf_cpu_accel.rewrite.recorded.held import address, is_ours, tensors_in, tensors_of
 from hf_cpu_accel.rewrite.recorded.noted import Noted
-from hf_cpu_accel.rewrite.recorded.program import size_of
+from hf_cpu_accel.rewrite.recorded.program import Ref, size_of
 from hf_cpu_accel.rewrite.recorded.shared_states import SharedStandIn, is_shared, states_of
 from hf_cpu_accel.rewrite.recorded.size import Sizes, StandIn, plain
 from hf_cpu_accel.rewrite.recorded.stand_in import CacheStandIn, recurrent_state
@@ -43,6 +44,7 @@ class Recorder(Noted):
     ) -> None:
         super().__init__(shadow, follows_sizes=follows_sizes)
         self._index = index
+        self.aliases = Aliases()
         weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._protected = {address(tensor) for tensor in (*tensors, *weights)} - {0}
@@ -103,19 +105,48 @@ class Recorder(Noted):
         try:
             versions = [(t, t._version) for t in tensors_in((args, kwargs)) if not t.is_inference()]
             output = func(*plain(args), **plain(kwargs))
-            if func in MAY_COPY and args and output is args[0]:
-                output = output.view_as(output)  # a tensor of its own, as in calls where it is a copy
+            written = [t for t, version in versions if t._version != version]
+            given = list(tensors_in((args, kwargs)))
+            if not written:
+                output = _known_apart(output, set(map(id, given)))
         finally:
             self._depth -= 1
         with ours():
-            written = [t for t, version in versions if t._version != version]
             if any(address(t) in self._protected for t in written):
                 raise Refused(Refusal("it writes to what it is given, or to its weights"))
             if (
                 func in MAY_COPY and args and address(args[0]) in self._protected
             ):  # in another call it may be no copy
                 self._protected.add(address(output))
-            return self._told(func, args, kwargs, output, bool(written))
+            before = [(tensor, self._refs.get(id(tensor))) for tensor in given]
+            told = self._told(func, args, kwargs, output, bool(written))
+            self._note_memory(before, written, output, may_copy=func in MAY_COPY or "memory_format" in kwargs)
+            return told
+
+    def _note_memory(
+        self, given: list[tuple[Tensor, Ref | None]], written: list[Tensor], output: Any, *, may_copy: bool
+    ) -> None:
+        """Note what a call that is told has written to, and in whose memory its output lies.
+
+        Args:
+            given: its tensors, by what they were known before.
+        """
+        number = len(self.steps)
+        if written:
+            targets = set(map(id, written))
+            self.aliases.written(
+                number, {ref for tensor, ref in given if ref is not None and id(tensor) in targets}
+            )
+        for made in tensors_in(output):
+            result = self._refs.get(id(made))
+            for place, (tensor, ref) in enumerate(given):
+                maybe = may_copy and place == 0
+                if (
+                    result is not None
+                    and ref is not None
+                    and (maybe or 0 != address(made) == address(tensor))
+                ):
+                    self.aliases.view(number, ref, result, may_copy=maybe)
 
     def _check(self, args: Any, kwargs: dict[str, Any]) -> None:
         """
@@ -195,6 +226,15 @@ class Recorder(Noted):
             return self.called(forward, args, kwargs, leaf=(called, original))
 
         return noted
+
+
+def _known_apart(output: Any, given: set[int]) -> Any:
+    """`output` with tensors of their own for those that are the very ones which were given: in another call they may be others."""
+    if isinstance(output, Tensor):
+        return output.view_as(output) if id(output) in given else output
+    if type(output) in (tuple, list) and not given.isdisjoint(map(id, tensors_in(output))):
+        return type(output)([_known_apart(part, given) for part in output])
+    return output
 
 
 def _holds_stand_in(value: Any) -> bool:

@@ -1,0 +1,55 @@
+"""Which tensors of a call lie in the same memory, and which may: `contiguous` gives a copy, or not, as strides are.
+
+What steps compute may have other strides than what the forward does, so either may be the case in either of them. What is written
+to one tensor is then seen in the other or not: where both are used, steps cannot stand for the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hf_cpu_accel.rewrite.recorded.program import Ref, Step
+
+
+class Aliases:
+    """Numbers are those of the next step, when something is told."""
+
+    def __init__(self) -> None:
+        self._links: list[tuple[int, Ref, Ref, bool]] = []
+        self._writes: list[tuple[int, set[Ref]]] = []
+
+    def view(self, number: int, source: Ref, result: Ref, *, may_copy: bool) -> None:
+        """`result` lies in the memory of `source`, or may."""
+        if source != result:
+            self._links.append((number, source, result, may_copy))
+
+    def written(self, number: int, refs: Iterable[Ref]) -> None:
+        self._writes.append((number, set(refs)))
+
+    def are_ambiguous(self, steps: Sequence[Step], kept: set[Ref]) -> bool:
+        """Whether something is read behind a write that may have been written to, or not.
+
+        Args:
+            kept: what is read behind the last step.
+        """
+        for number, refs in self._writes:
+            surely, perhaps = (self._together(refs, number, may_copy=may_copy) for may_copy in (False, True))
+            read = {ref for step in steps[number:] for ref in step.reads} | kept
+            if not read.isdisjoint(perhaps - surely):
+                return True
+        return False
+
+    def _together(self, refs: set[Ref], number: int, *, may_copy: bool) -> set[Ref]:
+        """All that lie in one memory with `refs` before step `number`, or, if `may_copy`, may."""
+        links = [
+            (one, other)
+            for made, one, other, maybe in self._links
+            if made <= number and (may_copy or not maybe)
+        ]
+        found, size = set(refs), 0
+        while len(found) > size:
+            size = len(found)
+            for one, other in links:
+                if one in found or other in found:
+                    found |= {one, other}
+        return found
