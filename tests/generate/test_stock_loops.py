@@ -49,6 +49,12 @@ def test_assisted_sampling():
     assert_same("llama", prompt(12), seed=5, do_sample=True, max_new_tokens=30, prompt_lookup_num_tokens=3)
 
 
+def test_a_static_cache_begins_with_one_token():
+    """Its mask has columns for all places, and two dimensions where there is one query."""
+    settings = {"do_sample": False, "max_new_tokens": 10, "cache_implementation": "static"}
+    assert_same("llama", prompt(1), disable_compile=True, **settings)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

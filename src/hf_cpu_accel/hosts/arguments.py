@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 NATIVE_ATTENTION = "hf_cpu_accel"  # ours, behind transformers' attention interface
 STOCK_ATTENTION = "sdpa"  # the one whose place it takes
 
@@ -34,6 +36,18 @@ def parameter_names(function: Callable[..., Any], *, keyword_only: bool = False)
         for p in parameters
         if p.kind is p.POSITIONAL_OR_KEYWORD or (keyword_only and p.kind is p.KEYWORD_ONLY)
     )
+
+
+def of_own_keys(arguments: dict[str, Any], length: int) -> dict[str, Any]:
+    """`arguments` of a call that begins a text, for one without its cache: the masks of static caches have columns for all places.
+
+    Args:
+        length: of the hidden states.
+    """
+    mask = arguments.get("attention_mask")
+    if type(mask) is not Tensor or mask.dim() != 4 or mask.shape[3] <= length:
+        return arguments
+    return {**arguments, "attention_mask": mask[..., :length]}
 
 
 def cache_argument(function: Callable[..., Any]) -> str | None:

@@ -62,6 +62,18 @@ def test_greedy_tokens_are_those_of_eager(stem: str) -> None:
         assert torch.equal(model.generate(IDS, **given, **GREEDY), eager.generate(IDS, **given, **GREEDY))
 
 
+@pytest.mark.parametrize("stem", ["NemotronH", "Zamba2", "Bamba"])
+def test_prompts_of_one_token_in_any_cache(stem: str) -> None:
+    """Hosts bound the time steps of a first token, and not those of one behind others."""
+    model = build(stem)
+    eager = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    wanted = {"max_new_tokens": 12, "do_sample": False, "disable_compile": True}
+    for cache in ("dynamic", "static"):
+        ours, theirs = (m.generate(IDS[:, :1], cache_implementation=cache, **wanted) for m in (model, eager))
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("stem", JOINED)
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_a_step_is_one_call(stem: str, dtype: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import of_own_keys
 from hf_cpu_accel.lazy.causal_mask import CausalMask
 from hf_cpu_accel.lazy.position_bias import PositionBias
 from hf_cpu_accel.lazy.shared_heads import KeptHeads, kept_heads
@@ -72,7 +73,7 @@ class FusedDecoderLayer(BoundLayer):
             return None
         return Reference(
             (hidden_states,),
-            {**arguments, **self._beside(arguments)},
+            of_own_keys({**arguments, **self._beside(arguments)}, hidden_states.shape[1]),
             tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
             dtype=None if call.cache is None else self._kept_as(call.cache),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES
+from hf_cpu_accel.hosts.arguments import CACHES, of_own_keys
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -147,7 +147,8 @@ def reference_call(module: FusedModuleMixin, mixer: FusedMixer, named: dict[str,
     if not is_fused(module, named) or (cache is not None and not mixer.is_empty(cache)):
         return None
     kept = None if cache is None else _kept_as(cache, mixer.layer_idx)
-    return Reference((), {**named, "cache": None}, tokens_of(named.get("attention_mask")), dtype=kept)
+    own = of_own_keys({**named, "cache": None}, named["hidden_states"].shape[1])
+    return Reference((), own, tokens_of(own.get("attention_mask")), dtype=kept)
 
 
 def _kept_as(cache: Any, index: int) -> str | None:
