@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import cache_utils
 
 from hf_cpu_accel import accelerate_for_cpu
 from tests.rewrite.recorded.models import Stack, Written
 from tests.rewrite.recorded.test_recorded_layer import error, in_use, plain, reasons, states
 
-cache_utils = pytest.importorskip("transformers.cache_utils")
 if not hasattr(cache_utils, "KVSharingDict"):
-    pytest.skip("this version of transformers has no such dictionaries", allow_module_level=True)
+    pytest.skip("transformers.cache_utils has no KVSharingDict in this version", allow_module_level=True)
 
 
 class Sharing(Written):

@@ -27,10 +27,9 @@ from hf_cpu_accel.rewrite.recorded.kept import Kept
 from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
-from hf_cpu_accel.rewrite.recorded.shared_states import share
+from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
-from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE
 from hf_cpu_accel.tolerance import ENCODER_LAYER
 
 
@@ -98,12 +97,7 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
 
 def _handed_out(steps: list[Step]) -> Iterator[Ref]:
     """What is kept in a cache, or for later layers."""
-    return (
-        ref
-        for step in steps
-        if step.function in WRITE_TO_CACHE or step.function is share
-        for ref in step.reads
-    )
+    return (ref for step in steps if step.function in KEEP for ref in step.reads)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from hf_cpu_accel.rewrite.recorded.size import StandIn
-from hf_cpu_accel.rewrite.recorded.stand_in import Asked, refuse
+from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE, Asked, refuse
 
 
 def is_shared(value: Any) -> bool:
@@ -85,6 +85,10 @@ def has_states(shared: Any, name: str) -> bool:
 
 def share(shared: Any, name: str, states: tuple[Tensor, ...]) -> None:
     shared[name] = states
+
+
+# They keep tensors for other calls or layers, and write to none.
+KEEP = WRITE_TO_CACHE | {share}
 
 
 @once

@@ -26,8 +26,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
-from hf_cpu_accel.rewrite.recorded.shared_states import share
-from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE
+from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -228,6 +227,6 @@ def _between_writes(steps: list[Step]) -> list[list[Step]]:
 
 def _writes(step: Step) -> bool:
     """Whether a step with an effect writes to a tensor that others may read, which caches and what is given one do not."""
-    if step.leaf is not None or step.function in WRITE_TO_CACHE or step.function is share:
+    if step.leaf is not None or step.function in KEEP:
         return False
     return getattr(step.function, "__name__", "") != "expect"
