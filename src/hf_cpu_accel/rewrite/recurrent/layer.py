@@ -42,20 +42,23 @@ class RecurrentMixer(FusedMixer):
             return None
         if mask is not None and mask.shape != shape[:2]:
             return None
-        sizes, cache, is_step = self._mixer.sizes(self), named.get("cache"), False
-        if cache is None:
+        mixer, cache = self._mixer, named.get("cache")
+        sizes, states = mixer.sizes(self), None
+        if cache is not None and shape[1] == 1:
+            states = _states().begun_states_of(cache, self.layer_idx, sizes, shape[0])
+        if states is not None:
+            mixer = mixer.of_step
+        elif cache is None:
             states = sizes.zeros(shape[0], dtype)
         else:
-            begun = shape[1] == 1 and _states().begun_states_of(cache, self.layer_idx, sizes, shape[0])
-            is_step = bool(begun)
             states = _states().states_of(cache, self.layer_idx, sizes, shape[0], dtype)
         if states is None:
             return None
         tokens = None if mask is None else mask.bool().contiguous()
         if tokens is not None:
             hidden_states = hidden_states * tokens[..., None]
-        projected = self.project(self._mixer.scaled(self, hidden_states))
-        return self._mixer.mix(self, projected, tokens, states, is_step=is_step)
+        projected = self.project(mixer.scaled(self, hidden_states))
+        return mixer.mix(self, projected, tokens, states)
 
     def is_empty(self, cache: Any) -> bool:
         return cache.get_conv_state(self.layer_idx) is None

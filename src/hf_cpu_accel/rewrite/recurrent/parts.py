@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,21 +62,17 @@ class Mixer(ABC):
         return
 
     @abstractmethod
-    def mix(
-        self,
-        module: Any,
-        projected: Sequence[Tensor],
-        tokens: Tensor | None,
-        states: States,
-        *,
-        is_step: bool,
-    ) -> Tensor:
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         """What the projections give, each [B, L, features] -> what `out_proj` is given, the states going on.
 
         Args:
             tokens: bool [B, L], False where hidden_states are 0 because there is padding, or None.
-            is_step: whether this is one token each behind others, for which hosts have code of its own.
         """
+
+    @property
+    def of_step(self) -> Mixer:
+        """How one token behind others is mixed, for which hosts have code of its own."""
+        return self
 
     @abstractmethod
     def recurrence(self, module: Any, rest: Projection | None) -> Recurrence | None:
@@ -111,15 +107,7 @@ class ShortConvolution(Mixer):
     def projections(self) -> tuple[str, ...]:
         return ("in_proj",)
 
-    def mix(
-        self,
-        module: Any,
-        projected: Sequence[Tensor],
-        tokens: Tensor | None,
-        states: States,
-        *,
-        is_step: bool,
-    ) -> Tensor:
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         mixed: Tensor = _OPS.short_convolution(projected[0], *self._convolution(module), states[0])
         return mixed
 
@@ -163,15 +151,7 @@ class GatedDeltaNet(Mixer):
             order = _one_by_one(module.num_k_heads, (keys, keys, values, values))
             order_outputs(module, {together: order, rest: _one_by_one(module.num_k_heads, (heads, heads))})
 
-    def mix(
-        self,
-        module: Any,
-        projected: Sequence[Tensor],
-        tokens: Tensor | None,
-        states: States,
-        *,
-        is_step: bool,
-    ) -> Tensor:
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         if self.is_ordered:
             columns = module.num_v_heads * module.head_v_dim
             mixed, gate = projected[0].tensor_split((projected[0].shape[-1] - columns,), dim=-1)
@@ -229,26 +209,22 @@ class StateSpace(Mixer):
     def projections(self) -> tuple[str, ...]:
         return ("in_proj",)
 
+    @property
+    def of_step(self) -> StateSpace:
+        return self if self.bounds_steps else replace(self, least_dt=0.0, most_dt=float("inf"))
+
     def scaled(self, module: Any, hidden_states: Tensor) -> Tensor:
         scale = getattr(module, "ssm_in_multiplier", 1.0)  # Falcon-H1
         return hidden_states if scale == 1.0 else hidden_states * scale
 
-    def mix(
-        self,
-        module: Any,
-        projected: Sequence[Tensor],
-        tokens: Tensor | None,
-        states: States,
-        *,
-        is_step: bool,
-    ) -> Tensor:
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         (mixed,) = projected
         scales = module._buffers.get("mup_vector")
         own = module._parameters
-        bounds = (0.0, float("inf")) if is_step and not self.bounds_steps else (self.least_dt, self.most_dt)
         output: Tensor = _OPS.state_space(
             mixed if scales is None else mixed * scales, *self._convolution(module), own["A_log"], own["D"],
-            own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first, *bounds, tokens, *states,
+            own["dt_bias"], self._norm_weight(module), self.eps, self.norm_groups, self.gate_first,
+            self.least_dt, self.most_dt, tokens, *states,
         )  # fmt: skip
         return output
 

@@ -41,15 +41,7 @@ class SelectiveStateSpace(Mixer):
     def projections(self) -> tuple[str, ...]:
         return ("in_proj",)
 
-    def mix(
-        self,
-        module: Any,
-        projected: Sequence[Tensor],
-        tokens: Tensor | None,
-        states: States,
-        *,
-        is_step: bool,
-    ) -> Tensor:
+    def mix(self, module: Any, projected: Sequence[Tensor], tokens: Tensor | None, states: States) -> Tensor:
         own, modules = module._parameters, module._modules
         conv_state, state = states
         input, gate = projected[0].chunk(2, dim=-1)
