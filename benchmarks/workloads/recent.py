@@ -91,6 +91,28 @@ def _encoded_and_decoded(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return sound
 
 
+def _dac() -> nn.Module:
+    from transformers import DacConfig, DacModel
+
+    return DacModel(DacConfig(sampling_rate=44100))
+
+
+def _music_and_codes(batch: int, generator: Generator) -> dict[str, Tensor]:
+    """A second at 44.1 kHz, and the codes of a second: 86 frames of 9 codebooks."""
+    return {
+        "input_values": 0.1 * torch.randn(batch, 1, 44032, generator=generator),
+        "codes": torch.randint(0, 1024, (batch, 9, 86), generator=generator),
+    }
+
+
+def _coded_and_played(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Sound [batch, samples]; as `_encoded_and_decoded`."""
+    codes = model.encode(inputs["input_values"], return_dict=True).audio_codes
+    assert codes.shape == inputs["codes"].shape
+    sound: Tensor = model.decode(audio_codes=inputs["codes"], return_dict=True).audio_values
+    return sound
+
+
 def _wan() -> nn.Module:
     from diffusers import WanTransformer3DModel
 
@@ -153,6 +175,7 @@ MODELS: dict[
     "smolvlm-256m": (_smolvlm, _question, _answer),
     "parakeet-0.6b-encoder": (_parakeet, _mel_frames, first_output),
     "mimi": (_mimi, _sound_and_codes, _encoded_and_decoded),
+    "dac": (_dac, _music_and_codes, _coded_and_played),
     "wan-1.3b-blocks": (_wan, _video, _filmed),
     "z-image-blocks": (_z_image, _latents, _painted),
 }

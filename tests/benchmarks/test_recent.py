@@ -13,6 +13,7 @@ _SIZES = {
     "smolvlm-256m": (256.5, None),
     "parakeet-0.6b-encoder": (607.7, (2, 125, 1024)),
     "mimi": (79.3, None),
+    "dac": (76.6, None),
     "wan-1.3b-blocks": (118.7, (2, 16, 160, 48)),
     "z-image-blocks": (373.7, (2, 16, 64, 64)),
 }
@@ -63,5 +64,18 @@ def test_sound_is_encoded_and_decoded() -> None:
     with torch.inference_mode():
         expected = answer(model, inputs)
         assert expected.shape == (1, 1, 96000)
+        accelerate_for_cpu(model, dtype="float32")
+        torch.testing.assert_close(answer(model, inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_music_is_coded_and_played() -> None:
+    from transformers import DacConfig, DacModel
+
+    model = random_models.seeded(lambda: DacModel(DacConfig(encoder_hidden_size=8, decoder_hidden_size=64)))
+    _, make_inputs, answer = recent.MODELS["dac"]
+    inputs = make_inputs(1, torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = answer(model, inputs)
+        assert expected.shape == (1, 44032)
         accelerate_for_cpu(model, dtype="float32")
         torch.testing.assert_close(answer(model, inputs), expected, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@
 #include "quantize/rotated.h"
 #include "recurrent/recurrent.h"
 #include "rope/rope.h"
+#include "snake/snake.h"
 #include "sparse/messages.h"
 #include "sparse/sparse.h"
 
@@ -35,6 +36,7 @@ struct Kernels {
   HeadKernels heads;
   TokenRowKernels token_rows;
   RotaryEmbeddingKernel rotary_embedding;
+  SnakeKernel snake;
   RecurrentKernels recurrent;
   SparseKernels sparse;
   MessageKernels messages;

@@ -21,6 +21,7 @@
 #include "quantize/rotated_panels.h"
 #include "recurrent/state_space_rows.h"
 #include "rope/rope_rows.h"
+#include "snake/snake_rows.h"
 #include "sparse/edge_rows.h"
 #include "sparse/message_rows.h"
 
@@ -56,6 +57,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::head_kernels(),
       HFCA_TIER::token_row_kernels(),
       &HFCA_TIER::rotary_embedding,
+      &HFCA_TIER::snake,
       HFCA_TIER::recurrent_kernels(),
       HFCA_TIER::sparse_kernels(),
       HFCA_TIER::message_kernels(),

@@ -29,6 +29,7 @@ from hf_cpu_accel.rewrite.convolution.match import ConvolutionRule
 from hf_cpu_accel.rewrite.convolution.neighbours import join_neighbours
 from hf_cpu_accel.rewrite.convolution.over_time import keep_channels_last
 from hf_cpu_accel.rewrite.convolution.residual_block import fuse_residual_blocks
+from hf_cpu_accel.rewrite.convolution.snake import SnakeRule
 from hf_cpu_accel.rewrite.convolution.static_images import make_static
 from hf_cpu_accel.rewrite.convolution.transposed.images import TransposedImagesRule
 from hf_cpu_accel.rewrite.convolution.transposed.over_time import TransposedConvolutionRule
@@ -107,6 +108,7 @@ RULES: tuple[Rule, ...] = (
     GroupedConvolutionRule(),
     TransposedConvolutionRule(),
     TransposedImagesRule(),
+    SnakeRule(),
     LSTMRule(),
     MergedProjectionsRule(),
     LinearRule(),

@@ -1,4 +1,4 @@
-"""The norms, embedding_norm and rotary_embedding."""
+"""The norms, embedding_norm, rotary_embedding and snake."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hf_cpu_accel.ops import norm as norms
 from hf_cpu_accel.ops.embedding import embedding_norm_reference
 from hf_cpu_accel.ops.group_norm import group_norm_reference
 from hf_cpu_accel.ops.rope import rotary_embedding_reference
+from hf_cpu_accel.ops.snake import snake_reference
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.test_embedding import BOUNDS as EMBEDDING_BOUNDS
@@ -18,6 +19,8 @@ from tests.ops.test_embedding import arguments as embedding_arguments
 from tests.ops.test_group_norm import layouts
 from tests.ops.test_norm import FLOAT32_BOUND
 from tests.ops.test_rope import inputs as rotary_inputs
+from tests.ops.test_snake import BOUND as SNAKE_BOUND
+from tests.ops.test_snake import inputs as snake_inputs
 
 
 def norm(rng: random.Random) -> Call:
@@ -60,4 +63,14 @@ def rotary_embedding(rng: random.Random) -> Call:
     return Call("rotary_embedding", arguments, rotary_embedding_reference, 2e-5 + draw.rounding(x))
 
 
-FAMILY = (norm, norm, group_norm, embedding_norm, rotary_embedding)
+def snake(rng: random.Random) -> Call:
+    sizes = (rng.randint(0, 3), draw.size(rng, 70), draw.size(rng, 90))
+    channels_last = rng.random() < 0.5
+    x, *numbers = snake_inputs(
+        *sizes, draw.floats(rng), channels_last=channels_last, seed=rng.randrange(10_000)
+    )
+    arguments = [draw.laid_out(rng, x), *numbers, channels_last]
+    return Call("snake", arguments, snake_reference, SNAKE_BOUND + draw.rounding(x))
+
+
+FAMILY = (norm, norm, group_norm, embedding_norm, rotary_embedding, snake)

@@ -63,6 +63,7 @@ USED += [
         "convolution as linear",
         "convolution",
         "convolution over time",
+        "snake",
         "grouped convolution",
         "transposed convolution",
         "transposed convolution of images",

@@ -31,6 +31,15 @@ ALL = FAMILIES | {
 }
 
 
+class Snake(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def forward(self, sound):
+        return sound + (self.alpha + 1e-9).reciprocal() * torch.sin(self.alpha * sound).pow(2)
+
+
 class Picture(nn.Module):
     """What models of images and sound have and those of text have not, once each."""
 
@@ -46,6 +55,7 @@ class Picture(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self.coarser = hooked_weight_norm(nn.Conv1d(32, 32, 3, padding=1))
+        self.snake = Snake(32)
         self.finer = nn.ConvTranspose1d(32, 32, 4, 2, padding=1)
         self.larger = nn.ConvTranspose2d(32, 32, 2, 2)
         self.attention = Attention(query_dim=32, heads=2, dim_head=16, bias=True)
@@ -53,7 +63,7 @@ class Picture(nn.Module):
     def forward(self, image):
         pixels = self.folded(self.grouped(self.convolution(self.norm(self.patches(image)))))
         pixels = (pixels + self.larger(pixels)[..., ::2, ::2]).flatten(2)
-        pixels = pixels + self.coarser(self.wider(pixels))
+        pixels = pixels + self.coarser(self.snake(self.wider(pixels)))
         pixels = pixels + self.positions(pixels)[..., 1:] + self.finer(pixels)[..., ::2]
         return self.attention(pixels.transpose(1, 2))
 

@@ -74,6 +74,25 @@ inline Float softplus(Float x) {
 
 inline float softplus(float x) { return Simd::reduce_max(softplus(Simd::set1(x))); }
 
+// sin(x)^2, absolute error < 5e-7 up to |x| = 1e5; beyond it is some number from 0 to 1, as good as any where x is known to few digits.
+// Range reduction x = n pi + r with |r| <= pi / 2, pi in three parts of few bits (Cody & Waite), then r times a polynomial in r^2, fitted
+// by Lawson's algorithm (error < 2e-11 before rounding).
+inline Float squared_sine(Float x) {
+  const Float n = Simd::round(Simd::mul(x, Simd::set1(0.318309886f))), bound = Simd::set1(1.6f);
+  Float r = Simd::fnma(n, Simd::set1(3.140625f), x);
+  r = Simd::fnma(n, Simd::set1(9.67502593994140625e-4f), r);
+  r = Simd::fnma(n, Simd::set1(1.509957990978376432e-7f), r);
+  r = Simd::max(Simd::sub(Simd::zero(), bound), Simd::min(bound, r));
+  const Float t = Simd::mul(r, r);
+  Float p = Simd::set1(-2.374517116e-08f);
+  p = Simd::fma(p, t, Simd::set1(2.751573902e-06f));
+  p = Simd::fma(p, t, Simd::set1(-1.984063274e-04f));
+  p = Simd::fma(p, t, Simd::set1(8.333328180e-03f));
+  p = Simd::fma(p, t, Simd::set1(-1.666666716e-01f));
+  const Float sine = Simd::fma(Simd::mul(p, t), r, r);
+  return Simd::mul(sine, sine);
+}
+
 // tanh(x), absolute error < 3e-7.
 inline Float tanh(Float x) {
   const Float a = Simd::abs(x), one = Simd::set1(1.0f);

@@ -49,6 +49,7 @@ Tensor lstm_layer(const Tensor& gates, const Tensor& weight, const OptionalTenso
                    static_cast<size_t>(threads) * GemmMemory::size_of(batch, words));
   float *sums = shared.take<float>(4 * batch * features), *inner = shared.take<float>(batch * features);
   std::vector<GemmMemory> memory;
+  memory.reserve(static_cast<size_t>(threads));
   for (int64_t i = 0; i < threads; ++i) memory.emplace_back(shared, batch, words);
   const float* inputs = static_cast<const float*>(gates.const_data_ptr());
   float* results = static_cast<float*>(output.mutable_data_ptr());
