@@ -31,6 +31,14 @@ _LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 _GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": LAYERS, "n_head": 4, "n_positions": 512}
+_GPT_NEO = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_layers": LAYERS,
+    "num_heads": 4,
+    "pad_token_id": 0,
+}
+_GPT_NEO |= {"attention_types": [[["global", "local", "global"], 1]], "window_size": 8}
 _OPT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -125,6 +133,7 @@ DECODERS = {
     ),
     "gpt2": Decoder("GPT2", _GPT, model="GPT2LMHeadModel"),
     "gptj": Decoder("GPTJ", {**_GPT, "rotary_dim": 8}),
+    "gpt-neo": Decoder("GPTNeo", _GPT_NEO),
     "opt": Decoder("OPT", _OPT),
     "opt-350m": Decoder("OPT", {**_OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "stablelm": Decoder("StableLm"),

@@ -34,7 +34,7 @@ def test_scale_and_slopes_are_read_off_scores(scale: float, slopes: Tensor | Non
     scores = products * scale
     if slopes is not None:
         scores = scores + slopes[:, None, None] * (torch.arange(5) - 7)
-    read = read_scores(AttentionCall(query, None, scores=scores), key, torch.float32)
+    read = read_scores(AttentionCall(query, None, scores=scores), key, torch.float32, [])
     assert read is not None
     assert read.scale == (0.25 if scale == 0.25 else pytest.approx(scale, rel=1e-5))
     assert (read.slopes is None) == (slopes is None)
@@ -50,7 +50,32 @@ def test_other_scores_are_not_read(change: str) -> None:
         "curved": products / 4 + SLOPES[:, None, None] * torch.arange(5).square(),
         "hidden": (products / 4).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf),
     }[change]
-    assert read_scores(AttentionCall(query, None, scores=scores), key, torch.float32) is None
+    assert read_scores(AttentionCall(query, None, scores=scores), key, torch.float32, []) is None
+
+
+def visible(length: int, window: int) -> Tensor:
+    """bool [length, length], True where a query sees a key."""
+    seen = torch.ones(length, length).tril().bool()
+    return seen & ~seen.tril(-window)
+
+
+@pytest.mark.parametrize("window", [3, 8, 40])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_what_a_layer_hides_is_read_off_its_buffer(window: int, dtype: torch.dtype) -> None:
+    query, key, products = attention()
+    hidden = (products / 4).masked_fill(~visible(5, window), LOWEST)
+    call, table = AttentionCall(query, None, scores=hidden), visible(40, window)
+    read = read_scores(call, key, torch.float32, [torch.ones(2), table[None, None].to(dtype)])
+    assert read is not None
+    assert read.hides
+    assert read.scale == 0.25
+    assert read.window == (window if window < 40 else None)
+    others = [table[:4, :4], ~table, visible(40, 2), table.float(), table & (torch.rand(40, 40) < 0.9)]
+    for other in others:
+        assert read_scores(call, key, torch.float32, [other]) is None
+    one_head = hidden.clone()
+    one_head[:, 1, 0, 1] = 0.3
+    assert read_scores(AttentionCall(query, None, scores=one_head), key, torch.float32, [table]) is None
 
 
 def keys_bias(start: tuple[int, ...], kv_len: int, dtype: torch.dtype) -> Tensor:

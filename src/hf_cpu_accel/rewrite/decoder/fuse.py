@@ -130,6 +130,8 @@ class _Reader:
             mask = call.arguments[call.mask]
             # A mask of a few tokens with its values does not show a window; what attention is told does.
             window = mask.window if isinstance(mask, CausalMask) else trace.attention[0].window
+            if parts.hides and window is not None:
+                return Refusal("it has a window of its own, and one that it is told")
             form = form_of(mask, window)
             slopes = None if parts.alibi is None else self._slopes(call, parts.alibi)
             if form is None:
@@ -138,7 +140,12 @@ class _Reader:
                 return Refusal("its slopes (ALiBi) are not in what it is given")
             alibi = None if slopes is None else slopes.slopes
             role = role_of(
-                dataclasses.replace(parts, window=window, alibi=alibi), call, trace, biases, form, slopes
+                dataclasses.replace(parts, window=parts.window if parts.hides else window, alibi=alibi),
+                call,
+                trace,
+                biases,
+                form,
+                slopes,
             )
             if role is None:
                 return Refusal("it returns what only itself can make")

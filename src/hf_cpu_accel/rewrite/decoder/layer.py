@@ -247,7 +247,7 @@ class FusedDecoderLayer(BoundLayer):
         if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] not in (1, role.parts.heads):
             return None
         return understood(
-            mask, role.mask_form, role.parts.window, cache, role.cache_index, batch, q_len, takes
+            mask, role.mask_form, role.parts.window_of_masks, cache, role.cache_index, batch, q_len, takes
         )
 
     def _is_ours(self, cache: Any) -> bool:

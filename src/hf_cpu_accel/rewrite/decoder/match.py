@@ -120,7 +120,9 @@ class _Matcher:
         query, key, value = heads
         call, stored = trace.attention[0], self.stored[0]
         scores = (
-            read_scores(call, stored.key, self.dtype) if call.scores is not None else Scores(scale_of(call))
+            read_scores(call, stored.key, self.dtype, buffers.values())
+            if call.scores is not None
+            else Scores(scale_of(call))
         )
         if scores is None:
             return self._left("its scores are not scaled products of queries and keys, perhaps with ALiBi")
@@ -136,6 +138,8 @@ class _Matcher:
             value=value.heads,
             scale=scores.scale * query.factor,
             alibi=scores.slopes,
+            hides=scores.hides,
+            window=scores.window,
             softcap=call.softcap,
             sinks=self._path_of(call.sinks),
             relative=self.relative,

@@ -93,6 +93,7 @@ class DecoderParts:
         sinks: path of the parameter, if there is one.
         repeats: how often the original hands each head of keys and values to the cache.
         alibi: [heads], what a score loses per token of distance, if it does.
+        hides: whether it hides later keys and those out of its window by itself, so that masks say nothing of windows.
         relative: where the bias of distances comes from, if the layer has one of its own.
         qkv, output: linears.
         output_scale: the name of the buffer that it multiplies what it gives by, or None.
@@ -110,6 +111,7 @@ class DecoderParts:
     output: LinearRun
     ffn: FeedForwardParts | MixtureParts | None
     window: int | None = None
+    hides: bool = False
     softcap: float | None = None
     sinks: str | None = None
     alibi: Tensor | None = None
@@ -166,6 +168,11 @@ class DecoderParts:
             output_scale=1.0 if self.output_scale is None else layer.get_buffer(self.output_scale).item(),
             **norms,
         )
+
+    @property
+    def window_of_masks(self) -> int | None:
+        """The window of the masks that it is handed."""
+        return None if self.hides else self.window
 
     def linears(self, layer: nn.Module) -> tuple[PackedLinear, ...]:
         """What a call multiplies with, in this order."""

@@ -1,4 +1,5 @@
-"""What a layer that computes its attention itself makes of the products of queries and keys: their scale, and ALiBi's slopes.
+"""What a layer that computes its attention itself makes of the products of queries and keys: their scale, ALiBi's slopes, and which
+of them it hides.
 
 ALiBi (Press et al. 2022, arXiv:2108.12409) takes `slope * distance` off a score. Hosts hand it to their layers as a bias of the
 keys alone, `slope * position`: the rest is the same for all keys of a query, and softmax does not see it.
@@ -6,6 +7,7 @@ keys alone, `slope * position`: the rest is the same for all keys of a query, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,33 +20,49 @@ from hf_cpu_accel.tolerance import LINE, SLOPES
 
 # How far from a line a bias may be, relative to its largest value: rounding, and in bfloat16 that of the slopes too.
 _DTYPES = (torch.float32, torch.bfloat16)  # of biases
+_TRUTHS = (torch.bool, torch.uint8)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """softmax is taken of scale * query key^T + slopes * position, [heads]; None for no slopes."""
+    """softmax is taken of scale * query key^T + slopes * position, [heads]; None for no slopes.
+
+    Attributes:
+        hides: whether the layer hides later keys by itself (GPT-Neo), and those out of a window of so many keys, if it is not None.
+    """
 
     scale: float
     slopes: Tensor | None = None
+    hides: bool = False
+    window: int | None = None
 
 
-def read_scores(call: AttentionCall, key: Tensor, dtype: torch.dtype) -> Scores | None:
+def read_scores(
+    call: AttentionCall, key: Tensor, dtype: torch.dtype, buffers: Iterable[Tensor]
+) -> Scores | None:
     """How the scores of `call` follow from its query and the stored `key`; None if not like this.
 
     Of the last sequence, which has no padding.
 
     Args:
         dtype: in which the host made what it handed to the layer.
+        buffers: of the layer, one of which says what it hides by itself.
     """
     assert call.scores is not None
     query, key, scores = (part[-1].double() for part in (call.query, key, call.scores))
     heads, positions = len(query), torch.arange(key.shape[1], dtype=torch.float64)
     if heads % len(key) or not scores.isfinite().all():
         return None
+    of_heads = scores > torch.finfo(torch.float32).min / 2
+    seen, hides = of_heads[0], not of_heads.all()
+    hidden = _hidden(seen, buffers) if hides else (None,)
+    if hidden is None or not (of_heads == seen).all():
+        return None
     key = key.repeat_interleave(heads // len(key), dim=0)
-    products, scores = _centred(query @ key.mT), _centred(scores)
+    products, scores = _centred(query @ key.mT, seen), _centred(scores, seen)
     # One column for the scale, and one for each head's slope.
-    ramps = torch.diag_embed(_centred(positions).expand(*products.shape).permute(1, 2, 0)).permute(2, 0, 1, 3)
+    positions = _centred(positions.expand(*products.shape), seen)
+    ramps = torch.diag_embed(positions.permute(1, 2, 0)).permute(2, 0, 1, 3)
     columns = torch.cat([products[..., None], ramps], dim=-1).flatten(0, 2)
     found = torch.linalg.lstsq(columns, scores.flatten()[:, None]).solution[:, 0]
     bound = LINE.of(dtype)
@@ -52,8 +70,26 @@ def read_scores(call: AttentionCall, key: Tensor, dtype: torch.dtype) -> Scores 
         return None
     scale, slopes = found[0].item(), found[1:].float()
     usual = query.shape[-1] ** -0.5
-    scale = usual if abs(scale / usual - 1) < bound else scale
-    return Scores(scale, slopes if slopes.abs().max() > bound * scores.abs().max() else None)
+    scale = next((known for known in (usual, 1.0) if abs(scale / known - 1) < bound), scale)
+    has_slopes = slopes.abs().max() > bound * scores.abs().max()
+    return Scores(scale, slopes if has_slopes else None, hides, *hidden)
+
+
+def _hidden(seen: Tensor, buffers: Iterable[Tensor]) -> tuple[int | None] | None:
+    """The window of a layer whose first tokens see of one another what `seen`, bool [L, L], says: from its buffer of all positions
+    that begins so, in which a query sees itself and the keys before it, or a window of them. None if there is no such buffer."""
+    tokens = len(seen)
+    for buffer in buffers:
+        length = buffer.shape[-1] if buffer.dim() else 0
+        if buffer.dtype not in _TRUTHS or buffer.numel() != length**2 or length < tokens:
+            continue
+        table = buffer.view(length, length).bool()
+        window = int(table[-1].sum())
+        earlier = torch.ones_like(table).tril()
+        is_windowed = torch.equal(table, earlier & ~earlier.tril(-window))
+        if is_windowed and torch.equal(table[:tokens, :tokens], seen):
+            return (window if window < length else None,)
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,5 +164,9 @@ def _rows(bias: Tensor, heads: int, keys: int) -> Tensor:
     return bias[..., -keys:].reshape(-1, heads, keys)
 
 
-def _centred(values: Tensor) -> Tensor:
-    return values - values.mean(dim=-1, keepdim=True)
+def _centred(values: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Less the mean of a row, or of what is seen of it; 0 elsewhere."""
+    if seen is None:
+        return values - values.mean(dim=-1, keepdim=True)
+    shown = values.masked_fill(~seen, 0)
+    return (shown - shown.sum(dim=-1, keepdim=True) / seen.sum(dim=-1, keepdim=True)) * seen

@@ -132,7 +132,7 @@ class Verification:
                 if role.shared is not None:
                     arguments[role.shared] = self._shared(role, cache, part, own=module is self.layer)
                 batch, q_len, _ = states.shape
-                mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window, shown)
+                mask = CausalMask.of(batch, q_len, shown.shape[1], 0, role.parts.window_of_masks, shown)
                 if role.slopes is not None:
                     start = torch.tensor([PADDING * masked, *[0] * (batch - 1)])
                     given = call.arguments[role.slopes.name].to(self.dtype)
