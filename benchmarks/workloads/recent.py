@@ -113,6 +113,24 @@ def _coded_and_played(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return sound
 
 
+def _deformable_detr() -> nn.Module:
+    from transformers import DeformableDetrConfig, DeformableDetrModel, ResNetConfig
+
+    backbone = ResNetConfig(out_features=["stage2", "stage3", "stage4"])
+    own = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+    return DeformableDetrModel(DeformableDetrConfig(backbone_config=backbone, **own))
+
+
+def _photographs(batch: int, generator: Generator) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, 640, 640, generator=generator)}
+
+
+def _detected(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """[batch, queries, features]"""
+    states: Tensor = model(**inputs).last_hidden_state
+    return states
+
+
 def _wan() -> nn.Module:
     from diffusers import WanTransformer3DModel
 
@@ -176,6 +194,7 @@ MODELS: dict[
     "parakeet-0.6b-encoder": (_parakeet, _mel_frames, first_output),
     "mimi": (_mimi, _sound_and_codes, _encoded_and_decoded),
     "dac": (_dac, _music_and_codes, _coded_and_played),
+    "deformable-detr-r50": (_deformable_detr, _photographs, _detected),
     "wan-1.3b-blocks": (_wan, _video, _filmed),
     "z-image-blocks": (_z_image, _latents, _painted),
 }

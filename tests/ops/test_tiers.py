@@ -28,6 +28,7 @@ CHECKS = {
     "tests.ops.test_quantize": "check_quantize",
     "tests.ops.test_recurrent": "check_recurrent",
     "tests.ops.test_lstm": "check_lstm",
+    "tests.ops.test_deformable_attention": "check_deformable_attention",
     "tests.ops.test_rope": "check_rope",
     "tests.ops.test_snake": "check_snake",
     "tests.ops.sparse.test_ops": "check_sparse",

@@ -2,6 +2,7 @@
 // Dispatch holds that of the tier that was chosen.
 #pragma once
 #include "attention/attention.h"
+#include "attention/deformable.h"
 #include "convolution/quantize.h"
 #include "convolution/gather.h"
 #include "convolution/pointwise.h"
@@ -31,6 +32,7 @@ struct Kernels {
   GatherKernels pixels;
   WinogradOutputKernel winograd_output;
   AttentionKernels attention;
+  DeformableAttentionKernel deformable_attention;
   NormKernels norm;
   GroupNormKernels group_norm;
   HeadKernels heads;

@@ -1,6 +1,7 @@
 // Compiled once per tier by the build, which sets the instruction set flags, HFCA_TIER (the namespace) and HFCA_SIMD_*.
 #include "kernels.h"
 
+#include "attention/deformable_rows.h"
 #include "attention/flash.h"
 #include "convolution/quantize_rows.h"
 #include "convolution/gather_rows.h"
@@ -52,6 +53,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
       HFCA_TIER::gather_kernels(),
       &HFCA_TIER::winograd_output,
       HFCA_TIER::attention_kernels(),
+      &HFCA_TIER::deformable_attention,
       HFCA_TIER::norm_kernels(),
       HFCA_TIER::group_norm_kernels(),
       HFCA_TIER::head_kernels(),

@@ -13,6 +13,7 @@ from hf_cpu_accel.patching.fused_module import note_insides
 from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
 from hf_cpu_accel.patching.restore import freeze_parameters
 from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.attention.deformable import fuse_deformable_attention
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
 from hf_cpu_accel.rewrite.attention.multihead_match import MultiheadAttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
@@ -201,6 +202,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("calibration", calibrate),
     Stage("rules", _apply_rules),
     Stage("zeros over time", keep_channels_last),
+    Stage("deformable attention", fuse_deformable_attention),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
     Stage("neighbouring blocks", join_neighbours),

@@ -1,4 +1,4 @@
-"""attention over all its forms of masks, and paged_attention."""
+"""attention over all its forms of masks, paged_attention and deformable_attention."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.attention import attention_reference
+from hf_cpu_accel.ops.deformable_attention import deformable_attention_reference
 from hf_cpu_accel.ops.kv_cache import to_storage
 from hf_cpu_accel.ops.paged_attention import paged_attention_reference
 from tests.ops.attention_cases import MASKS, Case, inputs
 from tests.ops.fuzz import draw
 from tests.ops.fuzz.call import Call
 from tests.ops.test_attention import BFLOAT16_ROUNDING, FLOAT32_BOUND, PROBABILITY_ROUNDING
+from tests.ops.test_deformable_attention import BOUND as DEFORMABLE_BOUND
+from tests.ops.test_deformable_attention import inputs as deformable_inputs
 from tests.ops.test_paged_attention import BOUNDS
 from tests.ops.test_paged_attention import Case as PagedCase
 from tests.ops.test_paged_attention import arguments as paged_arguments
@@ -67,4 +70,14 @@ def paged_attention(rng: random.Random) -> Call:
     return Call("paged_attention", arguments, paged_attention_reference, bound, notes=[str(case)], hides=True)
 
 
-FAMILY = (attention, attention, paged_attention)
+def deformable_attention(rng: random.Random) -> Call:
+    levels = [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(rng.randint(1, 4))]
+    counts = [rng.randint(0, 5) for _ in levels]
+    sizes = (rng.randint(0, 3), rng.randint(0, 20), rng.randint(1, 4), draw.size(rng, 70))
+    value, _, _, *others = deformable_inputs(*sizes, levels, counts, draw.floats(rng), rng.randrange(10_000))
+    arguments = [value, [side for level in levels for side in level], counts, *others]
+    bound = DEFORMABLE_BOUND + draw.rounding(value)
+    return Call("deformable_attention", arguments, deformable_attention_reference, bound, hides=True)
+
+
+FAMILY = (attention, attention, paged_attention, deformable_attention)

@@ -1,0 +1,193 @@
+"""Deformable attention of detectors and of their kin (Deformable DETR, Grounding DINO, Mask2Former, D-FINE): in one op what hosts
+compute by sampling each image, stacking the samples and summing them up.
+
+Hosts have it as a module without weights, or as a function that a module calls by a global name or holds as an attribute. It is
+known by the names of its arguments and by what it gives. A module that calls such a function runs its own code, with ours in the
+place of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.hosts.arguments import parameter_names
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
+from hf_cpu_accel.ops.deformable_attention import deformable_attention
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
+from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
+from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
+from hf_cpu_accel.rewrite.core.refusal import Refusal
+from hf_cpu_accel.rewrite.core.verify import row_error
+from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.tolerance import EXACT
+
+STRUCTURE = "deformable attention"
+
+_VALUE, _POINTS, _WEIGHTS = "value", "sampling_locations", "attention_weights"
+_SHAPES = ("value_spatial_shapes_list", "value_spatial_shapes")
+_COUNTS, _METHOD = "num_points_list", "method"
+_OTHERS = {"level_start_index", "im2col_step"}  # which say what the shapes say, and how a GPU is used
+
+
+class FusedDeformableAttention(FusedModuleMixin):
+    """Mixed into a module without weights that is nothing else."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own = self._original_class.forward
+        output = _attended(_named(parameter_names(own)[1:], args, kwargs))
+        return own(self, *args, **kwargs) if output is None else output
+
+
+class AroundDeformableAttention(FusedModuleMixin):
+    """Mixed into a module whose forward calls a function that computes it by a global name."""
+
+    _function: str
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own: Any = self._original_class.forward
+        return (own if is_compiling() else _with_ours(own, self._function))(self, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Stands in for such a function of a host."""
+
+    own: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = _attended(_named(parameter_names(self.own), args, kwargs))
+        return self.own(*args, **kwargs) if output is None else output
+
+
+def fuse_deformable_attention(context: Context) -> list[PlanItem]:
+    """Have every such module, or function that a module calls, be one op."""
+    return fuse_each(context, STRUCTURE, _looked_at, lambda fused, path: ("deformable_attention", "float32"))
+
+
+def _looked_at(module: nn.Module, path: str, context: Context) -> nn.Module | Refusal | None:
+    """None if it is something else."""
+    if isinstance(module, FusedModuleMixin):
+        return None
+    if not (module._parameters or module._modules or module._buffers):
+        fits = _is_attention(parameter_names(module.forward), lambda named: module(**named))
+        return (
+            fused_layer(FusedDeformableAttention, module)
+            if fits and _is_free(module, path, context)
+            else None
+        )
+    name, function = next(_functions_of(module), ("", None))
+    if function is None or not _is_free(module, path, context):
+        return None
+    held = name in vars(module)
+    fused: nn.Module = fused_layer(AroundDeformableAttention, module, _function="" if held else name)
+    if held:
+        vars(fused)[name] = Attended(function)
+    return fused
+
+
+def _is_free(module: nn.Module, path: str, context: Context) -> bool:
+    return refusal_to_fuse(module, path, context) is None
+
+
+def _functions_of(module: nn.Module) -> Iterator[tuple[str, FunctionType]]:
+    """The functions that are it among the attributes of `module`, and among what its forward may call by a global name."""
+    forward = type(module).forward
+    if not isinstance(forward, FunctionType):
+        return
+    named = {name: forward.__globals__.get(name) for name in forward.__code__.co_names}
+    for name, function in (*vars(module).items(), *named.items()):
+        if isinstance(function, FunctionType) and _is_function(function):
+            yield name, function
+
+
+@cache
+def _is_function(function: FunctionType) -> bool:
+    return _is_attention(parameter_names(function), lambda named: function(**named))
+
+
+@cache
+def _with_ours(own: FunctionType, name: str) -> Callable[..., Any]:
+    """`own` with ours in the place of what it calls by this global name; itself for the name of nothing."""
+    if not name:
+        return own
+    globals_of = {**own.__globals__, name: Attended(own.__globals__[name])}
+    made = FunctionType(own.__code__, globals_of, own.__name__, own.__defaults__, own.__closure__)
+    made.__kwdefaults__ = own.__kwdefaults__
+    return made
+
+
+def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _attended(named: dict[str, Any]) -> Tensor | None:
+    """What the op gives [B, Q, H * D]; None for a call that it cannot do."""
+    value, points, weights = (named[name] for name in (_VALUE, _POINTS, _WEIGHTS))
+    shapes = next((named[name] for name in _SHAPES if isinstance(named.get(name), list | tuple)), None)
+    if (
+        not all(isinstance(t, Tensor) and t.is_floating_point() for t in (value, points, weights))
+        or shapes is None
+    ):
+        return None
+    if is_compiling() or named.get(_METHOD, "default") != "default" or value.dtype not in WEIGHT_DTYPES:
+        return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (value, points, weights)):
+        return None
+    value, points, weights = (ordinary(t) for t in (value, points, weights))
+    counts = named.get(_COUNTS)
+    if counts is None:
+        counts = [points.shape[4]] * len(shapes) if points.dim() == 6 else []
+        points, weights = (
+            (points.flatten(3, 4), weights.flatten(3)) if points.dim() == 6 else (points, weights)
+        )
+    if not _fit(value, shapes, counts, points, weights):
+        return None
+    value = value if value.stride(3) == 1 else value.contiguous()
+    shapes = [(int(height), int(width)) for height, width in shapes]
+    return deformable_attention(
+        value, shapes, counts, points.float().contiguous(), weights.float().contiguous()
+    )
+
+
+def _fit(value: Tensor, shapes: Any, counts: Any, points: Tensor, weights: Tensor) -> bool:
+    """Whether these are what the op takes; what else they may be, the host's own code has to say."""
+    if value.dim() != 4 or weights.dim() != 4 or len(shapes) != len(counts):
+        return False
+    expected = (value.shape[0], weights.shape[1], value.shape[2], sum(counts))
+    pixels = sum(int(height) * int(width) for height, width in shapes)
+    return weights.shape == expected and points.shape == (*expected, 2) and pixels == value.shape[1]
+
+
+def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) -> bool:
+    """Whether a function of arguments with these names gives what the op gives, for points inside of two images and outside."""
+    shapes = [name for name in _SHAPES if name in names]
+    known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
+    if not {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known or not shapes:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(2, 22, 2, 8, generator=generator)
+    points = torch.rand(2, 7, 2, 2, 3, 2, generator=generator) * 1.6 - 0.3
+    weights = torch.rand(2, 7, 2, 2, 3, generator=generator)
+    sizes = [(3, 4), (2, 5)]
+    named: dict[str, Any] = {_VALUE: value, _POINTS: points, _WEIGHTS: weights, "im2col_step": 64}
+    named |= {
+        "level_start_index": torch.tensor([0, 12]),
+        "value_spatial_shapes": torch.tensor(sizes),
+        shapes[0]: sizes,
+    }
+    if _COUNTS in names:
+        named |= {_POINTS: points.flatten(3, 4), _WEIGHTS: weights.flatten(3), _COUNTS: [3, 3]}
+    named = {name: given for name, given in named.items() if name in names}
+    with torch.no_grad():
+        expected = call_foreign(own, named)
+        ours = _attended(named)
+    return isinstance(expected, Tensor) and ours is not None and row_error(ours, expected) <= EXACT
