@@ -253,6 +253,8 @@ def padded(batch: dict[str, Any], model: Any) -> dict[str, tuple[dict[str, Any],
     ids = batch.get("input_ids")
     if not takes or ids is None or ids.dim() != 2 or ids.shape[1] <= PADDED:
         return {}
+    if len(ids) != BATCH:  # the ids of one text, or a row of each codebook: a mask has others
+        return {}
     pad = getattr(model.config, "pad_token_id", None)
     pad = pad if type(pad) is int and 0 <= pad < 160 else 0
     made = {}
