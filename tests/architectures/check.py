@@ -43,8 +43,7 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES, *, generates: bool 
             "seconds": seconds,
         }
     model, batch, recipe = found
-    used = {n: list(v.shape) if isinstance(v, Tensor) else v for n, v in batch.items()}
-    result |= {"class": type(model).__name__, "recipe": recipe, "inputs": used}
+    result |= {"class": type(model).__name__, "recipe": recipe, "inputs": _shapes(batch)}
     result["parameters"] = sum(p.numel() for p in model.parameters())
     calls = calls_of(model, batch)
     linears = linears_of_layers(model)
@@ -64,6 +63,14 @@ def check(model_type: str, dtypes: tuple[str, ...] = DTYPES, *, generates: bool 
     if unexplained:
         result["problems"].append(f"not explained: {', '.join(unexplained[:4])} ({len(unexplained)} in all)")
     return {**result, "seconds": round(time.process_time() - started, 2)}
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shapes(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shapes(inner) for inner in value]
+    return list(value.shape) if isinstance(value, Tensor) else value
 
 
 def _generates(model: Any) -> bool:

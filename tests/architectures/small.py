@@ -20,7 +20,7 @@ _KEY_HEADS = re.compile(r"(key_value_heads|num_kv_heads|n_head_kv|kv_heads|num_k
 _HEADS = re.compile(r"(heads?|n_head)$")
 _HEAD_SIZES = re.compile(r"(head_dim|d_kv|kv_channels|head_size|d_head|attention_head_dim|dim_head)$")
 _INNER = re.compile(r"(intermediate|ffn|mlp_dim|mlp_hidden|feed_?forward|d_ff|inner|ff_dim|expansion_dim)")
-CHOSEN = re.compile(r"(experts_per_tok|top_?k|selected|per_token)")
+CHOSEN = re.compile(r"(experts_per_tok|top_?k|selected|per_token|^moe_k$)")
 _EXPERTS = re.compile(r"experts?$|num_expert")
 _POSITIONS = re.compile(
     r"(max_.*position|n_positions|max_source|max_target|max_seq|context_length|seq_length)"
@@ -31,16 +31,16 @@ _WIDTHS = re.compile(
     r"(hidden|d_model|n_embd|embed|dim|width|channels|units|features|_size|embedding)(_?size|_?dim|s|_?ratio)?$"
 )
 _DERIVED = ("out_features", "out_indices", "stage_names", "transformers_version", "architectures", "_name_or_path",
-            "id2label", "label2id", "dtype")  # fmt: skip
+            "id2label", "label2id", "dtype", "per_layer_config")  # fmt: skip
 _DEPTH = "(depth)"  # how many layers, as a field of its own while a config is made small
 _COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
 
 
 @cache
 def exceptions() -> dict[str, dict[str, Any]]:
-    """{type: {"set": {path of a field: value}, "class": name, "why": a reason not to try, "chosen": outputs that follow from a
-    choice (a length, keypoints) which rounding may change, so that they are compared in float32 alone, "generates": why the text
-    that it writes is not compared}}, where one is needed."""
+    """{type: {"set": {path of a field: value}, "inputs": {name: see `inputs.py`}, "class": name, "why": a reason not to try,
+    "chosen": outputs that follow from a choice (a length, keypoints) which rounding may change, so that float32 alone compares
+    them, "generates": why the text that it writes is not compared}}, where one is needed."""
     given: dict[str, dict[str, Any]] = json.loads(_EXCEPTIONS.read_text())
     return given
 
@@ -65,11 +65,13 @@ def small_configs(model_type: str) -> Iterator[tuple[str, PretrainedConfig]]:
 
 
 def _fields(config_class: type[PretrainedConfig], given: dict[str, Any]) -> dict[str, Any]:
-    try:
-        default = config_class()
-    except Exception:
-        return {}
-    return json.loads(json.dumps(default.to_dict(), default=str))
+    for values in ({}, _set({}, given)):
+        try:
+            default = config_class(**values)
+        except Exception:
+            continue
+        return json.loads(json.dumps(default.to_dict(), default=str))
+    return {}
 
 
 def _set(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _walk(fields: dict[str, Any], number: Any, taken: list[int] | None = None) -
             small[name] = (
                 _walk(value, number, taken) if is_config else _table(name, value, number is not None)
             )
-        elif _IDS.search(name):
+        elif _IDS.search(name) and not CHOSEN.search(name):
             small[name] = (
                 [_token(v, taken) for v in value] if isinstance(value, list) else _token(value, taken)
             )

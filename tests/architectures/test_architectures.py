@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import InstructBlipModel, MusicgenModel
 
 from hf_cpu_accel.generate.cache_layer import CPUCacheLayer
 from tests.architectures import check as checks
 from tests.architectures import sweep
 from tests.architectures.check import check
 from tests.architectures.generating import generation_problems
+from tests.architectures.inputs import Maker, padded
+from tests.architectures.models import build
 from tests.architectures.page import summary, write_page
 from tests.architectures.small import small_configs
 
@@ -73,6 +76,22 @@ def test_every_recipe_of_a_config_is_small() -> None:
     assert recipes["eight layers"].num_hidden_layers == 8
     assert recipes["an 8th"].hidden_size == 4096 // 8
     assert all(config.vocab_size == 200 for name, config in recipes.items() if name != "own")
+
+
+def test_inputs_of_an_exception_come_first() -> None:
+    """Ids with those of the image, images, and a text for the queries."""
+    config = dict(small_configs("instructblip"))["fixed"]
+    batch = next(Maker(build(InstructBlipModel, config)).batches())
+    assert list(batch) == ["pixel_values", "qformer_input_ids", "input_ids"]
+    assert (batch["input_ids"] == config.image_token_index).sum(1).tolist() == [4, 4]
+
+
+def test_rows_of_codebooks_are_not_padded() -> None:
+    """Four rows of ids stand for one text: a mask has no such rows."""
+    model = build(MusicgenModel, dict(small_configs("musicgen_decoder"))["fixed"])
+    batch = next(Maker(model).batches())
+    assert len(batch["input_ids"]) == 4 * len(batch["encoder_hidden_states"])
+    assert padded(batch, model) == {}
 
 
 def test_a_crash_is_noted_and_the_others_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
