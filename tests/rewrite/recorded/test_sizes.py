@@ -48,6 +48,19 @@ USES: dict[str, Callable[[Any], float]] = {
 }
 
 
+def test_a_size_before_another_input() -> None:
+    """Where sizes are not followed, what is noted of one comes behind all inputs."""
+
+    class Weighted(Written):
+        def forward(self, hidden: Tensor, length: int, weight: Tensor) -> Tensor:
+            return super().forward(hidden) * remembered(length) * weight
+
+    calls = [(states(1, length), length, torch.rand(1, length, 1)) for length in (7, 7, 9, 7)]
+    model, errors = called(Weighted(plain), *calls)
+    assert max(errors) <= 1e-5
+    assert in_use(model)
+
+
 @pytest.mark.parametrize("use", USES)
 def test_what_python_makes_of_a_size_is_the_same_again_or_the_forward_runs(use: str) -> None:
     class Weighted(Written):

@@ -48,7 +48,8 @@ class Recorder(Noted):
         weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._protected = {address(tensor) for tensor in (*tensors, *weights)} - {0}
-        self.inputs = [self._input(value) for value in inputs]
+        refs = [self._new() for _ in inputs]  # before what is noted of their sizes
+        self.inputs = [self._input(*pair) for pair in zip(refs, inputs, strict=True)]
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -197,8 +198,7 @@ class Recorder(Noted):
         self._keep(output, result)
         return output
 
-    def _input(self, value: Any) -> Any:
-        ref = self._new()
+    def _input(self, ref: Ref, value: Any) -> Any:
         if type(value) is int:
             return self._size(ref, value)
         if not isinstance(value, Tensor):
