@@ -66,8 +66,7 @@ inline void deformable_attention(const hfca::DeformableAttention& a, int64_t beg
     const char* const image = static_cast<const char*>(a.value) + query / a.queries * a.value_strides[0] * element;
     for (int64_t head = 0; head < a.heads; ++head) {
       const int64_t row = query * a.heads + head, first = row * a.points_of_head;
-      const int64_t count =
-          find_corners(a, image + head * a.value_strides[2] * element, a.points + 2 * first, a.weights + first, corners);
+      const int64_t count = find_corners(a, image + head * a.value_strides[2] * element, a.points + 2 * first, a.weights + first, corners);
       void* const out = static_cast<char*>(a.output) + row * a.features * element;
       a.bf16 ? sum_features<true>(corners, count, a.features, out) : sum_features<false>(corners, count, a.features, out);
     }

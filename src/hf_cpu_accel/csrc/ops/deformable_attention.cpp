@@ -26,16 +26,17 @@ std::vector<ImageLevel> levels_of(const std::vector<int64_t>& sizes, const std::
 }
 
 const float* floats_of(const Tensor& t, const std::vector<int64_t>& sizes, const char* name) {
-  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && sizes_of(t) == sizes && t.is_contiguous(), "hf_cpu_accel::", op, ": ",
-                  name, " must be contiguous float32 [batch, queries, heads, points] with the batch and heads of value");
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && sizes_of(t) == sizes && t.is_contiguous(), "hf_cpu_accel::", op,
+                  ": ", name, " must be contiguous float32 [batch, queries, heads, points] with the batch and heads of value");
   return static_cast<const float*>(t.const_data_ptr());
 }
 
-Tensor deformable_attention(const Tensor& value, const std::vector<int64_t>& sizes, const std::vector<int64_t>& counts, const Tensor& points,
-                            const Tensor& weights) {
+Tensor deformable_attention(const Tensor& value, const std::vector<int64_t>& sizes, const std::vector<int64_t>& counts,
+                            const Tensor& points, const Tensor& weights) {
   check_floating(value, op, "value");
-  STD_TORCH_CHECK(value.dim() == 4 && (value.size(3) <= 1 || value.stride(3) == 1) && weights.dim() == 4, "hf_cpu_accel::", op,
-                  ": value must be [batch, pixels, heads, features] with a dense last dimension, and weights [batch, queries, heads, points]");
+  STD_TORCH_CHECK(
+      value.dim() == 4 && (value.size(3) <= 1 || value.stride(3) == 1) && weights.dim() == 4, "hf_cpu_accel::", op,
+      ": value must be [batch, pixels, heads, features] with a dense last dimension, and weights [batch, queries, heads, points]");
   const int64_t batch = value.size(0), queries = weights.size(1), heads = value.size(2);
   DeformableAttention a;
   a.bf16 = is_bf16(value);

@@ -8,8 +8,7 @@ namespace {
 constexpr const char* op = "snake";
 
 const float* numbers_of(const Tensor& t, int64_t channels, const char* name) {
-  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && t.dim() == 1 && t.size(0) == channels &&
-                      t.is_contiguous(),
+  STD_TORCH_CHECK(t.is_cpu() && t.scalar_type() == ScalarType::Float && t.dim() == 1 && t.size(0) == channels && t.is_contiguous(),
                   "hf_cpu_accel::", op, ": ", name, " must be contiguous float32 [", channels, "]");
   return static_cast<const float*>(t.const_data_ptr());
 }
