@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_cpu_accel.ops.chain.joined import can_be_in_bytes, join
 from hf_cpu_accel.ops.chain.reference import chain_reference, output_shape, same_padding
 from hf_cpu_accel.ops.chain.steps import (
     POINTWISE,
@@ -23,7 +24,6 @@ from hf_cpu_accel.ops.chain.steps import (
     Step,
 )
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes, join
 from hf_cpu_accel.packing.convolution import pack_conv2d, pack_grouped
 from tests.ops.convolution.chain_cases import gated
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.chain.joined import join
 from hf_cpu_accel.ops.chain.reference import chain_reference
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
 from hf_cpu_accel.ops.convolution_chain import bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import join
 from hf_cpu_accel.packing.convolution import pack_conv2d
 from tests.ops.convolution.chain_cases import truth
 from tests.ops.linear_cases import SEVEN_BITS

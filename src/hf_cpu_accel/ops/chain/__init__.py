@@ -1,1 +1,1 @@
-"""What chains of convolutions are made of, and what they compute in plain torch."""
+"""What chains of convolutions are made of, how several become one, and what they compute in plain torch."""

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor, ordinary
+from hf_cpu_accel.ops.chain.joined import Steps, join
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import Steps, join
 
 
 class Block(Protocol):

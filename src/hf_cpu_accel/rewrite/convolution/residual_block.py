@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
+from hf_cpu_accel.ops.chain.joined import Steps
 from hf_cpu_accel.ops.chain.reference import output_shape
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import Steps
 from hf_cpu_accel.packing.activation_range import Range
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
 from hf_cpu_accel.patching.hooks import own_forward

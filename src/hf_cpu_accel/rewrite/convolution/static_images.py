@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hf_cpu_accel.ops.joined_convolutions import can_be_in_bytes
+from hf_cpu_accel.ops.chain.joined import can_be_in_bytes
 from hf_cpu_accel.packing.activation_range import ObservedValues, Range
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.links import Link

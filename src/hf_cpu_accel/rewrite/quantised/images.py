@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from hf_cpu_accel.ops.chain.joined import Steps, join
 from hf_cpu_accel.ops.chain.steps import ConvolutionStep, PoolingStep
 from hf_cpu_accel.ops.convolution_chain import BoundConvolutions, bind, convolutions
-from hf_cpu_accel.ops.joined_convolutions import Steps, join
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.convolution.deferred import DeferringConvolution
 from hf_cpu_accel.rewrite.convolution.links import Link
