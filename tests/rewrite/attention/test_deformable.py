@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -80,10 +82,9 @@ def test_a_module_that_is_nothing_else(calls: list[torch.dtype]) -> None:
     calls.clear()
     torch.testing.assert_close(fused(**given), own(**given), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fused(*given.values()), own(**given), atol=1e-5, rtol=1e-5)
-    given["value"] = given["value"].bfloat16()
-    assert fused(**given).dtype is torch.bfloat16
+    names = ("value", "sampling_locations", "attention_weights")
+    assert fused(**given | {name: given[name].bfloat16() for name in names}).dtype is torch.bfloat16
     assert calls == [torch.float32, torch.float32, torch.bfloat16]
-    given["value"] = given["value"].double()
     double = {
         name: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t
         for name, t in given.items()
@@ -91,6 +92,14 @@ def test_a_module_that_is_nothing_else(calls: list[torch.dtype]) -> None:
     assert torch.equal(fused(**double), own(**double))
     with pytest.raises(RuntimeError):
         fused(**{**given, "value_spatial_shapes_list": [(6, 4), (3, 3)]})
+    assert len(calls) == 3
+    mixed = given | {"attention_weights": given["attention_weights"].double()}
+    assert fused(**mixed).dtype is torch.float64
+    for wrong in ({**given, "more": 1}, dict(list(given.items())[:-1])):
+        with pytest.raises(TypeError):
+            fused(**wrong)
+    with pytest.raises(TypeError):
+        fused(*given.values(), 1)
     assert len(calls) == 3
     restore(model)
     assert type(model.attention) is MultiScaleDeformableAttention
@@ -152,6 +161,65 @@ def test_a_function_that_a_module_calls(make: Any, calls: list[torch.dtype]) -> 
     assert vars(model.attention).keys() == vars(own).keys()
     assert torch.equal(model.attention(**given)[0], own(**given)[0])
     assert len(calls) == 3
+
+
+@torch.no_grad()
+def test_what_the_host_calls_by_that_name_later(
+    monkeypatch: pytest.MonkeyPatch, calls: list[torch.dtype]
+) -> None:
+    """And by others: they are read when they are called."""
+    own, given = mask2former()
+    fused = accelerate_for_cpu(Host(copy.deepcopy(own)).eval(), dtype="float32").attention
+    fused(**given)
+    monkeypatch.setattr(modeling_mask2former, "nn", Softer)
+    torch.testing.assert_close(fused(**given)[0], own(**given)[0], atol=1e-5, rtol=1e-5)
+    assert len(calls) > 0
+    calls.clear()
+    monkeypatch.setattr(
+        modeling_mask2former, "multi_scale_deformable_attention", lambda value, *args: value.flatten(2)
+    )
+    assert torch.equal(fused(**given)[0], fused._original_class.forward(fused, **given)[0])
+    assert calls == []
+
+
+class Softer:
+    """torch.nn with another softmax."""
+
+    class functional:
+        grid_sample = nn.functional.grid_sample
+
+        @staticmethod
+        def softmax(x: Tensor, dim: int) -> Tensor:
+            return nn.functional.softmax(x / 2, dim)
+
+
+def test_functions_of_modules_are_not_kept() -> None:
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+            self.call = lambda x: self.linear(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.call(x)
+
+    model = Host(Caller()).eval()
+    known = weakref.ref(model.attention)
+    restore(accelerate_for_cpu(model, dtype="float32"))
+    del model
+    gc.collect()
+    assert known() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_says_nothing(dtype: torch.dtype) -> None:
+    host = Host(MultiScaleDeformableAttention()).eval()
+    torch.set_default_dtype(dtype)
+    try:
+        model = accelerate_for_cpu(host, dtype="float32")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert isinstance(model.attention, FusedDeformableAttention)
 
 
 class Nearest(nn.Module):

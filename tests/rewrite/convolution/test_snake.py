@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -72,6 +73,26 @@ def test_other_calls_are_the_modules_own() -> None:
             fused(image.flatten(2)[:, 1:])
 
 
+@torch.no_grad()
+def test_the_dtype_is_the_modules_own() -> None:
+    own = random_numbers(Snake1d(CHANNELS))
+    fused = accelerate_for_cpu(Two(copy.deepcopy(own)).eval(), dtype="float32").activation
+    sound = torch.randn(1, CHANNELS, 9).bfloat16()
+    assert torch.equal(fused(sound), own(sound))
+    assert fused(sound).dtype is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_says_nothing(dtype: torch.dtype) -> None:
+    host = Two(Snake1d(CHANNELS)).eval()
+    torch.set_default_dtype(dtype)
+    try:
+        model = accelerate_for_cpu(host, dtype="float32")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert isinstance(model.activation, FusedSnake)
+
+
 def test_new_weights_are_read() -> None:
     model = accelerate_for_cpu(Two(Snake1d(CHANNELS)).eval(), dtype="float32")
     sound = torch.randn(1, CHANNELS, 9)
@@ -99,8 +120,29 @@ class OtherDivisor(Snake1d):
         return hidden_states + (self.alpha + 1e-2).reciprocal() * torch.sin(self.alpha * hidden_states) ** 2
 
 
-@pytest.mark.parametrize("kind", [Swish, lambda: OtherDivisor(CHANNELS)])
-def test_others_are_left(kind: type[nn.Module]) -> None:
+class Bounded(Snake1d):
+    """As Snake for most numbers."""
+
+    def __init__(self, bound: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(CHANNELS)
+        self.bound = bound
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        alpha = self.bound(self.alpha)
+        return hidden_states + (alpha + 1e-9).reciprocal() * torch.sin(alpha * hidden_states) ** 2
+
+
+OTHERS = {
+    "swish": Swish,
+    "another divisor": lambda: OtherDivisor(CHANNELS),
+    "positive": lambda: Bounded(torch.abs),
+    "at least": lambda: Bounded(lambda alpha: alpha.clamp(min=0.01)),
+    "at most": lambda: Bounded(lambda alpha: alpha.clamp(max=2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS.values(), ids=OTHERS)
+def test_others_are_left(kind: Callable[[], nn.Module]) -> None:
     model = accelerate_for_cpu(Two(kind()).eval(), dtype="float32")
     assert not isinstance(model.activation, FusedSnake)
 

@@ -8,16 +8,18 @@ place of that.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from inspect import Signature
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import parameter_names
+from hf_cpu_accel.hosts.arguments import parameter_names, parameters_of
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.deformable_attention import deformable_attention
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
@@ -36,6 +38,8 @@ _VALUE, _POINTS, _WEIGHTS = "value", "sampling_locations", "attention_weights"
 _SHAPES = ("value_spatial_shapes_list", "value_spatial_shapes")
 _COUNTS, _METHOD = "num_points_list", "method"
 _OTHERS = {"level_start_index", "im2col_step"}  # which say what the shapes say, and how a GPU is used
+_WRITES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_found: WeakKeyDictionary[FunctionType, bool] = WeakKeyDictionary()
 
 
 class FusedDeformableAttention(FusedModuleMixin):
@@ -43,18 +47,27 @@ class FusedDeformableAttention(FusedModuleMixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = self._original_class.forward
-        output = _attended(_named(parameter_names(own)[1:], args, kwargs))
+        output = _attended(_named(own, (self, *args), kwargs))
         return own(self, *args, **kwargs) if output is None else output
 
 
 class AroundDeformableAttention(FusedModuleMixin):
-    """Mixed into a module whose forward calls a function that computes it by a global name."""
+    """Mixed into a module whose forward calls a function that computes it.
 
-    _function: str
+    Attributes:
+        _name: the global name by which it does; None where it calls its own attribute, which is ours then.
+        _function: what it was by that name.
+    """
+
+    _name: str | None
+    _function: Callable[..., Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own: Any = self._original_class.forward
-        return (own if is_compiling() else _with_ours(own, self._function))(self, *args, **kwargs)
+        name = self._name
+        if name is not None and not is_compiling() and own.__globals__.get(name) is self._function:
+            own = _with_ours(own, name, self._function)
+        return own(self, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Attended:
     own: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = _attended(_named(parameter_names(self.own), args, kwargs))
+        output = _attended(_named(self.own, args, kwargs))
         return self.own(*args, **kwargs) if output is None else output
 
 
@@ -88,7 +101,9 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> nn.Module | Re
     if function is None or not _is_free(module, path, context):
         return None
     held = name in vars(module)
-    fused: nn.Module = fused_layer(AroundDeformableAttention, module, _function="" if held else name)
+    fused: nn.Module = fused_layer(
+        AroundDeformableAttention, module, _name=None if held else name, _function=function
+    )
     if held:
         vars(fused)[name] = Attended(function)
     return fused
@@ -103,34 +118,59 @@ def _functions_of(module: nn.Module) -> Iterator[tuple[str, FunctionType]]:
     forward = type(module).forward
     if not isinstance(forward, FunctionType):
         return
-    named = {name: forward.__globals__.get(name) for name in forward.__code__.co_names}
-    for name, function in (*vars(module).items(), *named.items()):
+    for name, function in vars(module).items():
+        if isinstance(function, FunctionType) and _is_function(function):
+            yield name, function
+    if any(instruction.opname in _WRITES for instruction in dis.get_instructions(forward)):
+        return  # which would be lost
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
         if isinstance(function, FunctionType) and _is_function(function):
             yield name, function
 
 
-@cache
 def _is_function(function: FunctionType) -> bool:
-    return _is_attention(parameter_names(function), lambda named: function(**named))
+    names = parameter_names(function)
+    if not _has_its_names(names):
+        return False
+    if function not in _found:
+        _found[function] = _is_attention(names, lambda named: function(**named))
+    return _found[function]
 
 
-@cache
-def _with_ours(own: FunctionType, name: str) -> Callable[..., Any]:
-    """`own` with ours in the place of what it calls by this global name; itself for the name of nothing."""
-    if not name:
-        return own
-    globals_of = {**own.__globals__, name: Attended(own.__globals__[name])}
-    made = FunctionType(own.__code__, globals_of, own.__name__, own.__defaults__, own.__closure__)
+class _Globals(dict[str, Any]):
+    """Those of a function, as they are when they are read, but for what this holds."""
+
+    def __init__(self, live: dict[str, Any], **own: Any) -> None:
+        super().__init__(own)
+        self._live = live
+
+    def __missing__(self, name: str) -> Any:
+        return self._live[name]
+
+
+def _with_ours(own: FunctionType, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`own` with ours in the place of `function`, which it calls by this global name."""
+    read = _Globals(own.__globals__, **{name: Attended(function)})
+    made = FunctionType(own.__code__, read, own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__
     return made
 
 
-def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+def _named(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments by their names; None where `function` does not take them."""
+    try:
+        return Signature(list(parameters_of(function).values())).bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
 
 
-def _attended(named: dict[str, Any]) -> Tensor | None:
+def _attended(named: dict[str, Any] | None) -> Tensor | None:
     """What the op gives [B, Q, H * D]; None for a call that it cannot do."""
+    if named is None:
+        return None
     value, points, weights = (named[name] for name in (_VALUE, _POINTS, _WEIGHTS))
     shapes = next((named[name] for name in _SHAPES if isinstance(named.get(name), list | tuple)), None)
     if (
@@ -139,6 +179,8 @@ def _attended(named: dict[str, Any]) -> Tensor | None:
     ):
         return None
     if is_compiling() or named.get(_METHOD, "default") != "default" or value.dtype not in WEIGHT_DTYPES:
+        return None
+    if points.dtype != value.dtype or torch.promote_types(value.dtype, weights.dtype) != value.dtype:
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in (value, points, weights)):
         return None
@@ -169,14 +211,13 @@ def _fit(value: Tensor, shapes: Any, counts: Any, points: Tensor, weights: Tenso
 
 def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) -> bool:
     """Whether a function of arguments with these names gives what the op gives, for points inside of two images and outside."""
-    shapes = [name for name in _SHAPES if name in names]
-    known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
-    if not {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known or not shapes:
+    if not _has_its_names(names):
         return False
+    shapes = [name for name in _SHAPES if name in names]
     generator = torch.Generator().manual_seed(0)
-    value = torch.randn(2, 22, 2, 8, generator=generator)
-    points = torch.rand(2, 7, 2, 2, 3, 2, generator=generator) * 1.6 - 0.3
-    weights = torch.rand(2, 7, 2, 2, 3, generator=generator)
+    value = torch.randn(2, 22, 2, 8, generator=generator, dtype=torch.float32)
+    points = torch.rand(2, 7, 2, 2, 3, 2, generator=generator, dtype=torch.float32) * 1.6 - 0.3
+    weights = torch.rand(2, 7, 2, 2, 3, generator=generator, dtype=torch.float32)
     sizes = [(3, 4), (2, 5)]
     named: dict[str, Any] = {_VALUE: value, _POINTS: points, _WEIGHTS: weights, "im2col_step": 64}
     named |= {
@@ -191,3 +232,8 @@ def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) 
         expected = call_foreign(own, named)
         ours = _attended(named)
     return isinstance(expected, Tensor) and ours is not None and row_error(ours, expected) <= EXACT
+
+
+def _has_its_names(names: tuple[str, ...]) -> bool:
+    known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
+    return {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known and not set(names).isdisjoint(_SHAPES)

@@ -70,13 +70,17 @@ class FusedSnake(FusedModuleMixin):
         if sound.dtype not in WEIGHT_DTYPES or sound.dim() != 3:
             return None
         alpha, scale = self._form.numbers(self)
-        if sound.shape[1] != len(alpha):
+        if sound.shape[1] != len(alpha) or self._promotes(sound):
             return None
         if sound.is_contiguous():
             return snake(sound, alpha, scale)
         if has_channels_last(sound):
             return snake(sound.transpose(1, 2), alpha, scale, channels_last=True).transpose(1, 2)
         return None
+
+    def _promotes(self, sound: Tensor) -> bool:
+        """Whether the own forward gives another dtype than that of `sound`."""
+        return any(torch.result_type(sound, parameter) != sound.dtype for parameter in self.parameters())
 
 
 class SnakeRule:
@@ -112,17 +116,27 @@ def _forms(names: set[str]) -> Iterator[Form]:
 
 
 def _error(module: nn.Module, form: Form, channels: int) -> float:
-    """Of a copy with random parameters, as those of a new model are alike."""
-    shadow = Shadow(module)
+    """The largest of copies with random parameters, of both signs and all sizes, and of one with the present ones."""
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in module._parameters.items():
-        assert parameter is not None
-        values = torch.rand(channels, generator=generator) + 0.5
-        values[: channels // 2] -= 0.5  # small ones, which are moved by what is added to a divisor
-        shadow.module._parameters[name] = nn.Parameter(values.view(parameter.shape), requires_grad=False)
-    sound = torch.randn(2, channels, 17, generator=generator)
-    with torch.no_grad(), shadow.running():
-        expected = call_foreign(shadow.module, sound)
-        if not isinstance(expected, Tensor) or expected.shape != sound.shape:
-            return float("inf")
-        return row_error(snake(sound, *form.numbers(shadow.module)), expected)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+    sizes = torch.logspace(-3, 0.5, channels, dtype=torch.float32)
+    drawings: list[dict[str, Tensor]] = [
+        {name: (drawn(channels) * sizes).view(p.shape) for name, p in module.named_parameters()},
+        {name: (drawn(channels) * 3).view(p.shape) for name, p in module.named_parameters()},
+        {name: p.detach().float() for name, p in module.named_parameters()},
+    ]
+    worst = 0.0
+    for values in drawings:
+        shadow = Shadow(module)
+        for name, value in values.items():
+            shadow.module._parameters[name] = nn.Parameter(value, requires_grad=False)
+        sound = drawn(2, channels, 17)
+        with torch.no_grad(), shadow.running():
+            expected = call_foreign(shadow.module, sound)
+            if not isinstance(expected, Tensor) or expected.shape != sound.shape:
+                return float("inf")
+            worst = max(worst, row_error(snake(sound, *form.numbers(shadow.module)), expected))
+    return worst
