@@ -121,12 +121,15 @@ def _functions_of(module: nn.Module) -> Iterator[tuple[str, FunctionType]]:
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and _is_function(function):
             yield name, function
-    if any(instruction.opname in _WRITES for instruction in dis.get_instructions(forward)):
-        return  # which would be lost
     for name in forward.__code__.co_names:
         function = forward.__globals__.get(name)
-        if isinstance(function, FunctionType) and _is_function(function):
+        if isinstance(function, FunctionType) and _is_function(function) and not _writes(forward):
             yield name, function
+
+
+def _writes(function: FunctionType) -> bool:
+    """Whether it writes to its globals, which would be lost."""
+    return any(instruction.opname in _WRITES for instruction in dis.get_instructions(function))
 
 
 def _is_function(function: FunctionType) -> bool:
