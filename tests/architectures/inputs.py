@@ -207,9 +207,9 @@ class Maker:
 
 
 def _made(what: Any) -> Any:
-    """What an exception describes: a list of values, or {"shape": its sides} for random numbers, with "value": the same everywhere,
-    with "below": ids, or numbers from zero, under this; and with "middle": [id, count], as many of an id, as of an image, behind
-    where padding ends. null stands for the guess, and what is none of these for itself."""
+    """A value that an exception describes. {"shape": sides} is random numbers; with "value" that number everywhere; with "below"
+    ids, or numbers from 0, under it; with "middle": [id, count] so many of an id (an image's) behind where padding ends.
+    A list of numbers is a tensor, a list or a dictionary of descriptions one of what they describe, and else it is the value."""
     if isinstance(what, list):
         return [_made(inner) for inner in what] if isinstance(what[0], dict) else torch.tensor(what)
     if not isinstance(what, dict):

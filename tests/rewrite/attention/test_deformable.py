@@ -31,14 +31,15 @@ Mask2FormerAttention = modeling_mask2former.Mask2FormerPixelDecoderEncoderMultis
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The dtypes of values that the op is called with."""
+    """The dtypes of values that the op has answered."""
     from hf_cpu_accel.rewrite.attention import deformable
 
     made, op = [], deformable.deformable_attention
 
     def noted(value: Tensor, *args: Any) -> Tensor:
+        output = op(value, *args)
         made.append(value.dtype)
-        return op(value, *args)
+        return output
 
     monkeypatch.setattr(deformable, "deformable_attention", noted)
     return made

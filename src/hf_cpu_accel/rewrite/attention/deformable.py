@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from inspect import Signature
+from inspect import signature
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import parameter_names, parameters_of
+from hf_cpu_accel.hosts.arguments import parameter_names
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.deformable_attention import deformable_attention
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
@@ -91,12 +91,9 @@ def _looked_at(module: nn.Module, path: str, context: Context) -> nn.Module | Re
     if isinstance(module, FusedModuleMixin):
         return None
     if not (module._parameters or module._modules or module._buffers):
-        fits = _is_attention(parameter_names(module.forward), lambda named: module(**named))
-        return (
-            fused_layer(FusedDeformableAttention, module)
-            if fits and _is_free(module, path, context)
-            else None
-        )
+        if not _is_attention(parameter_names(module.forward), lambda named: module(**named)):
+            return None
+        return fused_layer(FusedDeformableAttention, module) if _is_free(module, path, context) else None
     name, function = next(_functions_of(module), ("", None))
     if function is None or not _is_free(module, path, context):
         return None
@@ -133,11 +130,8 @@ def _writes(function: FunctionType) -> bool:
 
 
 def _is_function(function: FunctionType) -> bool:
-    names = parameter_names(function)
-    if not _has_its_names(names):
-        return False
     if function not in _found:
-        _found[function] = _is_attention(names, lambda named: function(**named))
+        _found[function] = _is_attention(parameter_names(function), lambda named: function(**named))
     return _found[function]
 
 
@@ -165,7 +159,7 @@ def _named(
 ) -> dict[str, Any] | None:
     """The arguments by their names; None where `function` does not take them."""
     try:
-        return Signature(list(parameters_of(function).values())).bind(*args, **kwargs).arguments
+        return signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return None
 
@@ -176,10 +170,8 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
         return None
     value, points, weights = (named[name] for name in (_VALUE, _POINTS, _WEIGHTS))
     shapes = next((named[name] for name in _SHAPES if isinstance(named.get(name), list | tuple)), None)
-    if (
-        not all(isinstance(t, Tensor) and t.is_floating_point() for t in (value, points, weights))
-        or shapes is None
-    ):
+    tensors = all(isinstance(t, Tensor) and t.is_floating_point() for t in (value, points, weights))
+    if not tensors or shapes is None:
         return None
     if is_compiling() or named.get(_METHOD, "default") != "default" or value.dtype not in WEIGHT_DTYPES:
         return None
@@ -190,33 +182,26 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
     value, points, weights = (ordinary(t) for t in (value, points, weights))
     counts = named.get(_COUNTS)
     if counts is None:
-        counts = [points.shape[4]] * len(shapes) if points.dim() == 6 else []
-        points, weights = (
-            (points.flatten(3, 4), weights.flatten(3)) if points.dim() == 6 else (points, weights)
+        if points.dim() != 6:
+            return None
+        counts = [points.shape[4]] * len(shapes)
+        points, weights = points.flatten(3, 4), weights.flatten(3)
+    value = value if value.stride(-1) == 1 else value.contiguous()
+    try:
+        sizes = [(int(height), int(width)) for height, width in shapes]
+        return deformable_attention(
+            value, sizes, counts, points.float().contiguous(), weights.float().contiguous()
         )
-    if not _fit(value, shapes, counts, points, weights):
+    except (TypeError, ValueError):  # the host's own code says what does not fit
         return None
-    value = value if value.stride(3) == 1 else value.contiguous()
-    shapes = [(int(height), int(width)) for height, width in shapes]
-    return deformable_attention(
-        value, shapes, counts, points.float().contiguous(), weights.float().contiguous()
-    )
-
-
-def _fit(value: Tensor, shapes: Any, counts: Any, points: Tensor, weights: Tensor) -> bool:
-    """Whether these are what the op takes; what else they may be, the host's own code has to say."""
-    if value.dim() != 4 or weights.dim() != 4 or len(shapes) != len(counts):
-        return False
-    expected = (value.shape[0], weights.shape[1], value.shape[2], sum(counts))
-    pixels = sum(int(height) * int(width) for height, width in shapes)
-    return weights.shape == expected and points.shape == (*expected, 2) and pixels == value.shape[1]
 
 
 def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) -> bool:
     """Whether a function of arguments with these names gives what the op gives, for points inside of two images and outside."""
-    if not _has_its_names(names):
-        return False
+    known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
     shapes = [name for name in _SHAPES if name in names]
+    if not shapes or not {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known:
+        return False
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(2, 22, 2, 8, generator=generator, dtype=torch.float32)
     points = torch.rand(2, 7, 2, 2, 3, 2, generator=generator, dtype=torch.float32) * 1.6 - 0.3
@@ -235,8 +220,3 @@ def _is_attention(names: tuple[str, ...], own: Callable[[dict[str, Any]], Any]) 
         expected = call_foreign(own, named)
         ours = _attended(named)
     return isinstance(expected, Tensor) and ours is not None and row_error(ours, expected) <= EXACT
-
-
-def _has_its_names(names: tuple[str, ...]) -> bool:
-    known = {_VALUE, _POINTS, _WEIGHTS, *_SHAPES, _COUNTS, _METHOD, *_OTHERS}
-    return {_VALUE, _POINTS, _WEIGHTS} <= set(names) <= known and not set(names).isdisjoint(_SHAPES)

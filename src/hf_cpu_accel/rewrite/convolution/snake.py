@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.ops.snake import snake
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.patching.hooks import is_plain
@@ -66,11 +66,11 @@ class FusedSnake(FusedModuleMixin):
 
     def _fused(self, sound: Tensor) -> Tensor | None:
         check_inference(self, sound)
-        sound = sound.tensor if isinstance(sound, LazyTensor) else sound
-        if sound.dtype not in WEIGHT_DTYPES or sound.dim() != 3:
+        sound = ordinary(sound)
+        if sound.dtype not in WEIGHT_DTYPES or sound.dim() != 3 or self._promotes(sound):
             return None
-        alpha, scale = self._form.numbers(self)
-        if sound.shape[1] != len(alpha) or self._promotes(sound):
+        alpha, scale = self._form.numbers(self)  # in each call, as weights may be edited
+        if sound.shape[1] != len(alpha):
             return None
         if sound.is_contiguous():
             return snake(sound, alpha, scale)
