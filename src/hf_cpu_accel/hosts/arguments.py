@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 NATIVE_ATTENTION = "hf_cpu_accel"  # ours, behind transformers' attention interface
@@ -19,7 +20,12 @@ _OF_METHODS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Paramete
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `function` by name, as `inspect.signature` has them; those of a method are read once for all instances."""
+    """The parameters of `function` by name, as `inspect.signature` has them; those of a method are read once for all instances.
+
+    None of what TorchScript has traced, which has no signature.
+    """
+    if isinstance(function, torch.ScriptMethod):
+        return {}
     method = getattr(function, "__func__", None)
     if method is None:
         return inspect.signature(function).parameters

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 
+import torch
 from torch import nn
 
 
@@ -53,6 +54,11 @@ def find(target: object) -> tuple[Root, ...]:
     Raises:
         TypeError: `target` is nothing that can be accelerated.
     """
+    if isinstance(target, torch.jit.ScriptModule):
+        raise TypeError(
+            "target is compiled by TorchScript, which runs what it was then; "
+            "accepted: the module from before torch.jit.script or torch.jit.trace"
+        )
     for host, frontend in _HOSTS.items():
         if host in sys.modules:
             roots: tuple[Root, ...] | None = import_module(frontend).roots(target)

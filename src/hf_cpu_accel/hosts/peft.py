@@ -19,7 +19,7 @@ def kept_for_adapters(root: nn.Module, name: str) -> dict[int, str]:
     changed_from_outside = bool(name) and not hasattr(root, "fuse_lora")
     kept: dict[int, str] = {}
     for adapter in root.modules():
-        wrapped = adapter._modules.get(_WRAPPED)
+        wrapped = dict(adapter.named_children()).get(_WRAPPED)
         if wrapped is None:
             continue
         if changed_from_outside:

@@ -87,8 +87,7 @@ def part_of(parameter: nn.Parameter) -> nn.Parameter:
 
 def share_of(root: nn.Module, path: str, linear: nn.Module) -> Share | None:
     """What this process has of the linear at `path`; None if it is not divided, or in a way that stays transformers' own matter."""
-    weight = linear._parameters.get("weight")
-    if not isinstance(linear, nn.Linear) or not is_divided(weight):
+    if not isinstance(linear, nn.Linear) or not is_divided(weight := linear._parameters.get("weight")):
         return None
     plan: dict[str, str] = getattr(root, "tp_plan", None) or {}
     joint = _JOINTS.get(plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path), ""))

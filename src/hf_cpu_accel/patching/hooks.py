@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
@@ -56,8 +57,10 @@ def has_foreign_hook(hooks: dict[int, Any]) -> bool:
 def own_forward(module: nn.Module) -> Any:
     """The forward that was set on `module` itself and is not its class's; None if there is none.
 
-    Hooks of diffusers that are taken off leave the class's behind as an attribute.
+    Hooks of diffusers that are taken off leave the class's behind as an attribute. What TorchScript has compiled counts as its own.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return module.forward
     forward = vars(module).get("forward")
     function, owner = (getattr(forward, name, None) for name in ("__func__", "__self__"))
     return None if function is type(module).forward and owner is module else forward

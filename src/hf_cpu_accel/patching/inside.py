@@ -8,6 +8,7 @@ from itertools import repeat
 from operator import contains
 from typing import Any
 
+import torch
 from torch import nn
 
 from hf_cpu_accel.patching.class_code import names_in, names_written
@@ -40,7 +41,8 @@ class Inside:
         self._modules = [module for module in modules[1:] if own_forward(module) is None]
         self._children = [module._modules for module in modules if module._modules]
         self._fused_children = [dict(children) for children in self._children]
-        told = [module for module in modules if by_attributes and not is_ours(type(module))]
+        plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        told = [module for module in plain if by_attributes and not is_ours(type(module))]
         written = frozenset[str]().union(*(names_written(class_of(module)) for module in told))
         named = [
             (module, names)

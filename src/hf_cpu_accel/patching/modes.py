@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from hf_cpu_accel.patching.override import Override
@@ -20,6 +21,8 @@ from hf_cpu_accel.patching.restore import Journal, add_attribute
 
 def asks_for_mode(module: nn.Module) -> bool:
     """Whether the forward of `module` looks at its mode, and has a probability to drop something with, if it is a dropout."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     code = getattr(type(module).forward, "__code__", None)
     return (code is None or "training" in code.co_names) and getattr(module, "p", None) != 0
 

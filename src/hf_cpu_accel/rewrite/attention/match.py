@@ -92,7 +92,7 @@ def _item(path: str) -> PlanItem:
 
 def dispatches(module: nn.Module) -> bool:
     """Whether the forward of `module` asks transformers' `ALL_ATTENTION_FUNCTIONS` for its attention."""
-    if "transformers" not in sys.modules:
+    if "transformers" not in sys.modules or isinstance(module, torch.jit.ScriptModule):
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

@@ -109,7 +109,7 @@ def _widths(module: Any, head_dim: int) -> list[int]:
 def _is_packed(module: nn.Module, path: str) -> bool:
     part: Any = module
     for name in path.split("."):
-        part = part._modules.get(name)
+        part = getattr(part, name, None)
         if part is None:
             return False
     return isinstance(part, PackedLinear)

@@ -61,7 +61,7 @@ class Context:
             would not see a replacement.
         owners: the paths of the parameters, by storage: several where weights are tied.
         has_layers: whether linears are repeated in numbered layers, so that those outside of them are heads.
-        handled: ids of the modules that a rule has taken care of.
+        handled: ids of the modules that a rule has taken care of, and of those that none may take: TorchScript's.
         freed: bytes of weights that were released since the heap was last trimmed.
         norms_after: the norms that convolutions are to be packed with, by the ids of these.
         kept_for_adapters: why modules stay plain for what adapters do without a call of the model, by their ids.
@@ -120,9 +120,10 @@ class Context:
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         listed = in_plain_lists(root)
+        compiled = {id(module) for module in root.modules() if isinstance(module, torch.jit.ScriptModule)}
         for parent in root.modules():
             for child_name, child in parent._modules.items():
-                if child is not None and id(child) not in listed:
+                if child is not None and id(child) not in listed | compiled:
                     slots[id(child)].append((parent, child_name))
         owners, measured = weight_owners(root), switch.measured(config.providers)
         has_layers = any(
@@ -142,6 +143,7 @@ class Context:
             measured=measured,
             name=name,
             modules=list(root.named_modules()),
+            handled=compiled,
             asked=DtypeTable(dict(config.dtypes).items()),
             chosen=DtypeTable(chosen),
         )

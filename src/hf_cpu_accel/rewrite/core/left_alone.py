@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -47,6 +48,8 @@ def obstacle(path: str, module: nn.Module, context: Context) -> str:
     """In words that go on after "left because"."""
     if context.skipped(path):
         return "skip_modules"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript has compiled it, and runs what it was then"
     if parametrize.is_parametrized(module) or "parametrizations" in path.split("."):
         return "a parametrization makes its weight anew in each call: it cannot be packed ahead"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
