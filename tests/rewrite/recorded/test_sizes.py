@@ -132,7 +132,7 @@ class Noted:
     def expect(self, function: Any, args: Any, value: Any) -> None:
         self.looks += 1
 
-    def hashed(self) -> None:
+    def hashed(self, size: Any) -> None:
         self.looks += 1
 
 

@@ -119,16 +119,13 @@ class Context:
         chosen: Iterable[tuple[str, str]] = (),
     ) -> Context:
         slots: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-        listed = in_plain_lists(root)
-        compiled = {id(module) for module in root.modules() if isinstance(module, torch.jit.ScriptModule)}
+        listed, modules = in_plain_lists(root), list(root.named_modules())
+        compiled = {id(module) for _, module in modules if isinstance(module, torch.jit.ScriptModule)}
         for parent in root.modules():
             for child_name, child in parent._modules.items():
                 if child is not None and id(child) not in listed | compiled:
                     slots[id(child)].append((parent, child_name))
-        owners, measured = weight_owners(root), switch.measured(config.providers)
-        has_layers = any(
-            isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in root.named_modules()
-        )
+        has_layers = any(isinstance(module, nn.Linear) and _REPEATED.search(path) for path, module in modules)
         return cls(
             root,
             config,
@@ -136,13 +133,13 @@ class Context:
             journal,
             store,
             slots,
-            owners,
+            weight_owners(root),
             has_layers,
             listed,
             kept_for_adapters=kept_for_adapters(root, name),
-            measured=measured,
+            measured=switch.measured(config.providers),
             name=name,
-            modules=list(root.named_modules()),
+            modules=modules,
             handled=compiled,
             asked=DtypeTable(dict(config.dtypes).items()),
             chosen=DtypeTable(chosen),

@@ -6,6 +6,7 @@ to one tensor is then seen in the other or not: where both are used, steps canno
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
@@ -38,6 +39,10 @@ class Aliases:
             if not read.isdisjoint(perhaps - surely):
                 return True
         return False
+
+    def together_with(self, refs: Iterable[Ref]) -> set[Ref]:
+        """All that may lie in one memory with `refs` at some time."""
+        return self._together(set(refs), sys.maxsize, may_copy=True)
 
     def _together(self, refs: set[Ref], number: int, *, may_copy: bool) -> set[Ref]:
         """All that lie in one memory with `refs` before step `number`, or, if `may_copy`, may."""

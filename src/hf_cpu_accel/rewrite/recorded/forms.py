@@ -33,7 +33,7 @@ _NEW = frozenset(
     (*PRODUCT, *TIMES, *OVER, *PLUS, *MINUS, *FILL, *SOFTMAX, torch.einsum, torch.where, functional.conv1d)
 )
 # What they give lies in the memory of their first argument, or is new.
-_VIEWS = VIEW | {
+VIEWS = VIEW | {
     *(Tensor.__getitem__, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.unsqueeze),
     *(torch.unsqueeze, Tensor.squeeze, torch.squeeze, torch.reshape, functional.pad, Tensor.contiguous),
 }
@@ -294,6 +294,6 @@ def _is_alone(ref: Ref, made: dict[Ref, Step], reads: Counter[Ref]) -> bool:
     while step is not None and not step.effect and reads[step.result] == 1:
         if step.function in _NEW or getattr(type(step.leaf), "forward", None) is PackedLinear.forward:
             return True
-        source = step.args[0] if step.function in _VIEWS and step.args else None
+        source = step.args[0] if step.function in VIEWS and step.args else None
         step = made.get(source) if isinstance(source, Ref) else None
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,16 +17,18 @@ from hf_cpu_accel.rewrite.recorded.held import Held, tensors_of
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect, size_of
 from hf_cpu_accel.rewrite.recorded.size import Hashed, Size, Sizes, StandIn, plain
 
+FOREIGN = Refusal("it uses a tensor that is neither given to it nor a parameter or buffer of its own")
+
 
 class Noted:
     """
     Args:
         shadow: of the layer that is called.
-        follows_sizes: whether what is done with sizes is noted; else each that is read has to be the same again.
+        fixed: the sizes that have to be the same again, as plain ints; what is done with the others is noted. None: all of them.
     """
 
-    def __init__(self, shadow: Shadow, *, follows_sizes: bool = True) -> None:
-        self.shadow, self._follows_sizes = shadow, follows_sizes
+    def __init__(self, shadow: Shadow, *, fixed: Collection[Ref] | None = ()) -> None:
+        self.shadow, self._fixed = shadow, fixed
         self.steps: list[Step] = []
         self.inputs: list[Any] = []
         self._count = 0
@@ -92,13 +94,13 @@ class Noted:
                 self._of_size(function, args) if function is not operator.pos else self.refs(args)[0], value
             )
 
-    def hashed(self) -> None:
+    def hashed(self, size: Any) -> None:
         """
         Raises:
             OwnError: of `Hashed`.
         """
         if not self._depth:
-            raise OwnError(Hashed())
+            raise OwnError(Hashed(self._refs[id(size)]))
 
     def _numbers(self, ref: Ref, value: Any) -> Any:
         """What was read of a tensor: ints are sizes, and anything else has to be the same again."""
@@ -147,7 +149,7 @@ class Noted:
         return known
 
     def _size(self, ref: Ref, value: int) -> Any:
-        if not self._follows_sizes:
+        if self._fixed is None or ref in self._fixed:
             self._expect(ref, value)
             return value
         size = Size(value, self)
@@ -161,9 +163,7 @@ class Noted:
             return known
         held = self._held.get(id(tensor))
         if held is None:
-            raise Refused(
-                Refusal("it uses a tensor that is neither given to it nor a parameter or buffer of its own")
-            )
+            raise Refused(FOREIGN)
         module, name = held
         ref = self._step(Held(self.shadow.original(module), name), (), {})
         self._keep(tensor, ref)

@@ -20,10 +20,13 @@ from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import computes_alike
 from hf_cpu_accel.rewrite.recorded.by_torch import torch_products
+from hf_cpu_accel.rewrite.recorded.cached_functions import forget_results
 from hf_cpu_accel.rewrite.recorded.call import Call
+from hf_cpu_accel.rewrite.recorded.folded import with_folded
 from hf_cpu_accel.rewrite.recorded.guard import Guard, names_read
 from hf_cpu_accel.rewrite.recorded.held import is_ours
 from hf_cpu_accel.rewrite.recorded.kept import Kept
+from hf_cpu_accel.rewrite.recorded.noted import FOREIGN
 from hf_cpu_accel.rewrite.recorded.order import checked_first, writes_over
 from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, refs_in
 from hf_cpu_accel.rewrite.recorded.recorder import Recorder
@@ -31,6 +34,8 @@ from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 from hf_cpu_accel.rewrite.recorded.simplify import Steps
 from hf_cpu_accel.rewrite.recorded.size import Hashed
 from hf_cpu_accel.tolerance import ENCODER_LAYER
+
+_MOST_FIXED = 8  # sizes that become keys, each of which is found by a call
 
 
 def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
@@ -53,19 +58,32 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
 
 
 def _steps(layer: Any, shadow: Shadow, call: Call) -> Steps:
-    for follows_sizes in (True, False):
+    """
+    Raises:
+        Refused: there are none.
+    """
+    fixed: tuple[Ref, ...] | None = ()
+    looks_again = True
+    while True:
         # Copies: a layer that is refused for writing to them has written by then. None are tensors of inference mode.
         with torch.inference_mode(mode=False):
             inputs = call.inputs_beside(tensors=True)
-        recorder = Recorder(shadow, inputs, call.index, follows_sizes=follows_sizes)
+        recorder = Recorder(shadow, inputs, call.index, fixed=fixed)
         try:
             return _noted(layer, shadow, recorder, call)
         except OwnError as error:
-            if not isinstance(error.error, Hashed):
+            if isinstance(error.error, Hashed) and fixed is not None:
+                fixed = (*fixed, error.error.size) if len(fixed) < _MOST_FIXED else None
+            elif looks_again and _is_foreign(error.error) and forget_results(shadow.module):
+                looks_again = False
+            else:
                 raise
         finally:
             recorder.forget()
-    raise AssertionError("without sizes there is none to be hashed")
+
+
+def _is_foreign(error: Exception) -> bool:
+    return isinstance(error, Refused) and error.refusal is FOREIGN
 
 
 def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
@@ -92,7 +110,7 @@ def _noted(layer: Any, shadow: Shadow, recorder: Recorder, call: Call) -> Steps:
     result = recorder.refs(output)
     if recorder.aliases.are_ambiguous(recorder.steps, {*refs_in(result), *_handed_out(recorder.steps)}):
         raise Refused(Refusal("it writes to tensors that may or may not be copies"))
-    return Steps(recorder.steps, result).simplified()
+    return with_folded(Steps(recorder.steps, result).simplified(), recorder.aliases)
 
 
 def _handed_out(steps: list[Step]) -> Iterator[Ref]:

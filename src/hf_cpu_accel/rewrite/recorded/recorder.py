@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,13 +36,18 @@ class Recorder(Noted):
         shadow: of the layer that is called.
         inputs: the tensors, ints and caches that it is called with, each once.
         index: of the layer's part of a cache.
-        follows_sizes: whether what is done with sizes is noted; else each that is read has to be the same again.
+        fixed: the sizes that have to be the same again, as plain ints; what is done with the others is noted. None: all of them.
     """
 
     def __init__(
-        self, shadow: Shadow, inputs: list[Any], index: int | None = None, *, follows_sizes: bool = True
+        self,
+        shadow: Shadow,
+        inputs: list[Any],
+        index: int | None = None,
+        *,
+        fixed: Collection[Ref] | None = (),
     ) -> None:
-        super().__init__(shadow, follows_sizes=follows_sizes)
+        super().__init__(shadow, fixed=fixed)
         self._index = index
         self.aliases = Aliases()
         weights = [tensor for module in shadow.module.modules() for _, tensor in tensors_of(module)]
@@ -165,7 +170,7 @@ class Recorder(Noted):
             name = getattr(func.__self__, "__name__", "")
         if isinstance(output, torch.Size) and name in ("size", "shape"):
             owner = self._ref(args[0])
-            kind = Sizes if self._follows_sizes else torch.Size
+            kind = torch.Size if self._fixed is None else Sizes
             return kind(
                 self._size(self._of_size(size_of, (owner, n - len(output))), size)
                 for n, size in enumerate(output)

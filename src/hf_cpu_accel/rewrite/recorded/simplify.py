@@ -27,6 +27,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
 )
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
+from hf_cpu_accel.rewrite.recorded.torch_attention import with_our_attention
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -67,7 +68,7 @@ class Steps:
         for part in parts:
             elsewhere = reads - Counter(ref for step in part for ref in step.reads)
             inner = Steps(part, [step.result for step in part if elsewhere[step.result]])
-            inner.steps = join_attention(inner.steps, Counter(inner.output))
+            inner.steps = with_our_attention(join_attention(inner.steps, Counter(inner.output)))
             inner._join_ffns()
             inner._join_sums()
             joined += inner.steps
@@ -117,6 +118,10 @@ class Steps:
                 if plus is not None:
                     self._put(total, plus, (step.args[0], other), drop=(step,))
                     break
+
+    def without_unread(self) -> Steps:
+        self._drop_unread()
+        return self
 
     def _drop_unread(self) -> None:
         read = set(refs_in(self.output))

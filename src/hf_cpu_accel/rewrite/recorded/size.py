@@ -11,7 +11,15 @@ from torch import Tensor
 
 
 class Hashed(Exception):
-    """A size became a key: a cache may hold on to it, and to what is computed of it."""
+    """A size became a key: a cache may hold on to it, and to what is computed of it.
+
+    Args:
+        size: by which it is known to who notes what is done with it.
+    """
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self.size = size
 
 
 class Notes(Protocol):
@@ -21,7 +29,7 @@ class Notes(Protocol):
 
     def expect(self, function: Callable[..., Any], args: tuple[Any, ...], value: Any) -> None: ...
 
-    def hashed(self) -> None: ...
+    def hashed(self, size: Any) -> None: ...
 
 
 class Size(torch.SymInt):
@@ -47,7 +55,7 @@ class Size(torch.SymInt):
 
     def __hash__(self) -> int:
         """As a key it may outlive the call, in a cache of functions, and what was computed of it in there, too."""
-        self._notes.hashed()
+        self._notes.hashed(self)
         return hash(self.plain)
 
     def __bool__(self) -> bool:

@@ -1,0 +1,157 @@
+"""Steps that follow from weights and numbers alone (biases of windows, tables of positions) are taken once, not in each call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cpu_accel.ops.values import KeptValues
+from hf_cpu_accel.rewrite.recorded.aliases import Aliases
+from hf_cpu_accel.rewrite.recorded.forms import VIEWS
+from hf_cpu_accel.rewrite.recorded.held import Held, tensors_in
+from hf_cpu_accel.rewrite.recorded.program import Program, Ref, Step, expect, refs_in
+from hf_cpu_accel.rewrite.recorded.simplify import Steps
+
+# Of weights, whose values are compared in each call, and of what is kept of them.
+_MOST_VALUES, _MOST_BYTES = 1 << 16, 4 << 20
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What steps gave, and the weights that it follows from: a version does not count every write, so their values are compared."""
+
+    weights: list[Tensor]
+    results: tuple[Any, ...]
+    values: list[KeptValues] = field(init=False)
+
+    def __post_init__(self) -> None:
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for weight in self.weights:
+            by_dtype.setdefault(weight.dtype, []).append(weight)
+        object.__setattr__(self, "values", [KeptValues(some) for some in by_dtype.values()])
+
+    def follows_from(self, weights: list[Tensor]) -> bool:
+        return all(map(is_, weights, self.weights)) and all(values.are_held() for values in self.values)
+
+
+class Folded:
+    """A function without arguments: what `steps` give for `results`.
+
+    Args:
+        steps: from weights to results, in their order.
+    """
+
+    __name__ = "folded"
+
+    def __init__(self, steps: Sequence[Step], results: tuple[Ref, ...]) -> None:
+        self._held = [step.function for step in steps if isinstance(step.function, Held)]
+        self._program = Program(0, steps, results)
+        self._computing = threading.Lock()
+        self._kept = self._computed([held() for held in self._held])
+
+    def __call__(self) -> tuple[Any, ...]:
+        """
+        Raises:
+            Mismatch: a weight is another kind of tensor, or its values decide otherwise, than the steps are for.
+        """
+        weights = [held() for held in self._held]
+        if not self._kept.follows_from(weights):
+            with self._computing:
+                self._kept = self._computed(weights)
+        return self._kept.results
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in tensors_in(self._kept.results))
+
+    def _computed(self, weights: list[Tensor]) -> _Kept:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return _Kept(weights, self._program(()))
+
+
+def with_folded(steps: Steps, aliases: Aliases) -> Steps:
+    """`steps` with one `Folded` in the place of those that follow from weights and numbers alone, if anything is computed by these.
+
+    Args:
+        aliases: of the call that was noted: what is written to later, or handed out, is made anew in each call.
+    """
+    constant = _Constant(steps, aliases)
+    results = tuple(dict.fromkeys(constant.read_outside()))
+    needed = constant.needed_for(results)
+    held = [step.function for step in needed if isinstance(step.function, Held)]
+    if not results or sum(one.shape.numel() for one in held) > _MOST_VALUES:
+        return steps
+    folded = Folded(needed, results)
+    if folded.kept_bytes > _MOST_BYTES:
+        return steps
+    whole = Ref(1 + max(step.result.number for step in steps.steps))
+    given = [Step(getitem, (whole, number), {}, result) for number, result in enumerate(results)]
+    rest = [step for step in steps.steps if not constant.is_inside(step)]
+    return Steps([Step(folded, (), {}, whole), *given, *rest], steps.output).without_unread()
+
+
+class _Constant:
+    """Which steps follow from weights and numbers alone."""
+
+    def __init__(self, steps: Steps, aliases: Aliases) -> None:
+        self._steps = steps
+        self._made = {step.result: step for step in steps.steps}
+        self.results: set[Ref] = set()  # of weights, and what follows from them
+        self._plain: set[Ref] = set()  # weights, and views of them
+        changing: set[Ref] = set()
+        while True:
+            self._find(changing)
+            exposed = aliases.together_with(self.results - self._plain) & self._exposed()
+            if not exposed:
+                return
+            changing |= aliases.together_with(exposed)
+
+    def is_inside(self, step: Step) -> bool:
+        """Whether no step outside needs it: it follows from weights alone, and is none."""
+        return step.result in self.results - self._plain
+
+    def read_outside(self) -> Iterator[Ref]:
+        """Results that other steps read."""
+        for step in self._steps.steps:
+            if step.result not in self.results:
+                yield from (ref for ref in step.reads if ref in self.results - self._plain)
+
+    def needed_for(self, results: Sequence[Ref]) -> list[Step]:
+        """Those of the steps that give `results`, and all that write to something or expect something of it."""
+        needed: set[Ref] = set()
+        waiting = [
+            *results,
+            *(step.result for step in self._steps.steps if step.effect and step.result in self.results),
+        ]
+        while waiting:
+            ref = waiting.pop()
+            if ref not in needed:
+                needed.add(ref)
+                waiting += self._made[ref].reads
+        return [step for step in self._steps.steps if step.result in needed]
+
+    def _find(self, changing: set[Ref]) -> None:
+        self.results, self._plain = set(), set()
+        for step in self._steps.steps:
+            if step.leaf is not None or step.result in changing or not self.results.issuperset(step.reads):
+                continue
+            if step.function is expect and not step.reads:
+                continue
+            self.results.add(step.result)
+            if isinstance(step.function, Held) or (
+                step.function in VIEWS and self._plain.issuperset(step.reads)
+            ):
+                self._plain.add(step.result)
+
+    def _exposed(self) -> set[Ref]:
+        """What is handed out, and what the other steps may write to."""
+        writing = (s for s in self._steps.steps if s.effect and s.leaf is None and s.function is not expect)
+        written = (step.reads for step in writing if step.result not in self.results)
+        return {*refs_in(self._steps.output), *chain.from_iterable(written)}
