@@ -21,7 +21,13 @@ class Case:
     mask: str = "none"
     causal: bool = False
     scale: float | None = None
+    softcap: float | None = None
     dtype: torch.dtype = torch.float32
+
+    @property
+    def how(self) -> tuple[bool, float | None, float | None]:
+        """Behind the mask, as the op and its reference take them."""
+        return self.causal, self.scale, self.softcap
 
     def __str__(self) -> str:
         sizes = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.q_len}x{self.kv_len}x{self.head_dim}/{self.value_dim}"
@@ -74,6 +80,19 @@ CASES = [
     Case(q_len=60, kv_len=23, causal=True),
     Case(scale=0.3),
     Case(scale=-2.0),
+    Case(softcap=1.5, kv_len=300),
+    Case(
+        softcap=50.0,
+        scale=20.0,
+        heads=4,
+        q_len=40,
+        kv_len=70,
+        head_dim=80,
+        mask="float per head",
+        causal=True,
+    ),
+    Case(softcap=0.5, q_len=1, kv_len=270, mask="holes"),
+    Case(softcap=3.0, q_len=67, kv_len=291, mask="bool per query"),
     *(Case(mask=mask, q_len=50, kv_len=50) for mask in MASKS),
     *(Case(mask=mask, q_len=12, kv_len=520, causal=True, heads=4) for mask in MASKS),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,14 +26,16 @@ PROBABILITY_ROUNDING = 2.0**-8 + 2e-4
 
 
 def truth_of(case: Case, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    return attention_reference(query.double(), key.double(), value.double(), mask, case.causal, case.scale)
+    return attention_reference(query.double(), key.double(), value.double(), mask, *case.how)
 
 
 def check(case: Case, seed: int = 0) -> None:
     """One case against float64; raises AssertionError."""
     query, key, value, mask = inputs(case, seed)
     truth = truth_of(case, query, key, value, mask)
-    got = attention(query, key, value, mask=mask, is_causal=case.causal, scale=case.scale)
+    got = attention(
+        query, key, value, mask=mask, is_causal=case.causal, scale=case.scale, softcap=case.softcap
+    )
     assert got.shape == (case.batch, case.q_len, case.heads, case.value_dim), case
     assert got.dtype == case.dtype, case
     assert got.is_contiguous(), case
@@ -212,15 +215,13 @@ def test_thread_count_does_not_change_the_result(case: Case) -> None:
         ({"query": torch.zeros(2, 33, 64)}, "split the heads"),
         ({"key": torch.zeros(2, 2, 33, 63)}, "key of shape"),
         ({"value": torch.zeros(2, 2, 32, 64)}, "value of shape"),
-        (
-            {"key": torch.zeros(2, 3, 33, 64), "value": torch.zeros(2, 3, 33, 64)},
-            "multiple of the key's 3 heads",
-        ),
+        ({"key": torch.zeros(2, 3, 33, 64), "value": torch.zeros(2, 3, 33, 64)}, "multiple of the key's 3"),
         ({"mask": torch.ones(33, 33, dtype=torch.bool)}, "key padding"),
         ({"mask": torch.zeros(2, 1, 5, 33)}, "broadcastable"),
+        ({"softcap": 0.0}, "softcap=0.0: more than 0"),
     ],
 )
-def test_bad_shapes_are_named(change: dict[str, Tensor], words: str) -> None:
+def test_bad_shapes_are_named(change: dict[str, Any], words: str) -> None:
     query, key, value, _ = inputs(Case(), 0)
     arguments = {"query": query, "key": key, "value": value, **change}
     with pytest.raises(ValueError, match=words):
@@ -240,9 +241,7 @@ def test_an_integer_mask_is_refused() -> None:
 )
 def test_opcheck(case: Case) -> None:
     query, key, value, mask = inputs(case, 0)
-    torch.library.opcheck(
-        torch.ops.hf_cpu_accel.attention, (query, key, value, mask, case.causal, case.scale)
-    )
+    torch.library.opcheck(torch.ops.hf_cpu_accel.attention, (query, key, value, mask, *case.how))
 
 
 def test_traces_with_symbolic_shapes() -> None:

@@ -23,6 +23,7 @@ def attention(
     mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale * query key^T + mask, over the keys) value.
 
@@ -35,19 +36,22 @@ def attention(
             bool or floating (added to the scores), broadcastable to [B, Hq, Lq, Lk].
         is_causal: query i sees the keys <= i + Lk - Lq, aligned to the end of the keys as in transformers.
         scale: factor of the scores, default 1 / sqrt(D).
+        softcap: scores become softcap * tanh(score / softcap), then the mask is added (Gemma 2, arXiv:2408.00118). None: they stay.
 
     Returns:
         [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend
         nothing are 0.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not fit, or a softcap is not more than 0.
         TypeError: if the mask is neither bool nor floating.
     """
     _check_heads(query, key, value)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap={softcap}: more than 0, or None")
     if mask is not None:
         mask = _normal_mask(mask, query, key)
-    return torch.ops.hf_cpu_accel.attention(query, key, value, mask, is_causal, scale)
+    return torch.ops.hf_cpu_accel.attention(query, key, value, mask, is_causal, scale, softcap)
 
 
 def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -105,7 +109,13 @@ def _normal_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The op in plain torch; float64 inputs are computed in float64, others in float32."""
     precision = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -113,6 +123,8 @@ def attention_reference(
     k, v = (from_storage(x, precision).repeat_interleave(group, dim=1) for x in (key, value))
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query.to(precision) * factor) @ k.transpose(-1, -2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     q_len, kv_len = scores.shape[-2:]
     if mask is not None and mask.dtype == torch.bool:
         allowed = mask[:, None, None] if mask.dim() == 2 else mask
@@ -134,7 +146,7 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
 
 
 declare(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor",
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None) -> Tensor",
     fake=_fake,
     reference=attention_reference,
 )

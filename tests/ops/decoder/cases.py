@@ -92,12 +92,12 @@ def layers_of(case: Case) -> list[DecoderLayer]:
         bias = 0.1 * torch.randn(rows) if case.biases else None
         return Projection(pack_linear(torch.randn(rows, columns) / columns**0.5, case.weights), bias)
 
-    def norm(*shape: int, on: bool = True) -> Norm | None:
+    def norm(*shape: int, on: bool = True, eps: float = 1e-5) -> Norm | None:
         if not on:
             return None
         weight = (1 + 0.1 * torch.randn(shape)).to(case.dtype)
         bias = 0.1 * torch.randn(shape) if case.norm == "layer_norm" else None
-        return Norm(case.norm, weight, bias, 1e-5)
+        return Norm(case.norm, weight, bias, eps)
 
     def head_norm(kind: str, heads: int, dim: int) -> Norm | None:
         if kind == "bare":
@@ -147,7 +147,8 @@ def layers_of(case: Case) -> list[DecoderLayer]:
             projection(case.per_layer, case.features),
             case.activation,
             projection(case.features, case.per_layer),
-            norm(case.features, on="post" in case.norms),
+            # A branch of one feature may be next to nothing, of which a norm with a small eps would make anything.
+            norm(case.features, on="post" in case.norms, eps=0.1),
         )
 
     def layer(number: int) -> DecoderLayer:

@@ -36,6 +36,7 @@ def attention(rng: random.Random) -> Call:
         mask=rng.choice(MASKS),
         causal=rng.random() < 0.5,
         scale=rng.choice((None, None, 0.3, -1.0)),
+        softcap=rng.choice((None, None, None, 0.7, 30.0)),
         dtype=draw.floats(rng),
     )
     query, key, value, mask = inputs(case, rng.randrange(2**31))
@@ -45,7 +46,7 @@ def attention(rng: random.Random) -> Call:
     key, value = (to_storage(x.float(), cache) if cache is not case.dtype else x for x in (key, value))
     # The reference's probabilities are float32 and its values weigh at most 1: what rounding probabilities to 8 bits may add.
     bound = FLOAT32_BOUND + (BFLOAT16_ROUNDING + 2 * PROBABILITY_ROUNDING) * (case.dtype is torch.bfloat16)
-    arguments = [query, key, value, mask, case.causal, case.scale]
+    arguments = [query, key, value, mask, *case.how]
     return Call("attention", arguments, attention_reference, bound, notes=[str(case)], hides=True)
 
 

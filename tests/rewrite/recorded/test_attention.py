@@ -135,9 +135,15 @@ def filled_in_place(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | No
     return scores.softmax(-1) @ value
 
 
+def capped(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """T5Gemma's."""
+    scores = torch.tanh(query @ key.mT * 0.25 / 1.5) * 1.5
+    return (scores if bias is None else scores + bias).softmax(-1) @ value
+
+
 WAYS = [
     *(scaled_before, scaled_after, filled, batched, of_rows, summed, summed_in_blocks, written_to),
-    *(of_windows, of_heads, told_by_sizes, with_sinks, below_maxima, filled_in_place),
+    *(of_windows, of_heads, told_by_sizes, with_sinks, below_maxima, filled_in_place, capped),
 ]
 
 
@@ -263,7 +269,18 @@ def scaled_behind_a_mask(query: Tensor, key: Tensor, value: Tensor, bias: Tensor
     return (scores * 1e-9).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("attend", [by_key, halved, of_columns, scaled_behind_a_mask])
+def capped_behind_a_bias(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    return ((query @ key.mT + query.mean(-1, keepdim=True)).tanh() * 2).softmax(-1) @ value
+
+
+def capped_downwards(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    return ((query @ key.mT).tanh() * -2).softmax(-1) @ value
+
+
+LOOK_ALIKES = [by_key, halved, of_columns, scaled_behind_a_mask, capped_behind_a_bias, capped_downwards]
+
+
+@pytest.mark.parametrize("attend", LOOK_ALIKES)
 def test_what_only_looks_like_attention(attend: Attend) -> None:
     torch.manual_seed(0)
     model = Stack(Written(attend), Written(attend)).eval()

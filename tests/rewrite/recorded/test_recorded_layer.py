@@ -211,7 +211,7 @@ class Elsewhere(Written):
 
 
 def bent(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    return (query @ key.transpose(-1, -2)).tanh().softmax(-1) @ value
+    return (query @ key.transpose(-1, -2)).sin().softmax(-1) @ value
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& k
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, bool is_causal,
-                 std::optional<double> scale) {
+                 std::optional<double> scale, std::optional<double> softcap) {
   check_floating(query, "attention", "query");
   const HeadType key_type = head_type(key, "attention", "key"), value_type = head_type(value, "attention", "value");
   STD_TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4,
@@ -44,6 +44,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                       value.size(0) == batch && value.size(1) == kv_heads && value.size(2) == a.kv_len &&
                       (kv_heads == heads || (kv_heads > 0 && heads % kv_heads == 0)),
                   "hf_cpu_accel::attention: key and value do not fit the query");
+  STD_TORCH_CHECK(!softcap || *softcap > 0, "hf_cpu_accel::attention: softcap must be more than 0");
+  a.softcap = softcap ? static_cast<float>(*softcap) : 0.0f;
   Tensor output = empty_of(query, {batch, a.q_len, heads, a.value_dim});
   a.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   Tensor keep_query = query, keep_key = key, keep_value = value, keep_mask = query;
@@ -75,4 +77,4 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }  // namespace
 }  // namespace hfca
 
-HFCA_OP(attention, "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale) -> Tensor")
+HFCA_OP(attention, "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None) -> Tensor")

@@ -33,7 +33,7 @@ class Bias:
 
 
 class Attention:
-    """softmax(scale * factors * query key + biases) values, in the shapes in which that was written.
+    """softmax(cap(scale * factors * query key) + biases) values, in the shapes in which that was written.
 
     Args:
         scale: of the scores.
@@ -41,6 +41,7 @@ class Attention:
         biases: how each is added.
         heads: into how many the batch of the scores is divided while biases are added, or None.
         has_sink: whether the last tensor is a score [..., L, 1] of no key.
+        softcap: of the scores, as in `ops.attention`.
     """
 
     __name__ = "attention"
@@ -53,9 +54,10 @@ class Attention:
         heads: int | None,
         *,
         has_sink: bool = False,
+        softcap: float | None = None,
     ) -> None:
         self.scale, self.factors, self.biases, self.heads = scale, factors, biases, heads
-        self.has_sink = has_sink
+        self.has_sink, self.softcap = has_sink, softcap
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
         """query [..., L, D], key [..., D, keys], value [..., keys, E] -> [..., L, E].
@@ -78,7 +80,7 @@ class Attention:
             bias = bias[(None,) * (max(4, query.dim()) - bias.dim())]
             if bias.dim() > 4:
                 bias = bias.expand(*query.shape[:-3], -1, -1, -1).flatten(0, bias.dim() - 4)
-        output = attention(*heads, mask=bias, scale=self.scale).transpose(1, 2)
+        output = attention(*heads, mask=bias, scale=self.scale, softcap=self.softcap).transpose(1, 2)
         return output if output.shape[:-1] == shape else output.reshape(*shape, -1)
 
     def weights(self, query: Tensor, key: Tensor, value: Tensor, *more: Tensor) -> Tensor:
@@ -124,6 +126,8 @@ class Attention:
     def softmax(self, query: Any, key: Any, bias: Tensor | None) -> Tensor:
         """The weights, in plain torch."""
         scores = torch.matmul(query, key) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         if self.heads is not None and bias is not None:
             scores = (scores.unflatten(0, (-1, self.heads)) + bias).flatten(0, 1)
         elif bias is not None:

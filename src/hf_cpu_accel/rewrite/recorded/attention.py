@@ -19,6 +19,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     OVER,
     PLUS,
     PRODUCT,
+    TANH,
     TIMES,
     VIEW,
     is_without_sink,
@@ -57,7 +58,8 @@ class _Written:
     Attributes:
         scores, values: the two products.
         inner: the steps between them, and the first.
-        scale: of the products of queries and keys.
+        scale: of the products of queries and keys, up to `capped` if that is given, and from there on.
+        capped: their scale where the tanh of them is taken.
         factors: tensors that the scores are multiplied by, of one number for all keys.
         biases: what is added to scores, and how, in their order.
         heads: into how many the batch of the scores is divided while they are added, or None.
@@ -71,6 +73,7 @@ class _Written:
     factors: list[Ref] = field(default_factory=list)
     biases: list[tuple[Ref, Bias]] = field(default_factory=list)
     heads: Any = None
+    capped: float | None = None
     sink: Ref | None = None
     _in_windows: bool = False
 
@@ -92,6 +95,8 @@ class _Written:
             return None
         if sum(map(is_without_sink, below)) != (found.sink is not None):
             return None
+        if found.capped is not None and not found.scale > 0:
+            return None
         found._lower_fills()
         return found if all(found._zero(step.args[1]) for step in below if step.function in FILL) else None
 
@@ -104,7 +109,12 @@ class _Written:
     @cached_property
     def call(self) -> Attention:
         biases = tuple(bias for _, bias in self.biases)
-        return Attention(self.scale, len(self.factors), biases, self.heads, has_sink=self.sink is not None)
+        scale, softcap = self.scale, None
+        if self.capped is not None:  # scale * tanh(capped * score)
+            scale, softcap = self.scale * self.capped, self.scale
+        return Attention(
+            scale, len(self.factors), biases, self.heads, has_sink=self.sink is not None, softcap=softcap
+        )
 
     def _take(self, step: Step) -> bool:
         """Note what a step does to scores; False if that is none of what attention can do."""
@@ -117,6 +127,11 @@ class _Written:
         if (joined := with_sink(step)) is not None:
             self.sink = joined[1]
             return self.heads is None and not self._in_windows
+        if step.function in TANH:
+            if self.capped is not None or self.biases:
+                return False
+            self.capped, self.scale = self.scale, 1.0
+            return True
         if step.function in TIMES or step.function in OVER:
             return self._scaled(other, is_over=step.function in OVER)
         if step.function in PLUS or step.function in MINUS:
@@ -164,7 +179,7 @@ class _Written:
     def _scaled(self, factor: Any, *, is_over: bool) -> bool:
         if isinstance(factor, Ref):
             self.factors.append(factor)
-            is_alone = not self.biases and self.heads is None and not self._in_windows
+            is_alone = not self.biases and self.heads is None and not self._in_windows and self.capped is None
             return is_alone and not is_over and factor not in self._results
         if not isinstance(factor, int | float) or not factor:
             return False

@@ -27,7 +27,8 @@ FILLS = FILL | {Tensor.masked_fill_}
 CAST = frozenset((Tensor.to, Tensor.float, Tensor.type, Tensor.type_as, Tensor.contiguous))
 VIEW = frozenset((Tensor.view, Tensor.reshape))
 JOIN = frozenset((torch.cat, torch.concat))
-SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS  # what is done to them
+TANH = frozenset[Any]((torch.tanh, functional.tanh, Tensor.tanh))
+SCORES = CAST | TIMES | OVER | FILL | VIEW | PLUS | MINUS | TANH  # what is done to them
 # What they give is memory of its own.
 _NEW = frozenset(
     (*PRODUCT, *TIMES, *OVER, *PLUS, *MINUS, *FILL, *SOFTMAX, torch.einsum, torch.where, functional.conv1d)
