@@ -116,14 +116,19 @@ def is_collecting_inside(*, but_hidden_states: bool = False) -> bool:
     return not _HIDDEN_STATES.issuperset(collected)
 
 
-def is_plain(module: nn.Module) -> bool:
-    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing."""
+def is_plain(module: nn.Module, *, may_collect: bool = False) -> bool:
+    """No hooks, no parametrizations, no compiled or overridden forward: replacing it loses nothing.
+
+    Args:
+        may_collect: hooks do not count by which transformers collects outputs, for what looks whether it is asked for some.
+    """
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    if any(hooks) or parametrize.is_parametrized(module):
+    watched = any(map(has_foreign_hook, hooks)) if may_collect else any(hooks)
+    if watched or parametrize.is_parametrized(module):
         return False
     return own_forward(module) is None and module._compiled_call_impl is None

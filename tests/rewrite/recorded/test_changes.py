@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.lw_detr.modeling_lw_detr import LwDetrViTBackbone, LwDetrViTConfig
 
 from hf_cpu_accel import accelerate_for_cpu
+from tests.architectures.models import randomise
 from tests.rewrite.recorded.models import Stack, Written
-from tests.rewrite.recorded.test_recorded_layer import error, in_use, plain, reasons, run, states
+from tests.rewrite.recorded.test_recorded_layer import (
+    error,
+    in_use,
+    plain,
+    reasons,
+    recorded,
+    run,
+    states,
+)
 
 
 class Scaled(Written):
@@ -133,3 +143,24 @@ def test_attributes_that_change_from_call_to_call() -> None:
         assert error(run(model, hidden), run(eager, hidden)) <= 1e-5
     assert reasons(model) == {"its attributes change from call to call"}
     assert len(in_use(model)) == 1
+
+
+def test_layers_whose_outputs_transformers_collects() -> None:
+    """Its hooks are there before acceleration, in backbones from the start: who asks for hidden states gets the forward's."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": 8}
+    windows = {"window_block_indices": [0], "num_windows": 4, "out_indices": [3]}
+    model = LwDetrViTBackbone(
+        LwDetrViTConfig(image_size=64, pretrain_image_size=64, **sizes, **windows)
+    ).eval()
+    randomise(model)
+    images = torch.randn(2, 3, 64, 64)
+
+    def collected() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (*model(images, output_hidden_states=True).hidden_states, *model(images).feature_maps)
+
+    expected = collected()
+    accelerate_for_cpu(model, dtype="float32")
+    for _ in range(3):
+        assert all(error(*pair) <= 1e-5 for pair in zip(collected(), expected, strict=True))
+    assert len(in_use(model)) == len(recorded(model)) == 2

@@ -39,6 +39,8 @@ MIN_OUT_FEATURES = 16
 MAX_INTEGER_FEATURES = 65536
 _REPEATED = re.compile(r"(^|\.)\d+(\.|$)")  # a number in the path: one of several alike
 
+NOT_PLAIN = "it has hooks, parametrizations or a forward of its own"
+
 
 class LayerByLayer(Protocol):
     """What is done to each layer when the rules come to it, and at the end to those that they did not come to."""
@@ -236,15 +238,13 @@ def _address(parameter: Tensor) -> int:
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
     """Why nothing is put in the place of this module, or None if something can be."""
-    if not is_plain(module):
-        return "it has hooks, parametrizations or a forward of its own"
     if context.skipped(path):
         return "skip_modules"
     if module is context.root:
         return "it is the target itself, and has no parent to hang the packed layer in"
     if id(module) in context.listed:
         return "a plain list holds it besides its parent, where a packed layer would not be seen"
-    return context.kept_for_adapters.get(id(module))
+    return context.kept_for_adapters.get(id(module)) or (None if is_plain(module) else NOT_PLAIN)
 
 
 def refusal(linear: nn.Module, path: str, context: Context) -> str | None:

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from torch import nn
 
-from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.hooks import is_plain, own_forward
 from hf_cpu_accel.patching.restore import swap_module
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
+from hf_cpu_accel.rewrite.core.context import NOT_PLAIN, Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 
@@ -55,6 +55,8 @@ def fuse_each(
 def refusal_to_fuse(layer: nn.Module, path: str, context: Context) -> str | None:
     """Why no op takes the place of this layer and of all that is in it, or None if one can."""
     reason = refusal_to_swap(layer, path, context)
+    if reason == NOT_PLAIN and is_plain(layer, may_collect=True):
+        reason = None
     if reason is None and any(context.skipped(f"{path}.{name}") for name, _ in layer.named_modules() if name):
         reason = "skip_modules"
     if reason is None and any(own_forward(part) is not None for part in layer.modules()):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_cpu_accel.rewrite.attention.deformable import FusedDeformableAttention
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
+from hf_cpu_accel.rewrite.core.trace import SOFTMAX
 from hf_cpu_accel.rewrite.linear.match import FEW_WEIGHTS
-from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT
+from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT, VIEW
 from hf_cpu_accel.rewrite.recorded.held import Held
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
@@ -26,7 +28,8 @@ def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
     """The names of the products with weights, and of attention, that the steps have torch compute.
 
     Not among them are those that it computes in layers of other forms, too: of routers, by which experts are chosen, and of so few
-    features that packing gains nothing. What follows from weights alone (tables of positions) is as small as these.
+    features that packing gains nothing. What follows from weights alone (tables of positions) is as small as these, and so are the
+    weights of the points at which deformable attention looks: the softmax of a few per query.
 
     Args:
         inputs: how many there are.
@@ -36,7 +39,11 @@ def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
         if not of_inputs.isdisjoint(step.reads):
             of_inputs.add(step.result)
     found = [step for step in steps if step.result in of_inputs and step.function in _PRODUCTS]
-    ours = [step for step in found if _is_small(step, steps) or _routes(step, steps)]
+    ours = [
+        step
+        for step in found
+        if _is_small(step, steps) or _routes(step, steps) or _weighs_points(step, steps)
+    ]
     return sorted({step.function.__name__ for step in found if step not in ours})
 
 
@@ -64,3 +71,17 @@ def _routes(step: Step, steps: Sequence[Step]) -> bool:
         chooses |= other.function in _CHOICES
         of_scores.add(other.result)
     return chooses
+
+
+def _weighs_points(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether it is a softmax that deformable attention of ours alone is given."""
+    if step.function not in SOFTMAX:
+        return False
+    weights, readers = {step.result}, []
+    for other in steps:
+        if not weights.isdisjoint(other.reads):
+            if other.function in VIEW:
+                weights.add(other.result)
+            else:
+                readers.append(other.leaf)
+    return bool(readers) and all(isinstance(leaf, FusedDeformableAttention) for leaf in readers)

@@ -129,7 +129,7 @@ class FusedRecordedLayer(FusedModuleMixin):
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
             self._left >= _MOST_LEFT
-            or self.is_watched
+            or self.is_watched_within
             or torch.compiler.is_compiling()
             or torch.jit.is_tracing()
         ):
