@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ STOCK_ATTENTION = "sdpa"  # the one whose place it takes
 
 # The arguments that take a cache of keys and values: of transformers since 5.24, before that, and of older layers.
 CACHES = ("cache", "past_key_values", "layer_past", "past_key_value")
+STATES = "cache_params"  # what recurrent mixers called it before 5.24
 
 _OF_METHODS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 
@@ -60,3 +61,35 @@ def cache_argument(function: Callable[..., Any]) -> str | None:
     """The name of the argument of `function` that takes a cache of keys and values; None if there is none."""
     names = parameters_of(function)
     return next((name for name in CACHES if name in names), None)
+
+
+def with_our_cache_name(names: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
+    """`named` arguments of a module with the cache by the name that transformers gives it since 5.24; what else is called so is
+    what that module does not look at.
+
+    Args:
+        names: of the parameters of its forward.
+    """
+    own = _cache_name(names)
+    if own == CACHES[0]:
+        return named
+    return _renamed({name: value for name, value in named.items() if name != CACHES[0]}, own, CACHES[0])
+
+
+def with_its_cache_name(names: Collection[str], named: dict[str, Any]) -> dict[str, Any]:
+    """The same the other way round."""
+    own = _cache_name(names)
+    return named if own == CACHES[0] else _renamed(named, CACHES[0], own)
+
+
+def takes_cache(names: Collection[str]) -> bool:
+    """Whether a mixer of tokens with these parameters is given a cache, by one name or another."""
+    return any(name in names for name in (*CACHES, STATES))
+
+
+def _cache_name(names: Collection[str]) -> str:
+    return next((name for name in (*CACHES, STATES) if name in names), CACHES[0])
+
+
+def _renamed(named: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if name == old else name: value for name, value in named.items()}

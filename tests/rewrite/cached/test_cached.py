@@ -12,6 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.rewrite.cached.attention import CachedAttention
 from hf_cpu_accel.rewrite.core.verify import row_error
 from tests.rewrite.cached.cached_models import LAYERS, MODELS, build, mimi, reading_both_ways, spread
@@ -52,10 +53,10 @@ def test_caches_and_restore(stem: str) -> None:
     assert row_error(pickle.loads(pickle.dumps(model))(IDS).logits, before) <= 1e-3
     for first, then in ((model, eager), (eager, model)):
         cache = DynamicCache(config=eager.config)
-        first(IDS[:, :6], cache=cache)
-        then(IDS[:, 6:9], cache=cache)
-        first(IDS[:, 9:10], cache=cache)
-        assert row_error(then(IDS[:, 10:], cache=cache).logits[:, -1], before[:, -1]) <= 1e-3
+        first(IDS[:, :6], **{CACHE: cache})
+        then(IDS[:, 6:9], **{CACHE: cache})
+        first(IDS[:, 9:10], **{CACHE: cache})
+        assert row_error(then(IDS[:, 10:], **{CACHE: cache}).logits[:, -1], before[:, -1]) <= 1e-3
     restore(model)
     assert torch.equal(model(IDS).logits, before)
     assert not any(isinstance(module, CachedAttention) for module in model.modules())

@@ -13,6 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.latent import attention
@@ -85,8 +86,8 @@ def test_other_dtypes(stem: str, dtype: str) -> None:
 def steps(model: Any) -> torch.Tensor:
     """The logits of the last tokens, one by one behind a prompt."""
     cache = DynamicCache(config=model.config)
-    model(IDS[:, :8], cache=cache)
-    return torch.stack([model(IDS[:, at : at + 1], cache=cache).logits[:, -1] for at in (8, 9, 10)])
+    model(IDS[:, :8], **{CACHE: cache})
+    return torch.stack([model(IDS[:, at : at + 1], **{CACHE: cache}).logits[:, -1] for at in (8, 9, 10)])
 
 
 @pytest.mark.parametrize("stem", ["DeepseekV2", "DeepseekV3"])
@@ -101,10 +102,10 @@ def test_stock_code_goes_on_from_us_and_we_from_stock_code(stem: str, kind: str)
             if kind == "dynamic"
             else StaticCache(eager.config, max_cache_len=16)
         )
-        first(IDS[:, :6], cache=made)
-        then(IDS[:, 6:9], cache=made)
-        first(IDS[:, 9:10], cache=made)
-        assert row_error(then(IDS[:, 10:], cache=made).logits[:, -1], expected) <= 1e-3
+        first(IDS[:, :6], **{CACHE: made})
+        then(IDS[:, 6:9], **{CACHE: made})
+        first(IDS[:, 9:10], **{CACHE: made})
+        assert row_error(then(IDS[:, 10:], **{CACHE: made}).logits[:, -1], expected) <= 1e-3
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.int8])
@@ -112,11 +113,11 @@ def test_stock_code_goes_on_from_us_and_we_from_stock_code(stem: str, kind: str)
 def test_caches_of_ours(dtype: torch.dtype | None) -> None:
     model, eager = pair("DeepseekV3")
     cache = CPUCache(model.config, dtype)
-    model(IDS[:, :5], cache=cache)
-    model(IDS[:, 5:8], cache=cache)
-    model(IDS[:, 8:], cache=cache)
+    model(IDS[:, :5], **{CACHE: cache})
+    model(IDS[:, 5:8], **{CACHE: cache})
+    model(IDS[:, 8:], **{CACHE: cache})
     cache.crop(-2)
-    outputs = torch.cat([model(IDS[:, at : at + 1], cache=cache).logits for at in (9, 10)], 1)
+    outputs = torch.cat([model(IDS[:, at : at + 1], **{CACHE: cache}).logits for at in (9, 10)], 1)
     allowed = {None: 1e-3, torch.bfloat16: 0.05, torch.int8: 0.1}[dtype]
     assert row_error(outputs, eager(IDS).logits[:, 9:]) <= allowed
 
@@ -141,9 +142,9 @@ def test_steps_read_the_cache_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(attention, "attention_forward", watched)
     cache = CPUCache(model.config)
-    model(IDS, cache=cache)
+    model(IDS, **{CACHE: cache})
     assert seen[0][1:4] == (4, 11, 24)  # a prompt: keys and values are made
-    model(IDS[:, :1], cache=cache)
+    model(IDS[:, :1], **{CACHE: cache})
     assert seen[-1] == (1, 1, 12, 40, 0)  # a token: it attends to latents
     storage: Any = cache.layers[0]
     assert storage.value_storage.data_ptr() == storage.key_storage.data_ptr() + 32 * 4

@@ -19,6 +19,7 @@ from transformers import (
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
 from hf_cpu_accel.generate.cache import CPUCache
+from hf_cpu_accel.generate.inputs import CACHE
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.recorded.layer import FusedRecordedLayer
 from hf_cpu_accel.rewrite.recorded.program import Program
@@ -69,10 +70,10 @@ def test_caches_go_both_ways(name: str) -> None:
             cache: Any = DynamicCache(config=eager.config)
             if name == "blip":
                 cache = EncoderDecoderCache(cache, DynamicCache(config=eager.config))
-            first(IDS[:, :6], cache=cache, **given(name, 2))
-            then(IDS[:, 6:9], cache=cache, **given(name, 2))
-            first(IDS[:, 9:10], cache=cache, **given(name, 2))
-            last = then(IDS[:, 10:], cache=cache, **given(name, 2)).logits[:, -1]
+            first(IDS[:, :6], **{CACHE: cache}, **given(name, 2))
+            then(IDS[:, 6:9], **{CACHE: cache}, **given(name, 2))
+            first(IDS[:, 9:10], **{CACHE: cache}, **given(name, 2))
+            last = then(IDS[:, 10:], **{CACHE: cache}, **given(name, 2)).logits[:, -1]
             assert cache.get_seq_length() == IDS.shape[1]
             assert row_error(last, before[:, -1]) <= 1e-3
     restore(model)
@@ -192,7 +193,7 @@ def test_caches_of_other_kinds_go_to_its_own_forward() -> None:
     caches = [StaticCache(config=eager.config, max_cache_len=32) for _ in range(2)]
     with torch.no_grad():
         ours, theirs = (
-            tried(IDS, cache=cache).logits for tried, cache in zip((model, eager), caches, strict=True)
+            tried(IDS, **{CACHE: cache}).logits for tried, cache in zip((model, eager), caches, strict=True)
         )
     assert row_error(ours, theirs) <= 1e-3
     reasons = {item.reason for item in explain(model).left if item.structure == "recorded layer"}

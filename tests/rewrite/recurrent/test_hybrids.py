@@ -14,6 +14,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.generate.inputs import CACHE
+from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
 from hf_cpu_accel.packing.linear import unpack_linear
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.recurrent.parts import StateSpace
@@ -87,9 +89,10 @@ def test_a_step_is_one_call(stem: str, dtype: str) -> None:
 
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(IDS, attention_mask=MASK, cache=cache)
+        given = with_its_cache_name(parameters_of(model.forward), {"cache": cache})
+        model(IDS, attention_mask=MASK, **given)
         with AroundOps(note):
-            model(IDS[:, :1], cache=cache)
+            model(IDS[:, :1], **given)
     ours = [name for name in calls if name in ("decoder_layers", HYBRIDS[stem][1], "gated_ffn", "rms_norm")]
     assert ours == ["decoder_layers", "rms_norm"]  # the norm behind the last layer
 
@@ -179,8 +182,8 @@ def test_hooks_see_what_a_step_passes_from_layer_to_layer() -> None:
                 lambda _m, _a, output, one=one: seen[one].append(_first(output).clone())
             )
         cache = DynamicCache(config=one.config)
-        one(IDS, cache=cache)
-        one(IDS[:, :1], cache=cache)
+        one(IDS, **{CACHE: cache})
+        one(IDS[:, :1], **{CACHE: cache})
     for ours, theirs in zip(seen[model], seen[eager], strict=True):
         assert row_error(ours, theirs) <= 1e-3
 
@@ -250,11 +253,11 @@ def test_stock_code_goes_on_from_us_and_we_from_stock_code(stem: str) -> None:
     accelerate_for_cpu(model, dtype="float32")
     caches = [DynamicCache(config=model.config) for _ in range(2)]
     for first, then, cache in ((model, eager, caches[0]), (eager, model, caches[1])):
-        first(IDS[:, :6], cache=cache)
-        then(IDS[:, 6:9], cache=cache)
+        first(IDS[:, :6], **{CACHE: cache})
+        then(IDS[:, 6:9], **{CACHE: cache})
         expected = eager(IDS).logits[:, -1]
-        first(IDS[:, 9:10], cache=cache)
-        assert row_error(then(IDS[:, 10:], cache=cache).logits[:, -1], expected) <= 1e-3
+        first(IDS[:, 9:10], **{CACHE: cache})
+        assert row_error(then(IDS[:, 10:], **{CACHE: cache}).logits[:, -1], expected) <= 1e-3
 
 
 @pytest.mark.parametrize("stem", ["Qwen3_5", "Lfm2", "GraniteMoeHybrid"])
@@ -279,11 +282,11 @@ def test_writing_to_a_parameter_of_a_mixer_is_noticed() -> None:
         steps = []
         for changed in (model, eager):
             cache = DynamicCache(config=changed.config)
-            changed(IDS, cache=cache)
-            step = [changed(IDS[:, :1], cache=cache).logits]
+            changed(IDS, **{CACHE: cache})
+            step = [changed(IDS[:, :1], **{CACHE: cache}).logits]
             changed.model.layers[2].mamba.D.mul_(2)  # between two steps
             changed.model.layers[2].mamba.conv1d.weight.mul_(1.5)
-            steps.append([*step, changed(IDS[:, 1:2], cache=cache).logits])
+            steps.append([*step, changed(IDS[:, 1:2], **{CACHE: cache}).logits])
         assert all(row_error(ours, theirs) <= 1e-3 for ours, theirs in zip(*steps, strict=True))
 
 

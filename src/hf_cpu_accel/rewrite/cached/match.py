@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
+from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.cached.attention import CachedAttention
@@ -45,7 +45,7 @@ def fuse_cached_layers(context: Context) -> list[PlanItem]:
 
 def _looked_at(module: nn.Module, path: str, context: Context) -> CachedAttention | Refusal | None:
     possible = list(candidates(module))
-    if not possible or isinstance(module, FusedModuleMixin) or cache_argument(module.forward) != "cache":
+    if not possible or isinstance(module, FusedModuleMixin) or not takes_cache(parameters_of(module.forward)):
         return None
     reason = refusal_to_fuse(module, path, context) or (PERMUTED if is_permuted(module) else None)
     if reason is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
+from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache
 from hf_cpu_accel.patching.fused_module import fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
 from hf_cpu_accel.plan import PlanItem
@@ -51,7 +51,7 @@ def _obstacle(module: Any) -> str | None:
     """Why such attention is left, in words that go on after "left because"."""
     if any(own_forward(part) is not None for part in module.modules()):
         return "the forward of a module in it was replaced"
-    if cache_argument(module.forward) != "cache":
+    if not takes_cache(parameters_of(module.forward)):
         return "this version of its host hands it a cache of another kind"
     for name in ("kv_b_proj", "o_proj"):
         if not isinstance(module._modules[name], PackedLinear):

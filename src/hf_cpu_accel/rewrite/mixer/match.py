@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import parameters_of
+from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
 from hf_cpu_accel.ops.linear import ACTIVATIONS
 from hf_cpu_accel.packing.linear import PANEL_FEATURES
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, fused_layer
@@ -170,7 +170,9 @@ def _are_halves(ups: list[PackedLinear], width: int) -> bool:
 
 
 def _fused(layer: nn.Module, parts: LayerParts) -> FusedMixerLayer:
-    fused: FusedMixerLayer = fused_layer(FusedMixerLayer, layer, _parts=parts, _bound=None)
+    fused: FusedMixerLayer = fused_layer(
+        FusedMixerLayer, layer, _parts=parts, _names=_names(layer), _bound=None
+    )
     return fused
 
 
@@ -204,8 +206,11 @@ def prompt_and_token(layer: Any) -> tuple[tuple[Tensor, ...], int]:
     given: dict[str, Any] = {}
     if "position_embeddings" in _names(layer):  # which another kind of its layers reads
         given["position_embeddings"] = None
-    prompt, nones = _hidden_states(layer(states[:, :_TOKENS], **{**given, **example.prompt}))
-    token, _ = _hidden_states(layer(states[:, _TOKENS:], **{**given, **example.token}))
+    first, then = (
+        with_its_cache_name(_names(layer), {**given, **named}) for named in (example.prompt, example.token)
+    )
+    prompt, nones = _hidden_states(layer(states[:, :_TOKENS], **first))
+    token, _ = _hidden_states(layer(states[:, _TOKENS:], **then))
     return ((prompt - states[:, :_TOKENS])[example.tokens], token - states[:, _TOKENS:]), nones
 
 

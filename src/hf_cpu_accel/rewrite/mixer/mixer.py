@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES, of_own_keys
+from hf_cpu_accel.hosts.arguments import CACHES, STATES, of_own_keys, with_its_cache_name, with_our_cache_name
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.rewrite.core.packed_module import PackedModule
@@ -19,7 +19,7 @@ from hf_cpu_accel.rewrite.linear.layer import PackedLinear
 # By which hosts tell where one of several sequences in a row ends.
 _PACKED = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _ADDED = "transformer_hidden_states"  # which layers of Zamba 2 add to what they are given, but not in the list of layers
-_REFUSED = (*_PACKED, _ADDED, "cache_params", *(name for name in CACHES if name != "cache"))
+_REFUSED = (*_PACKED, _ADDED, STATES, *(name for name in CACHES if name != "cache"))
 
 
 _POSITIONS = 70_000  # the first in an example: so far on that Llama 4's factor is not 1
@@ -112,8 +112,9 @@ class FusedMixer(FusedModuleMixin):
         return [output for project in self._projections for output in project(hidden_states)]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
-        return kwargs if not args else dict(zip(self._names, args, strict=False)) | kwargs
+        """The arguments of a call by name, and the cache as `cache`."""
+        named = kwargs if not args else dict(zip(self._names, args, strict=False)) | kwargs
+        return with_our_cache_name(self._names, named)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return reference_call(self, self, self.named(args, kwargs))
@@ -141,13 +142,14 @@ def is_fused(module: FusedModuleMixin, named: dict[str, Any]) -> bool:
     )
 
 
-def reference_call(module: FusedModuleMixin, mixer: FusedMixer, named: dict[str, Any]) -> Reference | None:
+def reference_call(module: Any, mixer: FusedMixer, named: dict[str, Any]) -> Reference | None:
     """The call without its cache, if nothing is in that: else it goes on from what the fused call is about to change."""
     cache = named.get("cache")
     if not is_fused(module, named) or (cache is not None and not mixer.is_empty(cache)):
         return None
     kept = None if cache is None else _kept_as(cache, mixer.layer_idx)
     own = of_own_keys({**named, "cache": None}, named["hidden_states"].shape[1])
+    own = with_its_cache_name(module._names, own)
     return Reference((), own, tokens_of(own.get("attention_mask")), dtype=kept)
 
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import parameters_of, with_its_cache_name
+from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -65,16 +67,20 @@ def _run(module: Any, example: Example) -> tuple[Tensor, ...]:
     linear = next(_packed_parts(module))
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(_BATCH, _TOKENS + 1, linear.in_features, generator=generator).to(linear.weight_dtype)
-    prompt = _attended(module(states[:, :_TOKENS], **example.prompt))
-    token = _attended(module(states[:, _TOKENS:], **example.token))
-    alone = _attended(
-        module(states[:, :_TOKENS], **{**example.prompt, "cache": None, "attention_mask": None})
-    )
+
+    def run(x: Tensor, **named: Any) -> Tensor:
+        return _attended(module(x, **with_its_cache_name(names, named)))
+
+    own: Any = class_of(module)
+    names = parameters_of(own.forward)
+    prompt = run(states[:, :_TOKENS], **example.prompt)
+    token = run(states[:, _TOKENS:], **example.token)
+    alone = run(states[:, :_TOKENS], **{**example.prompt, "cache": None, "attention_mask": None})
     cache = example.token["cache"]
     held = _held(cache, module.layer_idx)
     cache.layers[module.layer_idx].reset()
     # Where projections are bounded, only large numbers show it.
-    large = _attended(module(_LARGE * states[:, _TOKENS:], **{**example.token, "attention_mask": None}))
+    large = run(_LARGE * states[:, _TOKENS:], **{**example.token, "attention_mask": None})
     return prompt[example.tokens], token, alone, large, *held, *_held(cache, module.layer_idx)
 
 

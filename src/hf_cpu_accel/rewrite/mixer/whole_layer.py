@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import with_our_cache_name
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
 from hf_cpu_accel.providers.route import Route
@@ -97,18 +98,20 @@ class FusedMixerLayer(FusedModuleMixin):
     """
 
     _parts: LayerParts
+    _names: tuple[str, ...]  # of the parameters of its forward
     _bound: _Bound | None
     _step: Step | None = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [B, L, C] and what the original takes -> as the original."""
-        if not args and is_fused(self, kwargs):
+        named = with_our_cache_name(self._names, kwargs)
+        if not args and is_fused(self, named):
             output = None
             if self._step is not None:
                 check_inference(self, hidden_states)
-                output = self._step.defer(self, hidden_states, kwargs)
+                output = self._step.defer(self, hidden_states, named)
             if output is None:
-                output = self._fused(ordinary(hidden_states), kwargs)
+                output = self._fused(ordinary(hidden_states), named)
             if output is not None:
                 nones = self._parts.nones
                 return (output, *[None] * nones) if nones else output
@@ -135,12 +138,12 @@ class FusedMixerLayer(FusedModuleMixin):
             return None
         named = {**({"hidden_states": args[0]} if args else {}), **kwargs}
         mixer: Any = self._modules[self._parts.mixer]
-        reference = reference_call(self, mixer, named)
+        reference = reference_call(self, mixer, with_our_cache_name(self._names, named))
         return replace(reference, moves_rows=self._parts.chooses) if reference else None
 
     def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mixer: Any = self._modules[self._parts.mixer]
-        forget_call(mixer, kwargs)
+        forget_call(mixer, with_our_cache_name(self._names, kwargs))
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedMixerLayer:
         super()._apply(fn, recurse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -60,9 +61,9 @@ def _is_small(step: Step, steps: Sequence[Step]) -> bool:
 
 
 def _routes(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether it gives scores of experts: some are chosen by them, and no product follows but in modules of ours."""
+    """Whether it gives scores of experts: some are chosen by them, or were, and no product follows but in modules of ours."""
     of_scores = {step.result}
-    chooses = False
+    chooses = step.function in SOFTMAX and _is_of_chosen(step, steps)
     for other in steps:
         if other is step or other.leaf is not None or of_scores.isdisjoint(other.reads):
             continue
@@ -71,6 +72,15 @@ def _routes(step: Step, steps: Sequence[Step]) -> bool:
         chooses |= other.function in _CHOICES
         of_scores.add(other.result)
     return chooses
+
+
+def _is_of_chosen(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether a step is given the values that were chosen of some."""
+    made = {other.result: other for other in steps}
+    source = made.get(step.args[0])
+    while source is not None and (source.function is operator.getitem or source.function in CAST):
+        source = made.get(source.args[0])
+    return source is not None and source.function in _CHOICES
 
 
 def _weighs_points(step: Step, steps: Sequence[Step]) -> bool:

@@ -25,6 +25,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     without_maxima,
     without_needless_writes,
 )
+from hf_cpu_accel.rewrite.recorded.numbers import with_numbers
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 from hf_cpu_accel.rewrite.recorded.torch_attention import with_our_attention
@@ -55,7 +56,9 @@ class Steps:
         self._drop_dropouts()
         self.steps = without_maxima(without_expansions(with_sizes_of_operands(self.steps)))
         self._drop_unread()
-        self.steps = without_einsum(without_needless_writes(self.steps, self._reads()))
+        self.steps = with_sizes_of_operands(without_needless_writes(self.steps, self._reads()))
+        self.steps = with_numbers(without_einsum(self.steps))
+        self._drop_unread()
         self._join()
         self._drop_unread()
         return self

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import cache_argument, parameters_of
+from hf_cpu_accel.hosts.arguments import parameters_of, takes_cache, with_its_cache_name
 from hf_cpu_accel.patching.fused_module import fused_layer
 from hf_cpu_accel.patching.hooks import own_forward
+from hf_cpu_accel.patching.inside import class_of
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context, refusal_to_swap
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
@@ -98,7 +99,9 @@ def _obstacle(module: Any, mixer: Mixer) -> str | None:
         return "the forward of a module in it was replaced"
     if type(convolution) is not nn.Conv1d or convolution.groups != convolution.in_channels:
         return "its convolution is not a plain one, channel by channel"
-    if cache_argument(module.forward) != "cache" or not isinstance(getattr(module, "layer_idx", None), int):
+    if not takes_cache(parameters_of(module.forward)) or not isinstance(
+        getattr(module, "layer_idx", None), int
+    ):
         return "this version of its host hands it a cache of another kind"
     if _dtype_of(module) not in (torch.float32, torch.bfloat16):
         return f"it computes in {_dtype_of(module)}"
@@ -189,9 +192,16 @@ def _run(module: Any, dtype: torch.dtype) -> _Run:
     mask = torch.ones(_BATCH, _PROMPT, dtype=torch.long)
     mask[0, :_PADDING] = 0
     cache = empty_cache(module.layer_idx + 1)
-    prompt = module(states[:, :_PROMPT], cache=cache, attention_mask=mask)
-    token = module(states[:, _PROMPT:], cache=cache, attention_mask=None)
-    alone = module(states, cache=None, attention_mask=None)
+    own: Any = class_of(module)
+    names = parameters_of(own.forward)
+
+    def run(x: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+        output: Tensor = module(x, **with_its_cache_name(names, {"cache": cache, "attention_mask": mask}))
+        return output
+
+    prompt = run(states[:, :_PROMPT], cache, mask)
+    token = run(states[:, _PROMPT:], cache, None)
+    alone = run(states, None, None)
     layer = cache.layers[module.layer_idx]
     kept = (layer.conv_states[0], layer.recurrent_states[0])
     shown: tuple[Tensor, ...] = (prompt[mask.bool()], token, alone)
