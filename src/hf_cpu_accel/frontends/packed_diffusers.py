@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
@@ -59,7 +60,15 @@ class PackedQuantizer(ChecksFields, DiffusersQuantizer):
         return False
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        assert self._loading is not None
+        """
+        Raises:
+            RuntimeError: diffusers has not asked for the names first.
+        """
+        if self._loading is None:
+            raise RuntimeError(
+                f"networks that were saved packed need diffusers 0.39 or newer to be loaded, and {diffusers.__version__} is "
+                "installed: pip install --upgrade diffusers"
+            )
         self._loading.begin(model)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:

@@ -150,7 +150,7 @@ WAYS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attend", WAYS, ids=lambda way: way.__name__)
 def test_one_op_of_ours(attend: Attend, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_cpu_accel.rewrite.recorded import attend as attention
+    from hf_cpu_accel.rewrite.recorded.attention import attend as attention
 
     calls: list[tuple[int, ...]] = []
     own = attention.attention

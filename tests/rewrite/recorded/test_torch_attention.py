@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_cpu_accel.rewrite.recorded.torch_attention import torch_attention
+from hf_cpu_accel.rewrite.recorded.attention.scaled_dot_product import torch_attention
 from tests.rewrite.recorded.models import Written
 from tests.rewrite.recorded.test_recorded_layer import called, in_use, reasons, states
 

@@ -19,6 +19,7 @@ from hf_cpu_accel.checkpoints.stored_weight import plain_tensors
 
 PROMPT = torch.arange(3, 12)[None]
 NEW = 24
+NEOX = {"vocab_size": 300, "hidden_size": 128}
 
 
 def save_llama(folder: Path) -> None:
@@ -43,8 +44,7 @@ def save_llama(folder: Path) -> None:
 def save_neox(folder: Path) -> None:
     """Biases everywhere, queries, keys and values in one linear, and a head of its own."""
     config = GPTNeoXConfig(
-        vocab_size=300,
-        hidden_size=128,
+        **NEOX,
         intermediate_size=512,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.recorded.attend import Attention
+from hf_cpu_accel.rewrite.recorded.attention.attend import Attention
 from hf_cpu_accel.rewrite.recorded.held import Held
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, expect
 from hf_cpu_accel.rewrite.recurrent.layer import RecurrentMixer

@@ -17,7 +17,8 @@ from hf_cpu_accel.rewrite.core.activations import identify
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork
 from hf_cpu_accel.rewrite.linear.ffn import FusedFFN
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.recorded.attention import join_attention
+from hf_cpu_accel.rewrite.recorded.attention.scaled_dot_product import with_our_attention
+from hf_cpu_accel.rewrite.recorded.attention.written import join_attention
 from hf_cpu_accel.rewrite.recorded.forms import (
     with_sizes_of_operands,
     without_einsum,
@@ -28,7 +29,6 @@ from hf_cpu_accel.rewrite.recorded.forms import (
 from hf_cpu_accel.rewrite.recorded.numbers import with_numbers
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
-from hf_cpu_accel.rewrite.recorded.torch_attention import with_our_attention
 
 _DROPOUTS = (functional.dropout, torch.dropout, functional.dropout1d, functional.dropout2d)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from hf_cpu_accel.rewrite.core.trace import SOFTMAX
-from hf_cpu_accel.rewrite.recorded.attend import Attention, Bias
+from hf_cpu_accel.rewrite.recorded.attention.attend import Attention, Bias
 from hf_cpu_accel.rewrite.recorded.forms import (
     CAST,
     FILL,
