@@ -125,8 +125,24 @@ def _photographs(batch: int, generator: Generator) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(batch, 3, 640, 640, generator=generator)}
 
 
+def _beit() -> nn.Module:
+    """As it was published: with a bias for each two patches in every layer."""
+    from transformers import BeitConfig, BeitModel
+
+    positions = {"use_relative_position_bias": True, "use_absolute_position_embeddings": False}
+    model = BeitModel(BeitConfig(**positions, use_mask_token=False), add_pooling_layer=False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("relative_position_bias_table"):
+            nn.init.normal_(parameter)
+    return model
+
+
+def _pictures(batch: int, generator: Generator) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, 224, 224, generator=generator)}
+
+
 def _detected(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """[batch, queries, features]"""
+    """[batch, queries or patches, features]"""
     states: Tensor = model(**inputs).last_hidden_state
     return states
 
@@ -194,6 +210,7 @@ MODELS: dict[
     "parakeet-0.6b-encoder": (_parakeet, _mel_frames, first_output),
     "mimi": (_mimi, _sound_and_codes, _encoded_and_decoded),
     "dac": (_dac, _music_and_codes, _coded_and_played),
+    "beit-base": (_beit, _pictures, _detected),
     "deformable-detr-r50": (_deformable_detr, _photographs, _detected),
     "wan-1.3b-blocks": (_wan, _video, _filmed),
     "z-image-blocks": (_z_image, _latents, _painted),

@@ -14,6 +14,7 @@ _SIZES = {
     "parakeet-0.6b-encoder": (607.7, (2, 125, 1024)),
     "mimi": (79.3, None),
     "dac": (76.6, None),
+    "beit-base": (85.8, (2, 197, 768)),
     "deformable-detr-r50": (39.9, None),
     "wan-1.3b-blocks": (118.7, (2, 16, 160, 48)),
     "z-image-blocks": (373.7, (2, 16, 64, 64)),

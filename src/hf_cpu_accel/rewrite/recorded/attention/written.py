@@ -45,10 +45,10 @@ def join_attention(steps: list[Step], output_reads: Counter[Ref]) -> list[Step]:
             joined = replace(found.values, function=found.call, args=found.args, kwargs={}, leaf=None)
             gone = {id(step) for step in found.inner}
             steps = [joined if step is found.values else step for step in steps if id(step) not in gone]
-            if output_reads[softmax.result]:
-                place = steps.index(joined) + 1
-                weights = replace(joined, function=found.call.weights, result=softmax.result)
-                steps = [*steps[:place], weights, *steps[place:]]
+            place = steps.index(joined) + 1
+            told = [step.result for step in found.inner if output_reads[step.result]]
+            weights = [replace(joined, function=found.call.weights, result=ref) for ref in told]
+            steps = [*steps[:place], *weights, *steps[place:]]
     return steps
 
 
@@ -231,7 +231,7 @@ def _below(softmax: Step, readers: dict[Ref, list[Step]], output_reads: Counter[
         steps = readers.get(ref, [])
         if len(steps) != 1 or not steps[0].args or steps[0].args[0] != ref:
             return None
-        if output_reads[ref] and ref != softmax.result:
+        if output_reads[ref] and any(step.function not in CAST for step in found):
             return None
         found.append(steps[0])
         if steps[0].function in PRODUCT:
