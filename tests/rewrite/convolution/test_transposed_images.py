@@ -17,15 +17,23 @@ from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.runtime import hardware
 from tests.rewrite.convolution.test_as_linear import BOUNDS, Holder
 
-CASES = {
-    "squares": nn.ConvTranspose2d(64, 24, 2, 2),
-    "overlapping squares": nn.ConvTranspose2d(32, 24, 4, 2, padding=1),
-    "no whole number of strides": nn.ConvTranspose2d(
-        20, 17, (3, 5), (2, 3), padding=(1, 2), output_padding=1
-    ),
-    "gaps between kernels": nn.ConvTranspose2d(64, 16, 2, 5, bias=False),
-    "one side": nn.ConvTranspose2d(128, 16, (2, 4), (2, 3), padding=(0, 1)),
-}
+
+def _cases() -> dict[str, nn.ConvTranspose2d]:
+    """With the same weights in every run, whatever was imported before: in some draws the worst pixel is near its bound."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return {
+            "squares": nn.ConvTranspose2d(64, 24, 2, 2),
+            "overlapping squares": nn.ConvTranspose2d(32, 24, 4, 2, padding=1),
+            "no whole number of strides": nn.ConvTranspose2d(
+                20, 17, (3, 5), (2, 3), padding=(1, 2), output_padding=1
+            ),
+            "gaps between kernels": nn.ConvTranspose2d(64, 16, 2, 5, bias=False),
+            "one side": nn.ConvTranspose2d(128, 16, (2, 4), (2, 3), padding=(0, 1)),
+        }
+
+
+CASES = _cases()
 
 
 def _pictures(layer: nn.ConvTranspose2d) -> Tensor:
