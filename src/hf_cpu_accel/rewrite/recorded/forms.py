@@ -98,7 +98,7 @@ def scores_in(step: Step, made: dict[Ref, Step]) -> Ref | None:
     refs = [operand for operand in operands if isinstance(operand, Ref)]
     if len(refs) < 2:
         return refs[0] if refs else None
-    return next((ref for ref in refs if _is_of_scores(ref, made)), None)
+    return next((ref for ref in refs if is_of_scores(ref, made)), None)
 
 
 def without_expansions(steps: list[Step]) -> list[Step]:
@@ -186,7 +186,7 @@ def is_without_sink(step: Step) -> bool:
     return step.function == Tensor.__getitem__ and step.args[1:] == (last,)
 
 
-def _is_of_scores(ref: Ref, made: dict[Ref, Step]) -> bool:
+def is_of_scores(ref: Ref, made: dict[Ref, Step]) -> bool:
     step = made.get(ref)
     while step is not None and step.function not in PRODUCT:
         source = step.args[0] if step.function in SCORES and step.args else None

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_cpu_accel.rewrite.recorded.forms import FILL
+from hf_cpu_accel.rewrite.recorded.forms import FILL, is_of_scores
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
-
-_OF_A_NUMBER = (torch.tensor, torch.scalar_tensor)
 
 
 def with_numbers(steps: list[Step]) -> list[Step]:
-    """`steps` that fill in numbers where they did tensors of one number, and do so where they chose between a tensor and a number
+    """`steps` that fill in numbers where they did tensors of one number, and do so where they chose between scores and a number
     (GPT's older masks)."""
+    made = {step.result: step for step in steps}
     written = {ref for step in steps if step.effect for ref in step.reads}
     numbers = {
         step.result: number
@@ -26,10 +24,12 @@ def with_numbers(steps: list[Step]) -> list[Step]:
         if step.result not in written and (number := _number_of(step)) is not None
     }
     new = count(1 + max((step.result.number for step in steps), default=0))
-    return [made for step in steps for made in _with_number(step, numbers, new)]
+    return [each for step in steps for each in _with_number(step, numbers, made, new)]
 
 
-def _with_number(step: Step, numbers: dict[Ref, float], new: Iterator[int]) -> Iterable[Step]:
+def _with_number(
+    step: Step, numbers: dict[Ref, float], made: dict[Ref, Step], new: Iterator[int]
+) -> Iterable[Step]:
     if step.effect or step.kwargs or len(step.args) != 3 or not isinstance(step.args[0], Ref):
         return [step]
     first, second, third = step.args
@@ -38,7 +38,8 @@ def _with_number(step: Step, numbers: dict[Ref, float], new: Iterator[int]) -> I
         return [step]
     if step.function in FILL:
         return [replace(step, args=(first, second, number))]
-    if step.function is not torch.where or not isinstance(second, Ref) or second in numbers:
+    # Scores are floating, so that no number makes them of another dtype.
+    if step.function is not torch.where or not isinstance(second, Ref) or not is_of_scores(second, made):
         return [step]
     hidden = Ref(next(new))
     return [
@@ -48,10 +49,8 @@ def _with_number(step: Step, numbers: dict[Ref, float], new: Iterator[int]) -> I
 
 
 def _number_of(step: Step) -> float | None:
-    """Of a step that makes a floating tensor of a number, or None."""
-    value: Any = None
-    if step.function in _OF_A_NUMBER and len(step.args) == 1:
-        value = step.args[0]
-    elif step.function is torch.full and step.args and tuple(step.args[0]) == ():
-        value = step.kwargs.get("fill_value", (*step.args, None)[1])
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Of a step that makes a tensor of one number, or None."""
+    if step.reads or step.function not in (torch.tensor, torch.scalar_tensor, torch.full):
+        return None
+    made: Tensor = step.function(*step.args, **step.kwargs)
+    return float(made) if made.dim() == 0 and made.is_floating_point() else None
