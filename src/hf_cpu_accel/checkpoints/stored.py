@@ -42,8 +42,7 @@ def stored_weight(module: nn.Module) -> StoredWeight | None:
 
 def is_stored(module: nn.Module, name: str) -> bool:
     """Whether the parameter `name` of `module` holds a quantised weight, alone or together with others."""
-    parameter = dict(module._parameters.items()).get(name)
-    if parameter is None:
+    if name not in module._parameters or (parameter := module._parameters[name]) is None:
         return False
     if isinstance(module, StoredLinear):  # without the order of its inputs, which has to be sorted
         held = tuple(module.tensors.values())

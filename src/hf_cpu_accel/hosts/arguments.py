@@ -83,7 +83,7 @@ def with_its_cache_name(names: Collection[str], named: dict[str, Any]) -> dict[s
 
 
 def takes_cache(names: Collection[str]) -> bool:
-    """Whether a mixer of tokens with these parameters is given a cache, by one name or another."""
+    """Whether one of these parameters takes a cache, of keys and values or of states."""
     return any(name in names for name in (*CACHES, STATES))
 
 

@@ -19,8 +19,7 @@ def kept_for_adapters(root: nn.Module, name: str) -> dict[int, str]:
     changed_from_outside = bool(name) and not hasattr(root, "fuse_lora")
     kept: dict[int, str] = {}
     for adapter in root.modules():
-        wrapped = dict(adapter.named_children()).get(_WRAPPED)
-        if wrapped is None:
+        if _WRAPPED not in adapter._modules or (wrapped := adapter._modules[_WRAPPED]) is None:
             continue
         if changed_from_outside:
             kept.update((id(module), _CHANGED) for module in adapter.modules())

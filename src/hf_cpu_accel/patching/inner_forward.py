@@ -78,7 +78,8 @@ def _place(module: nn.Module) -> tuple[Any, str] | None:
 def _is_the_class_s(forward: Any, module: nn.Module) -> bool:
     if isinstance(forward, InnerForward):
         return forward.model is module and not forward.is_on
-    return forward is None or getattr(forward, "__func__", None) is type(module).forward
+    function = getattr(forward, "__func__", None)  # none of what TorchScript has compiled
+    return forward is None or (function is not None and function is type(module).forward)
 
 
 def _chain(module: nn.Module) -> list[Any]:

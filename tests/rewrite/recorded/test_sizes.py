@@ -40,6 +40,7 @@ USES: dict[str, Callable[[Any], float]] = {
     "a power of it": lambda length: length**0.5,
     "a key": lambda length: {7: 3.0}.get(length, 1.0),
     "a cache": remembered,
+    "many keys": lambda length: sum(remembered(length + n) for n in range(12)),
     "a text": lambda length: float(f"{length}"),
     "bits": lambda length: 1.0 + (length & 8) + (length >> 5) + length.bit_length(),
     "a repeated list": lambda length: float(len([0] * length)),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.hosts.arguments import CACHES, parameter_names, parameters_of
+from hf_cpu_accel.hosts.arguments import parameter_names, parameters_of, takes_cache
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 
 _DECODES = "is_decoder"  # attribute of layers that are built to be an encoder's or a decoder's
@@ -23,11 +23,6 @@ def passed_names(layer: nn.Module) -> tuple[str, ...]:
     inner = {name for child in layer.children() for name in parameter_names(child.forward)}
     more = (SEQUENCES, ROTARY) if SEQUENCES in inner else ()
     return (*names, *(name for name in more if name in inner and name not in names))
-
-
-def takes_cache(names: tuple[str, ...]) -> bool:
-    """Whether one of these arguments is a cache of keys and values."""
-    return not set(CACHES).isdisjoint(names)
 
 
 def may_decode(layer: nn.Module, names: tuple[str, ...]) -> bool:

@@ -6,13 +6,13 @@ from functools import partial
 
 from torch import nn
 
-from hf_cpu_accel.hosts.arguments import parameter_names
+from hf_cpu_accel.hosts.arguments import parameter_names, takes_cache
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.encoder.arguments import passed_names, takes_cache
+from hf_cpu_accel.rewrite.encoder.arguments import passed_names
 from hf_cpu_accel.rewrite.encoder.call_form import SEQUENCES
 from hf_cpu_accel.rewrite.encoder.disentangled_layer import FusedDisentangledLayer, is_disentangled
 from hf_cpu_accel.rewrite.encoder.disentangled_match import match_disentangled

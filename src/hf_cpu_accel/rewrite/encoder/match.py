@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hf_cpu_accel.hosts.arguments import takes_cache
 from hf_cpu_accel.lazy.distance_bias import TOKENS, table_of
 from hf_cpu_accel.rewrite.core.refusal import Refusal, Refused, required
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -20,7 +21,6 @@ from hf_cpu_accel.rewrite.encoder.arguments import (
     padded,
     passed_names,
     rotary_tables,
-    takes_cache,
 )
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES, CallForm
 from hf_cpu_accel.rewrite.encoder.candidates import (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import getitem, is_
 from typing import Any
@@ -23,22 +21,19 @@ from hf_cpu_accel.rewrite.recorded.simplify import Steps
 _MOST_VALUES, _MOST_BYTES = 1 << 16, 4 << 20
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What steps gave, and the weights that it follows from: a version does not count every write, so their values are compared."""
+class _Weights:
+    """Weights as they were: a version does not count every write, so their values are compared."""
 
-    weights: list[Tensor]
-    results: tuple[Any, ...]
-    values: list[KeptValues] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for weight in self.weights:
-            by_dtype.setdefault(weight.dtype, []).append(weight)
-        object.__setattr__(self, "values", [KeptValues(some) for some in by_dtype.values()])
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        self._values = [KeptValues(some) for some in by_dtype.values()]
 
-    def follows_from(self, weights: list[Tensor]) -> bool:
-        return all(map(is_, weights, self.weights)) and all(values.are_held() for values in self.values)
+    def are(self, tensors: list[Tensor]) -> bool:
+        """Whether these are they, and hold what they held."""
+        return all(map(is_, tensors, self._tensors)) and all(values.are_held() for values in self._values)
 
 
 class Folded:
@@ -53,7 +48,6 @@ class Folded:
     def __init__(self, steps: Sequence[Step], results: tuple[Ref, ...]) -> None:
         self._held = [step.function for step in steps if isinstance(step.function, Held)]
         self._program = Program(0, steps, results)
-        self._computing = threading.Lock()
         self._kept = self._computed([held() for held in self._held])
 
     def __call__(self) -> tuple[Any, ...]:
@@ -61,19 +55,20 @@ class Folded:
         Raises:
             Mismatch: a weight is another kind of tensor, or its values decide otherwise, than the steps are for.
         """
-        weights = [held() for held in self._held]
-        if not self._kept.follows_from(weights):
-            with self._computing:
-                self._kept = self._computed(weights)
-        return self._kept.results
+        tensors = [held() for held in self._held]
+        weights, results = self._kept
+        if not weights.are(tensors):
+            self._kept = _, results = self._computed(tensors)
+        return results
 
     @property
     def kept_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in tensors_in(self._kept.results))
+        return sum(tensor.nbytes for tensor in tensors_in(self._kept[1]))
 
-    def _computed(self, weights: list[Tensor]) -> _Kept:
+    def _computed(self, tensors: list[Tensor]) -> tuple[_Weights, tuple[Any, ...]]:
+        weights = _Weights(tensors)  # before: what is written meanwhile is noticed by the next call
         with torch.inference_mode(mode=False), torch.no_grad():
-            return _Kept(weights, self._program(()))
+            return weights, self._program(())
 
 
 def with_folded(steps: Steps, aliases: Aliases) -> Steps:
@@ -141,8 +136,6 @@ class _Constant:
         self.results, self._plain = set(), set()
         for step in self._steps.steps:
             if step.leaf is not None or step.result in changing or not self.results.issuperset(step.reads):
-                continue
-            if step.function is expect and not step.reads:
                 continue
             self.results.add(step.result)
             if isinstance(step.function, Held) or (

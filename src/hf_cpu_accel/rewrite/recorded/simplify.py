@@ -55,12 +55,12 @@ class Steps:
     def simplified(self) -> Steps:
         self._drop_dropouts()
         self.steps = without_maxima(without_expansions(with_sizes_of_operands(self.steps)))
-        self._drop_unread()
+        self.steps = self.without_unread().steps
         self.steps = with_sizes_of_operands(without_needless_writes(self.steps, self._reads()))
         self.steps = with_numbers(without_einsum(self.steps))
-        self._drop_unread()
+        self.steps = self.without_unread().steps
         self._join()
-        self._drop_unread()
+        self.steps = self.without_unread().steps
         return self
 
     def _join(self) -> None:
@@ -123,17 +123,13 @@ class Steps:
                     break
 
     def without_unread(self) -> Steps:
-        self._drop_unread()
-        return self
-
-    def _drop_unread(self) -> None:
         read = set(refs_in(self.output))
         kept = []
         for step in reversed(self.steps):
             if step.effect or step.result in read:
                 read.update(step.reads)
                 kept.append(step)
-        self.steps = kept[::-1]
+        return Steps(kept[::-1], self.output)
 
     def _put(self, step: Step, function: Any, args: tuple[Any, ...], drop: tuple[Step, ...]) -> None:
         made = replace(step, function=function, args=args, kwargs={}, leaf=None)
