@@ -82,6 +82,12 @@ def drawn(pipe, call, calls):
     return image, dict(calls)
 
 
+def enable(pipe, name):
+    pipe.transformer.enable_cache(CACHES[name](pipe))
+    # diffusers 0.39 keeps the list of hooks of an earlier image, without the cache's, and by itself then raises, too.
+    HookRegistry.check_if_exists_or_initialize(pipe.transformer)._child_registries_cache = None
+
+
 def check(given, expected, exactly=False):
     np.testing.assert_allclose(given[0], expected[0], atol=0 if exactly else 5e-6)
     assert given[1] == expected[1]
@@ -103,7 +109,7 @@ def pipe_and_call():
 def test_a_cache_that_comes_later(name, pipe_and_call, calls):
     pipe, call = pipe_and_call
     plain = drawn(pipe, call, calls)
-    pipe.transformer.enable_cache(CACHES[name](pipe))
+    enable(pipe, name)
     cached = drawn(pipe, call, calls)
     assert np.abs(cached[0] - plain[0]).max() > 5e-5
     pipe.transformer.disable_cache()
@@ -111,7 +117,7 @@ def test_a_cache_that_comes_later(name, pipe_and_call, calls):
     accelerate_for_cpu(pipe, dtype="float32")
     assert attentions(pipe) == 2  # although the hooks have left an attribute each
     check(drawn(pipe, call, calls), plain)
-    pipe.transformer.enable_cache(CACHES[name](pipe))
+    enable(pipe, name)
     check(drawn(pipe, call, calls), cached)
     restore(pipe)
     check(drawn(pipe, call, calls), cached, exactly=True)
@@ -127,7 +133,7 @@ def test_a_cache_that_comes_later(name, pipe_and_call, calls):
 def test_a_cache_that_is_there_already(name, pipe_and_call, calls):
     pipe, call = pipe_and_call
     plain = drawn(pipe, call, calls)
-    pipe.transformer.enable_cache(CACHES[name](pipe))
+    enable(pipe, name)
     cached = drawn(pipe, call, calls)
     accelerate_for_cpu(pipe, dtype="float32")
     assert attentions(pipe) == 2
@@ -139,7 +145,7 @@ def test_a_cache_that_is_there_already(name, pipe_and_call, calls):
     )
     restore(pipe)
     check(drawn(pipe, call, calls), plain, exactly=True)
-    pipe.transformer.enable_cache(CACHES[name](pipe))
+    enable(pipe, name)
     check(drawn(pipe, call, calls), cached, exactly=True)
 
 

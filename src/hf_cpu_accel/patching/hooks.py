@@ -86,9 +86,9 @@ def move_hooks(source: nn.Module, target: nn.Module) -> None:
 def forget_children(root: nn.Module) -> None:
     """Registries of diffusers remember which modules below them have hooks: let those in `root` look again."""
     for module in root.modules():
-        forget = getattr(vars(module).get(HOOKS_OF_DIFFUSERS), "invalidate_child_registries_cache", None)
-        if forget is not None:
-            forget()
+        registry: Any = vars(module).get(HOOKS_OF_DIFFUSERS)
+        if hasattr(registry, "_child_registries_cache"):
+            registry._child_registries_cache = None  # diffusers 0.39 has no function for it
 
 
 def is_collecting(key: str) -> bool:
