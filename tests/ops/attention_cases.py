@@ -22,16 +22,19 @@ class Case:
     causal: bool = False
     scale: float | None = None
     softcap: float | None = None
+    window: int | None = None
+    global_keys: int = 0
     dtype: torch.dtype = torch.float32
 
     @property
-    def how(self) -> tuple[bool, float | None, float | None]:
+    def how(self) -> tuple[bool, float | None, float | None, int | None, int]:
         """Behind the mask, as the op and its reference take them."""
-        return self.causal, self.scale, self.softcap
+        return self.causal, self.scale, self.softcap, self.window, self.global_keys
 
     def __str__(self) -> str:
         sizes = f"{self.batch}x{self.heads}/{self.kv_heads}x{self.q_len}x{self.kv_len}x{self.head_dim}/{self.value_dim}"
-        return f"{sizes}-{self.mask}{'-causal' if self.causal else ''}-{str(self.dtype)[6:]}"
+        window = "" if self.window is None else f"-window {self.window}+{self.global_keys}"
+        return f"{sizes}-{self.mask}{'-causal' if self.causal else ''}{window}-{str(self.dtype)[6:]}"
 
 
 MASKS = [
@@ -93,6 +96,19 @@ CASES = [
     ),
     Case(softcap=0.5, q_len=1, kv_len=270, mask="holes"),
     Case(softcap=3.0, q_len=67, kv_len=291, mask="bool per query"),
+    # Windows: wider and narrower than a tile of rows and than a block of keys, before few rows and many, behind global keys.
+    Case(q_len=300, kv_len=300, window=5),
+    Case(batch=1, q_len=410, kv_len=410, window=70, mask="holes"),
+    Case(batch=1, heads=4, q_len=330, kv_len=340, window=33, global_keys=10, mask="holes"),
+    Case(batch=1, q_len=90, kv_len=390, window=0, global_keys=300),
+    Case(q_len=70, kv_len=70, window=100, global_keys=3),
+    Case(batch=1, heads=6, q_len=200, kv_len=200, window=20, causal=True, softcap=2.0),
+    Case(heads=4, q_len=1, kv_len=300, window=30, global_keys=1),
+    Case(batch=1, q_len=3, kv_len=700, window=250, global_keys=290),
+    Case(batch=1, q_len=3, kv_len=700, window=250, causal=True),
+    Case(batch=1, q_len=80, kv_len=80, window=2, global_keys=30),
+    Case(q_len=60, kv_len=23, window=4, causal=True),
+    Case(q_len=60, kv_len=23, window=4, global_keys=2, mask="bool per query"),
     *(Case(mask=mask, q_len=50, kv_len=50) for mask in MASKS),
     *(Case(mask=mask, q_len=12, kv_len=520, causal=True, heads=4) for mask in MASKS),
 ]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cpu_accel.ops.linear import ACTIVATIONS, linear
-from hf_cpu_accel.packing.linear import pack_linear, unpack_linear
+from hf_cpu_accel.packing.linear import PackedWeight, pack_linear, unpack_linear
 from hf_cpu_accel.packing.rotation import rotate, rotate_back
 from hf_cpu_accel.runtime import hardware
 
@@ -58,6 +58,17 @@ def check(
     assert got.dtype == x.dtype
     error = (got - truth).abs().max() / truth.abs().max().clamp_min(1.0)
     assert error <= BOUND[dtype], f"{dtype} {m}x{k}x{n} {activation}: error {error:.2e}"
+
+
+def check_weight_as_it_is(m: int, k: int, n: int, seed: int = 0) -> None:
+    """A float32 weight that is packed as it is multiplied gives what the packed one does, bit by bit."""
+    g = torch.Generator().manual_seed(seed)
+    x, w, bias = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g), torch.randn(n, generator=g)
+    as_it_is = PackedWeight(w, None, k, n, "float32")
+    assert torch.equal(unpack_linear(as_it_is), w)
+    given = linear(x, as_it_is, bias, activation="relu", residual=bias.expand(m, n))
+    packed = pack_linear(w, "float32")
+    assert torch.equal(given, linear(x, packed, bias, activation="relu", residual=bias.expand(m, n)))
 
 
 def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> None:

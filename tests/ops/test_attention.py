@@ -33,9 +33,9 @@ def check(case: Case, seed: int = 0) -> None:
     """One case against float64; raises AssertionError."""
     query, key, value, mask = inputs(case, seed)
     truth = truth_of(case, query, key, value, mask)
-    got = attention(
-        query, key, value, mask=mask, is_causal=case.causal, scale=case.scale, softcap=case.softcap
-    )
+    causal, scale, softcap, window, global_keys = case.how
+    chosen = {"scale": scale, "softcap": softcap, "window": window, "global_keys": global_keys}
+    got = attention(query, key, value, mask=mask, is_causal=causal, **chosen)
     assert got.shape == (case.batch, case.q_len, case.heads, case.value_dim), case
     assert got.dtype == case.dtype, case
     assert got.is_contiguous(), case
@@ -73,6 +73,7 @@ def test_cases(case: Case, dtype: torch.dtype) -> None:
         value_dim=st.integers(1, 70),
         mask=st.sampled_from(MASKS),
         causal=st.booleans(),
+        window=st.sampled_from([None, None, 0, 3, 40, 150]),
         dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     ),
     group=st.integers(1, 3),

@@ -20,12 +20,15 @@ from tests.ops.linear_cases import (
     SHAPES,
     check,
     check_rounding_of_wide_input,
+    check_weight_as_it_is,
     check_within_half_a_step,
 )
 
 
 def check_linear(seed: int = 0) -> None:
     """All of it in one call, for the test that repeats it on every instruction-set tier."""
+    for shape in SHAPES:
+        check_weight_as_it_is(*shape, seed=seed)
     for dtype in BOUND:
         for m, k, n in SHAPES:
             check(m, k, n, dtype, seed=seed)
@@ -37,6 +40,11 @@ def check_linear(seed: int = 0) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes(shape: tuple[int, int, int], dtype: str) -> None:
     check(*shape, dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_weight_as_it_is(shape: tuple[int, int, int]) -> None:
+    check_weight_as_it_is(*shape)
 
 
 @pytest.mark.parametrize("dtype", BOUND)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.attention import attention
 from hf_cpu_accel.ops.decoder.bind import LAYOUT
 from hf_cpu_accel.ops.encoder_layer import EncoderInputs
 from hf_cpu_accel.ops.kv_cache import from_storage, to_storage
@@ -217,3 +218,27 @@ def test_storages_of_nothing() -> None:
         assert from_storage(to_storage(heads, torch.int8), torch.float32).shape == heads.shape
     index, multiplier, scale = int4.quantize(torch.randn(3, 0), 32)
     assert (index.shape, multiplier.shape, scale.shape) == ((3, 0), (3, 0), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"window": -1}, "window=-1: 0 or more"),
+        ({"window": 2, "global_keys": 10}, "global_keys=10: 0 to 9"),
+        ({"global_keys": 1}, "0 without a window"),
+        ({"global_keys": 1, "window": 2, "is_causal": True}, "0 without a window, and if causal"),
+    ],
+)
+def test_windows_of_attention(changed: dict[str, Any], words: str) -> None:
+    heads = torch.randn(1, 2, 9, 8)
+    with pytest.raises(ValueError, match=words):
+        attention(heads, heads, heads, **changed)
+    with pytest.raises(RuntimeError, match=r"window|global_keys"):
+        OPS.attention(heads, heads, heads, None, **{"is_causal": False, "scale": None, **changed})
+
+
+def test_a_weight_that_is_not_packed_has_the_shape_of_a_linears() -> None:
+    weight = torch.randn(40, 24)
+    for wrong in (weight.T, weight[:, :23], weight[:39], weight[:, ::2]):
+        with pytest.raises(RuntimeError, match="does not fit"):
+            OPS.linear(torch.randn(3, 24), wrong, None, None, None, 40, "none")

@@ -11,6 +11,7 @@
 #include "encoder/token_row_steps.h"
 #include "experts/combine_rows.h"
 #include "gemm/affine.h"
+#include "gemm/float_rows.h"
 #include "gemm/int4.h"
 #include "gemm/int8_weight.h"
 #include "gemm/microkernel.h"
@@ -47,8 +48,9 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
           HFCA_TIER::TierGemm<HFCA_TIER::DotInt8>::kernels_of_words(),
           HFCA_TIER::AffineGemm<4>::kernels(),
           HFCA_TIER::AffineGemm<8>::kernels(),
+          HFCA_TIER::FloatRowsGemm::kernels(),
       },
-      {{}, {}, {}, {}, HFCA_TIER::Int4Gemm::unpacked_kernels(), {}, {}, {}},
+      {{}, {}, {}, {}, HFCA_TIER::Int4Gemm::unpacked_kernels(), {}, {}, {}, {}},
       HFCA_TIER::quantize_image_kernels(),
       HFCA_TIER::gather_kernels(),
       &HFCA_TIER::winograd_output,

@@ -24,6 +24,8 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    window: int | None = None,
+    global_keys: int = 0,
 ) -> Tensor:
     """softmax(scale * query key^T + mask, over the keys) value.
 
@@ -37,21 +39,31 @@ def attention(
         is_causal: query i sees the keys <= i + Lk - Lq, aligned to the end of the keys as in transformers.
         scale: factor of the scores, default 1 / sqrt(D).
         softcap: scores become softcap * tanh(score / softcap), then the mask is added (Gemma 2, arXiv:2408.00118). None: they stay.
+        window: query i sees no keys more than so many before and, if not causal, after key i + Lk - Lq; None: all.
+        global_keys: so many first keys are seen in any case; not if causal (Longformer, Beltagy et al. 2020, arXiv:2004.05150).
 
     Returns:
         [B, Lq, Hq, Dv] contiguous, dtype of the query: ready to be reshaped to [B, Lq, Hq * Dv]. Rows that may attend
         nothing are 0.
 
     Raises:
-        ValueError: if the shapes do not fit, or a softcap is not more than 0.
+        ValueError: if the shapes do not fit, a softcap is not more than 0, a window less than 0, or there are not so many keys.
         TypeError: if the mask is neither bool nor floating.
     """
     _check_heads(query, key, value)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap={softcap}: more than 0, or None")
+    if window is not None and window < 0:
+        raise ValueError(f"window={window}: 0 or more, or None")
+    if not 0 <= global_keys <= key.shape[2] or (global_keys and (window is None or is_causal)):
+        raise ValueError(
+            f"global_keys={global_keys}: 0 to {key.shape[2]}, the number of keys; 0 without a window, and if causal"
+        )
     if mask is not None:
         mask = _normal_mask(mask, query, key)
-    return torch.ops.hf_cpu_accel.attention(query, key, value, mask, is_causal, scale, softcap)
+    return torch.ops.hf_cpu_accel.attention(
+        query, key, value, mask, is_causal, scale, softcap, window, global_keys
+    )
 
 
 def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -116,6 +128,8 @@ def attention_reference(
     is_causal: bool,
     scale: float | None,
     softcap: float | None = None,
+    window: int | None = None,
+    global_keys: int = 0,
 ) -> Tensor:
     """The op in plain torch; float64 inputs are computed in float64, others in float32."""
     precision = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -133,9 +147,11 @@ def attention_reference(
             v = v.masked_fill(~mask[:, None, :, None], 0.0)  # 0 * NaN: padding must not reach the output
     elif mask is not None:
         scores = scores + mask.to(precision)
-    if is_causal:
-        last_key = torch.arange(q_len) + (kv_len - q_len)
-        scores = scores.masked_fill(torch.arange(kv_len) > last_key[:, None], -math.inf)
+    ahead = torch.arange(kv_len) - (torch.arange(q_len) + (kv_len - q_len))[:, None]  # of the query
+    hidden = ahead > 0 if is_causal else torch.zeros_like(ahead, dtype=torch.bool)
+    if window is not None:
+        hidden |= (ahead.abs() > window) & (torch.arange(kv_len) >= global_keys)
+    scores = scores.masked_fill(hidden, -math.inf)
     nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)
     return (weights @ v).transpose(1, 2).to(query.dtype).contiguous()
@@ -146,7 +162,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
 
 
 declare(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None) -> Tensor",
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None, "
+    "int? window=None, int global_keys=0) -> Tensor",
     fake=_fake,
     reference=attention_reference,
 )

@@ -10,6 +10,8 @@ Weights that are chosen for their size have one dimension less, by which the ker
     int8-weight  data[panel, k_word, 4 * feature in panel + value in word]: int8 weights for activations in 16 bits
     int4         data[panel, group, byte]: see packing/int4.py; activations in 8 bits
 
+A float32 weight that something else has, too, may also stay as it is, [N, K], and be packed panel by panel as it is multiplied.
+
 Weights in affine groups have one dimension more (packing/affine.py); activations in 16 bits.
 
 and weights of convolutions may have more (packing/convolution.py).
@@ -198,6 +200,7 @@ def dtype_of(data: Tensor) -> str:
         ValueError: it is none.
     """
     known = {
+        (torch.float32, 2): "float32",  # not packed
         (torch.float32, 4): "float32",
         (torch.bfloat16, 4): "bfloat16",
         (torch.int8, 4): "int8",
@@ -242,6 +245,8 @@ def unpack_linear(packed: PackedWeight) -> Tensor:
 def unpack_values(packed: PackedWeight) -> Tensor:
     """The weight [N, K], contiguous: float32, bfloat16, or the integers of QUANTISED in int8, neither scaled nor rotated back. Not
     of affine groups, which no other provider multiplies."""
+    if packed.data.dim() == 2:
+        return packed.data
     if packed.dtype == "int4":
         values = int4.unpack(packed.data)
     else:

@@ -17,6 +17,7 @@ from hf_cpu_accel.rewrite.attention.deformable import fuse_deformable_attention
 from hf_cpu_accel.rewrite.attention.match import AttentionRule
 from hf_cpu_accel.rewrite.attention.multihead_match import MultiheadAttentionRule
 from hf_cpu_accel.rewrite.attention.processor import ProcessorAttentionRule
+from hf_cpu_accel.rewrite.attention.sliding_window import fuse_sliding_windows
 from hf_cpu_accel.rewrite.cached.match import fuse_cached_attention, fuse_cached_layers
 from hf_cpu_accel.rewrite.calibration.stage import calibrate
 from hf_cpu_accel.rewrite.convolution.as_linear import ConvolutionLinearRule
@@ -58,6 +59,7 @@ from hf_cpu_accel.rewrite.linear.ffn import FFNRule
 from hf_cpu_accel.rewrite.linear.linear_block import LinearBlockRule
 from hf_cpu_accel.rewrite.linear.match import LinearRule, MergedProjectionsRule
 from hf_cpu_accel.rewrite.linear.nested_ffn import fuse_nested_ffns
+from hf_cpu_accel.rewrite.linear.shared import SharedLinearRule
 from hf_cpu_accel.rewrite.linear.split_head import SplitHeadRule, fuse_split_heads
 from hf_cpu_accel.rewrite.linear.stored import StoredLinearsRule
 from hf_cpu_accel.rewrite.linear.tensor_parallel import divide_linears
@@ -112,6 +114,7 @@ RULES: tuple[Rule, ...] = (
     SnakeRule(),
     LSTMRule(),
     MergedProjectionsRule(),
+    SharedLinearRule(),
     LinearRule(),
     TransposedLinearRule(),
     StoredLinearsRule(),
@@ -203,6 +206,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("rules", _apply_rules),
     Stage("zeros over time", keep_channels_last),
     Stage("deformable attention", fuse_deformable_attention),
+    Stage("sliding windows", fuse_sliding_windows),
     Stage("convolution blocks", fuse_convolution_blocks),
     Stage("residual blocks", fuse_residual_blocks),
     Stage("neighbouring blocks", join_neighbours),

@@ -62,6 +62,7 @@ struct Attention {
   int64_t mask_batch_stride = 0, mask_head_stride = 0, mask_query_stride = 0;
   bool causal = false;                       // query i sees keys <= i + kv_len - q_len
   int64_t window = 0;                        // and of these, the last `window`; 0: all
+  int64_t global_keys = 0;                   // and so many first ones in any case
   float scale = 1.0f;
   float softcap = 0.0f;                      // scores become softcap * tanh(score / softcap); 0: they stay
   const float* alibi = nullptr;              // [query head], what a score loses per position between query and key
@@ -79,10 +80,11 @@ struct Attention {
   }
   bool may_be_bfloat16() const { return are_bfloat16() || (quantised && key.type != HeadType::int8 && value.type != HeadType::int8); }
   int64_t batch_of_key(int64_t key, int64_t own) const { return key < row_keys ? rows[key] : own; }
-  int64_t first_visible(int64_t position) const {
+  int64_t first_visible(int64_t position) const {  // behind the global keys
     const int64_t first = position + kv_len - q_len - window + 1;
-    return window > 0 && first > 0 ? first : 0;
+    return window > 0 && first > global_keys ? first : global_keys;
   }
+  int64_t first_key(int64_t position) const { return global_keys > 0 ? 0 : first_visible(position); }
 };
 
 // Work of one call: rows [row_begin, row_end) of one (batch, key head) pair against keys [kv_begin, kv_end); all others are masked.

@@ -61,7 +61,7 @@ inline AttentionPlan plan_attention(AttentionSequence* sequences, int64_t count,
     const int64_t rows = s.rows();
     const bool few = cut_keys && rows > 0 && rows <= kernels.few_rows;
     s.blocks = few ? 1 : row_blocks(count * kv_heads, rows, kernels.tile_rows, threads);
-    s.parts = few ? key_parts(count * kv_heads, s.kv_end - std::max(s.kv_begin, s.attention.first_visible(0)), threads) : 1;
+    s.parts = few ? key_parts(count * kv_heads, s.kv_end - std::max(s.kv_begin, s.attention.first_key(0)), threads) : 1;
     s.first_task = plan.tasks;
     plan.tasks += kv_heads * s.tasks();
     if (s.parts > 1) plan.partial_floats = std::max(plan.partial_floats, kernels.partial_floats(s.attention, rows));
@@ -89,7 +89,7 @@ inline void run_attention_task(const AttentionPlan& plan, int64_t number, float*
   const int64_t rows = s.rows(), head = (number - s.first_task) / s.tasks(), piece = (number - s.first_task) % s.tasks();
   AttentionTask task{s.batch, head, 0, rows, s.kv_begin, s.kv_end};
   if (s.parts > 1) {
-    const int64_t first = std::max(s.kv_begin, a.first_visible(0)), keys = s.kv_end - first;
+    const int64_t first = std::max(s.kv_begin, a.first_key(0)), keys = s.kv_end - first;
     task.kv_begin = first + piece * keys / s.parts, task.kv_end = first + (piece + 1) * keys / s.parts;
     task.partial = partials + number * plan.partial_floats;
   } else {

@@ -38,10 +38,12 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
   const float infinity = __builtin_inff();
   const int64_t index = row - task.row_begin, distance = static_cast<int64_t>(rows) * chunk;
   int64_t visible[Arithmetic::rows_at_once], keys = 0;  // keys of this block that a row, that any row may attend
+  const auto hidden = [&](int64_t position) { return begin < a.global_keys ? 0 : a.first_visible(position) - begin; };  // before these
   RowPosition at(a, task, row);
   for (int i = 0; i < rows; ++i, at.step()) {
-    const int64_t limit = a.causal ? at.position + a.kv_len - a.q_len + 1 : end;
+    const int64_t limit = a.causal && begin >= a.global_keys ? at.position + a.kv_len - a.q_len + 1 : end;
     visible[i] = limit < begin ? 0 : (limit < end ? limit : end) - begin;
+    if (hidden(at.position) >= visible[i]) visible[i] = 0;
     if (visible[i] > keys) keys = visible[i];
   }
   if (keys == 0 && !first_block) return;
@@ -56,8 +58,7 @@ inline void attend_tile(const hfca::Attention& a, const hfca::AttentionTask& tas
     float* scores = s.scores + i * chunk;
     if (a.softcap > 0.0f || a.alibi || a.relative)
       vary_scores(a, at.head, scores, distance, visible[i], at.position + a.kv_len - a.q_len - begin);
-    const int64_t hidden = a.first_visible(at.position) - begin;
-    if (hidden > 0) hide_scores(scores, distance, hidden < visible[i] ? hidden : visible[i]);
+    if (const int64_t count = hidden(at.position); count > 0) hide_scores(scores, distance, count < visible[i] ? count : visible[i]);
     maximum[i] = mask_and_maximum(scores, distance, visible[i], mask_row(a, origin, visible[i], s.mask));
   }
   float* sums = s.sums + index * s.value_columns;
@@ -161,20 +162,26 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
   each_tile([&](int64_t row, int height) { s.arithmetic.take_queries(row, height); });
 
   const bool wraps = task.row_begin / a.q_len != (task.row_end - 1) / a.q_len;
-  int64_t kv_begin = a.first_visible(wraps ? 0 : task.row_begin % a.q_len), kv_end = task.kv_end;
-  kv_begin = kv_begin > task.kv_begin ? kv_begin : task.kv_begin;
+  const int64_t first = a.first_visible(wraps ? 0 : task.row_begin % a.q_len);
+  int64_t kv_end = task.kv_end;
   if (a.causal) {  // nothing behind the diagonal of the last query of this task
     const int64_t last = wraps ? a.q_len - 1 : (task.row_end - 1) % a.q_len;
     const int64_t limit = last + a.kv_len - a.q_len + 1;
     kv_end = limit < kv_end ? limit : kv_end;
   }
   bool first_block = true;
-  for (int64_t begin = kv_begin; begin < kv_end || first_block; begin += key_block, first_block = false) {
-    const int64_t end = begin + key_block < kv_end ? begin + key_block : kv_end > begin ? kv_end : begin;
+  const auto attend_keys = [&](int64_t begin, int64_t end) {
     s.arithmetic.take_keys(begin, end);
     s.positions.take_keys(begin, end);
     each_tile([&](int64_t row, int height) { attend_tile(a, task, s, row, height, begin, end, first_block); });
-  }
+    first_block = false;
+  };
+  const auto attend_blocks = [&](int64_t begin, int64_t end, int64_t most) {
+    for (; begin < end; begin += most) attend_keys(begin, begin + most < end ? begin + most : end);
+  };
+  attend_blocks(task.kv_begin, a.global_keys < task.kv_end ? a.global_keys : task.kv_end, key_block);
+  attend_blocks(first > task.kv_begin ? first : task.kv_begin, kv_end, a.window > 0 ? window_block : key_block);
+  if (first_block) attend_keys(kv_end, kv_end);  // rows that may attend nothing
   each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
 }
 

@@ -5,6 +5,7 @@
 namespace HFCA_TIER {
 
 constexpr int64_t key_block = 256;
+constexpr int64_t window_block = 64;  // where keys are hidden behind a window: blocks that it hides from a tile of rows are not computed
 
 // Hands out parts of `memory`, cache line by cache line; without memory it only counts.
 struct Carver {

@@ -16,7 +16,7 @@ inline Activation activation_of(const std::string& name, const char* op) {
 
 inline WeightKind kind_of(const Tensor& weight, const char* op) {
   switch (weight.scalar_type()) {
-    case ScalarType::Float: return WeightKind::float32;
+    case ScalarType::Float: return weight.dim() == 2 ? WeightKind::float32_rows : WeightKind::float32;
     case ScalarType::BFloat16: return WeightKind::bfloat16;
     case ScalarType::Char:
       return weight.dim() == 3 ? WeightKind::int8_weight : weight.dim() == 5 ? WeightKind::int8_image : WeightKind::int8;
@@ -54,6 +54,10 @@ inline bool take_affine_weight(Gemm& g, const Tensor& weight) {
 // window of a convolution.
 inline bool take_weight(Gemm& g, const Tensor& weight, int64_t pixels = 0) {
   if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) return pixels == 0 && take_affine_weight(g, weight);
+  if (g.kind == WeightKind::float32_rows) {
+    g.weight = weight.const_data_ptr();
+    return pixels == 0 && weight.is_contiguous() && weight.size(0) == g.n && weight.size(1) == g.k;
+  }
   const bool blocks = g.kind == WeightKind::int8_weight || g.kind == WeightKind::int4, image = g.kind == WeightKind::int8_image;
   if (weight.dim() != (blocks  ? 3
                        : image ? 5
@@ -85,7 +89,7 @@ inline Gemm gemm_of(const char* op, int64_t m, int64_t n, int64_t k, const Tenso
                   " output features");
   if (g.kind == WeightKind::affine4 || g.kind == WeightKind::affine8) {
     STD_TORCH_CHECK(!scale, "hf_cpu_accel::", op, ": a weight of affine groups has its scales within");
-  } else if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16) {
+  } else if (g.kind != WeightKind::float32 && g.kind != WeightKind::bfloat16 && g.kind != WeightKind::float32_rows) {
     STD_TORCH_CHECK(k <= max_integer_features, "hf_cpu_accel::", op, ": integer sums of more than ", max_integer_features,
                     " input features would overflow");
     STD_TORCH_CHECK(scale && scale->scalar_type() == ScalarType::Float && scale->dim() == 2 && scale->size(0) == 2 && scale->size(1) == n &&

@@ -31,9 +31,13 @@ __attribute__((always_inline)) inline float widened(uint16_t bfloat16) {
 }
 
 // int8_weight: the values of int8, with input in twice as many bits. int4: see int4.h; affine: affine.h. int8_image: of convolutions; the input becomes bytes by image, or is bytes already
-// (convolution/quantize.h), in runs.
-enum class WeightKind : int { float32 = 0, bfloat16 = 1, int8 = 2, int8_weight = 3, int4 = 4, int8_image = 5, affine4 = 6, affine8 = 7 };
-constexpr int weight_kinds = 8;
+// (convolution/quantize.h), in runs. float32_rows: not packed, see float_rows.h.
+enum class WeightKind : int {
+  // clang-format off
+  float32 = 0, bfloat16, int8, int8_weight, int4, int8_image, affine4, affine8, float32_rows
+  // clang-format on
+};
+constexpr int weight_kinds = 9;
 // sigmoid and hardsigmoid: of pixels (convolution/pointwise.h), not of products.
 enum class Activation : int {
   // clang-format off

@@ -30,8 +30,17 @@ std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& k
   return ranges;
 }
 
+// Each query sees so many keys before its own and, if not causal, after it: as of queries that stand so many positions further on.
+void see_window(std::vector<AttentionSequence>& sequences, int64_t window, int64_t global_keys, bool is_causal) {
+  const int64_t ahead = is_causal ? 0 : window;
+  for (AttentionSequence& s : sequences) {
+    s.attention.causal = true, s.attention.window = window + ahead + 1;
+    s.attention.kv_len += ahead, s.attention.global_keys = global_keys;
+  }
+}
+
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask, bool is_causal,
-                 std::optional<double> scale, std::optional<double> softcap) {
+                 std::optional<double> scale, std::optional<double> softcap, std::optional<int64_t> window, int64_t global_keys) {
   check_floating(query, "attention", "query");
   const HeadType key_type = head_type(key, "attention", "key"), value_type = head_type(value, "attention", "value");
   STD_TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4,
@@ -46,6 +55,9 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                   "hf_cpu_accel::attention: key and value do not fit the query");
   STD_TORCH_CHECK(!softcap || *softcap > 0, "hf_cpu_accel::attention: softcap must be more than 0");
   a.softcap = softcap ? static_cast<float>(*softcap) : 0.0f;
+  STD_TORCH_CHECK(!window || *window >= 0, "hf_cpu_accel::attention: window must be 0 or more");
+  STD_TORCH_CHECK(0 <= global_keys && global_keys <= a.kv_len && ((window && !is_causal) || !global_keys),
+                  "hf_cpu_accel::attention: global_keys must be some of the keys, beside a window, and not causal");
   Tensor output = empty_of(query, {batch, a.q_len, heads, a.value_dim});
   a.scale = static_cast<float>(scale ? *scale : 1.0 / std::sqrt(static_cast<double>(a.head_dim)));
   Tensor keep_query = query, keep_key = key, keep_value = value, keep_mask = query;
@@ -70,6 +82,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     const TokenRange range = ranges[static_cast<size_t>(b)];
     sequences[static_cast<size_t>(b)] = {a, b, range.begin, range.end};
   }
+  if (window) see_window(sequences, *window, global_keys, is_causal);
   run_attention(sequences, kv_heads);
   return output;
 }
@@ -77,4 +90,6 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }  // namespace
 }  // namespace hfca
 
-HFCA_OP(attention, "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None) -> Tensor")
+HFCA_OP(attention,
+        "(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale, float? softcap=None, "
+        "int? window=None, int global_keys=0) -> Tensor")

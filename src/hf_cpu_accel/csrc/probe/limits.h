@@ -63,7 +63,8 @@ inline float read_stream(const float* p, int64_t n) {
 
 inline double multiply_adds(hfca::WeightKind kind, int64_t iterations) {
   switch (kind) {
-    case hfca::WeightKind::float32: return run_multiply_adds<DotF32>(iterations, 1);
+    case hfca::WeightKind::float32:
+    case hfca::WeightKind::float32_rows: return run_multiply_adds<DotF32>(iterations, 1);
 #if HFCA_MMLA
     case hfca::WeightKind::bfloat16: return run_products_of_pairs<MmlaBf16>(iterations);
     case hfca::WeightKind::int8:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from hf_cpu_accel.checkpoints.stored_weight import is_stand_in, plain_tensors
+from hf_cpu_accel.checkpoints.stored_weight import is_stand_in
 from hf_cpu_accel.config import CPUAccelConfig
 from hf_cpu_accel.hosts.peft import kept_for_adapters
 from hf_cpu_accel.packing.linear import FORMS, QUANTISED
@@ -20,6 +20,7 @@ from hf_cpu_accel.patching.float16 import Float16Model
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.patching.originals import OriginalsStore
 from hf_cpu_accel.patching.restore import Journal
+from hf_cpu_accel.patching.weight_owners import address_of, weight_owners
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.providers import switch
 from hf_cpu_accel.rewrite.core.calibrated import CalibratedWeights
@@ -215,25 +216,10 @@ class Context:
 
     def other_owner(self, parameter: Tensor, path: str) -> str | None:
         """The path of another parameter that shares its memory with `parameter`, which is at `path`."""
-        return next((owner for owner in self.owners[_address(parameter)] if owner != path), None)
+        return next((owner for owner in self.owners[address_of(parameter)] if owner != path), None)
 
     def is_tied(self, weight: Tensor) -> bool:
-        return len(self.owners[_address(weight)]) > 1
-
-
-def weight_owners(root: nn.Module) -> dict[int, list[str]]:
-    """{address: paths of the parameters that live there}. A module that is used twice counts once."""
-    owners: dict[int, list[str]] = defaultdict(list)
-    for path, module in root.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners[_address(parameter)].append(f"{path}.{name}" if path else name)
-    return owners
-
-
-def _address(parameter: Tensor) -> int:
-    first = next(plain_tensors(parameter))
-    return first.data_ptr() if first.numel() else id(parameter)
+        return len(self.owners[address_of(weight)]) > 1
 
 
 def refusal_to_swap(module: nn.Module, path: str, context: Context) -> str | None:
@@ -275,9 +261,17 @@ def refusal(linear: nn.Module, path: str, context: Context) -> str | None:
         return "no input features"
     if any(reads_weights(parent) for parent, _ in context.slots[id(linear)]):
         return "torch's own fused encoder layer reads its weights instead of calling it"
-    if dtype == "float32" and (owner := context.other_owner(linear.weight, f"{path}.weight")) is not None:
-        return f"shares its weight with {owner}; packing would hold it twice"
+    if (shared := shares_weight(linear, path, context)) is not None:
+        return shared
     return None if saved is None else "it was not packed when the model was saved"
+
+
+def shares_weight(linear: nn.Linear, path: str, context: Context) -> str | None:
+    """Why this linear is not packed in float32, if that is what else has its weight."""
+    owner = context.other_owner(linear.weight, f"{path}.weight")
+    if owner is None or context.dtype_at(path) != "float32":
+        return None
+    return f"shares its weight with {owner}; packing would hold it twice"
 
 
 def _overrides_alike(linear: nn.Linear) -> bool:

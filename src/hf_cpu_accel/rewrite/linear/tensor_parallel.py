@@ -15,8 +15,9 @@ from torch.nn.utils import skip_init
 
 from hf_cpu_accel.hosts.tensor_parallel import Division, Share, part_of, share_of
 from hf_cpu_accel.patching.restore import swap_module
+from hf_cpu_accel.patching.weight_owners import weight_owners
 from hf_cpu_accel.plan import PlanItem
-from hf_cpu_accel.rewrite.core.context import Context, weight_owners
+from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.runtime.exchange import Exchange
 
 # Why a layer is not fused.

@@ -1,0 +1,80 @@
+"""Linears that share a float32 weight with an embedding: vocabulary heads. A packed copy would hold it twice, so it stays as it is,
+and is packed panel by panel as it is multiplied by several rows; a single one is multiplied by torch, at the memory's speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel.lazy.lazy_tensor import ordinary
+from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
+from hf_cpu_accel.patching.restore import swap_module
+from hf_cpu_accel.plan import PlanItem
+from hf_cpu_accel.rewrite.core.context import Context, refusal, shares_weight
+from hf_cpu_accel.rewrite.core.rule import Match, Outcome
+from hf_cpu_accel.rewrite.core.verify import disagreement
+
+STRUCTURE = "linear (shared weight)"
+
+LEAST_ROWS = 2  # torch reads the weight as it lies for a single row
+
+
+class SharedLinear(FusedModuleMixin):
+    """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features]."""
+
+    in_features: int
+    out_features: int
+    weight: Tensor
+    bias: Tensor | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._takes(args, kwargs):
+            return self._original_class.forward(self, *args, **kwargs)
+        return torch.ops.hf_cpu_accel.linear(
+            ordinary(args[0]), self.weight, None, self.bias, None, self.out_features, "none"
+        )
+
+    def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
+        return Reference(args, kwargs) if self._takes(args, kwargs) else None
+
+    def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        input, weight = args[0] if len(args) == 1 and not kwargs else None, self.weight
+        if not isinstance(input, Tensor) or input.numel() < LEAST_ROWS * self.in_features:
+            return False
+        if input.shape[-1] != self.in_features or not input.dtype is weight.dtype is torch.float32:
+            return False
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+            return False
+        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (input, weight))
+        shape = (self.out_features, self.in_features)
+        return not trains and weight.shape == shape and weight.is_contiguous() and not self.is_edited
+
+
+class SharedLinearRule:
+    """A linear that would be packed but for what else has its weight."""
+
+    name = "shared linear"
+
+    def match(self, module: nn.Module, path: str, context: Context) -> Match | None:
+        if not isinstance(module, nn.Linear) or module.weight.dtype is not torch.float32:
+            return None
+        reason = shares_weight(module, path, context)
+        if reason is None or refusal(module, path, context) != reason:
+            return None
+        return Match(module, path, fused_layer(SharedLinear, module))
+
+    def apply(self, match: Match, context: Context) -> Outcome:
+        linear, fused = match.module, match.found
+        assert isinstance(linear, nn.Linear)
+        if context.verifies:
+            generator = torch.Generator().manual_seed(0)
+            input = torch.randn(LEAST_ROWS, linear.in_features, generator=generator)
+            with torch.no_grad():
+                reason = disagreement(fused(input), linear(input), "float32", torch.float32)
+            if reason is not None:
+                return Outcome((PlanItem.left(match.path, STRUCTURE, reason),), (linear,))
+        swap_module(context.journal, context.slots[id(linear)], fused)
+        item = PlanItem(match.path, STRUCTURE, "linear", "float32", packed_bytes=0, reason=None)
+        return Outcome((item,), (linear,))

@@ -1,0 +1,101 @@
+"""Vocabulary heads that share a float32 weight with an embedding: one weight in memory, and our product by several rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM
+
+from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.linear.shared import LEAST_ROWS, STRUCTURE, SharedLinear
+
+VOCABULARY = 300
+
+
+def model_of(**changed: Any) -> BertForMaskedLM:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=96,
+        **changed,
+    )
+    return BertForMaskedLM(config).eval()
+
+
+def ids(length: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many, of each product of ours with a weight that is not packed."""
+    made: list[int] = []
+    own = SharedLinear._takes
+
+    def noted(self: SharedLinear, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        takes = own(self, args, kwargs)
+        made.extend([args[0].shape[:-1].numel()] if takes else [])
+        return takes
+
+    monkeypatch.setattr(SharedLinear, "_takes", noted)
+    return made
+
+
+@torch.no_grad()
+def test_several_rows_are_ours_and_the_weight_stays_one(rows: list[int]) -> None:
+    model = model_of()
+    own = copy.deepcopy(model)
+    accelerate_for_cpu(model, dtype="float32")
+    head = model.cls.predictions.decoder
+    assert isinstance(head, SharedLinear)
+    assert isinstance(head, nn.Linear)
+    assert head.weight is model.bert.embeddings.word_embeddings.weight
+    item = next(item for item in explain(model).items if item.name == "cls.predictions.decoder")
+    assert (item.structure, item.op, item.dtype, item.packed_bytes) == (STRUCTURE, "linear", "float32", 0)
+    rows.clear()
+    for length in (LEAST_ROWS - 1, LEAST_ROWS, 70):
+        expected = own(ids(length)).logits
+        assert (model(ids(length)).logits - expected).norm() <= 1e-4 * expected.norm()
+    assert set(rows) == {LEAST_ROWS, 70}
+    restore(model)
+    assert type(model.cls.predictions.decoder) is nn.Linear
+    assert torch.equal(model(ids(70)).logits, own(ids(70)).logits)
+
+
+@torch.no_grad()
+def test_what_is_written_to_the_embedding_counts_at_once() -> None:
+    model = accelerate_for_cpu(model_of(), dtype="float32")
+    before = model(ids(70)).logits
+    model.cls.predictions.decoder.weight.data[7] += torch.randn(64)
+    own = copy.deepcopy(model)
+    restore(own)
+    expected = own(ids(70)).logits
+    assert (model(ids(70)).logits - expected).norm() <= 1e-4 * expected.norm()
+    assert (before - expected).norm() > 1e-3 * expected.norm()
+
+
+def test_gradients_reach_the_input() -> None:
+    """Prompts are tuned beside frozen weights."""
+    model = accelerate_for_cpu(model_of(), dtype="float32")
+    states = torch.randn(1, 40, 64, requires_grad=True)
+    model.cls.predictions.decoder(states).sum().backward()
+    assert states.grad is not None
+    with torch.no_grad():
+        assert not model.cls.predictions.decoder(states).requires_grad
+
+
+def test_other_weights_are_packed_or_left_as_before() -> None:
+    apart = accelerate_for_cpu(model_of(tie_word_embeddings=False), dtype="float32")
+    assert not isinstance(apart.cls.predictions.decoder, SharedLinear)
+    narrow = accelerate_for_cpu(model_of(), dtype="int8")
+    assert not isinstance(narrow.cls.predictions.decoder, SharedLinear)
+    half = accelerate_for_cpu(model_of().bfloat16(), dtype="float32")
+    reason = next(i.reason for i in explain(half).items if i.name == "cls.predictions.decoder")
+    assert "shares its weight" in str(reason)
