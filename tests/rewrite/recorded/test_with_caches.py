@@ -128,6 +128,11 @@ class Cached(Written):
         raise NotImplementedError
 
 
+class HandingOn(Cached):
+    def forward(self, states: Tensor, cache: Any = None) -> Any:  # type: ignore[override]
+        return super().forward(states, cache), {"cache": [cache]}
+
+
 class Deciding(Cached):
     def forward(self, states: Tensor, cache: Any = None) -> Tensor:  # type: ignore[override]
         output = super().forward(states, cache)
@@ -167,6 +172,26 @@ def error(model: Any, eager: Any, steps: int = 12) -> float:
     for ours, theirs in zip(caches[0].layers, caches[1].layers, strict=True):
         errors += [row_error(ours.keys, theirs.keys), row_error(ours.values, theirs.values)]
     return max(errors)
+
+
+def test_a_cache_that_is_handed_on_is_the_one_that_was_given() -> None:
+    """As LED's layers do."""
+
+    class Chain(nn.Module):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, states: Tensor, cache: Any = None) -> Tensor:
+            for layer in self.layers:
+                states, told = layer(states, cache)
+                assert told["cache"][0] is cache
+            return states
+
+    torch.manual_seed(0)
+    model, eager = pair(Chain(HandingOn(0), HandingOn(1)).eval())
+    assert error(model, eager) <= 1e-4
+    assert len(programs(model)) == 4  # a prompt's and a token's in each layer
 
 
 def test_a_branch_behind_the_cache_leaves_it_as_it_was() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_cpu_accel.lazy.lazy_tensor import ordinary
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference, fused_layer
@@ -24,32 +25,40 @@ LEAST_ROWS = 2  # torch reads the weight as it lies for a single row
 class SharedLinear(FusedModuleMixin):
     """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features]."""
 
-    in_features: int
-    out_features: int
     weight: Tensor
     bias: Tensor | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._takes(args, kwargs):
             return self._original_class.forward(self, *args, **kwargs)
-        return torch.ops.hf_cpu_accel.linear(
-            ordinary(args[0]), self.weight, None, self.bias, None, self.out_features, "none"
-        )
+        return multiply(args[0], self.weight, self.bias)
 
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return Reference(args, kwargs) if self._takes(args, kwargs) else None
 
     def _takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        input, weight = args[0] if len(args) == 1 and not kwargs else None, self.weight
-        if not isinstance(input, Tensor) or input.numel() < LEAST_ROWS * self.in_features:
-            return False
-        if input.shape[-1] != self.in_features or not input.dtype is weight.dtype is torch.float32:
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
-            return False
-        trains = torch.is_grad_enabled() and any(t.requires_grad for t in (input, weight))
-        shape = (self.out_features, self.in_features)
-        return not trains and weight.shape == shape and weight.is_contiguous() and not self.is_edited
+        return len(args) == 1 and not kwargs and not self.is_edited and _is_ours(args[0], self.weight)
+
+
+def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear`; by our op where that takes the weight as it is and is faster."""
+    if not _is_ours(input, weight):
+        return functional.linear(input, weight, bias)
+    product: Tensor = torch.ops.hf_cpu_accel.linear(
+        ordinary(input), weight, None, bias, None, weight.shape[0], "none"
+    )
+    return product
+
+
+def _is_ours(input: Any, weight: Tensor) -> bool:
+    if not isinstance(input, Tensor) or not input.dtype is weight.dtype is torch.float32:
+        return False
+    if input.shape[-1:] != weight.shape[1:] or input.shape[:-1].numel() < LEAST_ROWS:
+        return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    trains = torch.is_grad_enabled() and any(t.requires_grad for t in (input, weight))
+    return not trains and weight.is_contiguous()
 
 
 class SharedLinearRule:

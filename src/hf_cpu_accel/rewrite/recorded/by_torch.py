@@ -10,11 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hf_cpu_accel.rewrite.attention.deformable import FusedDeformableAttention
-from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
 from hf_cpu_accel.rewrite.core.trace import SOFTMAX
-from hf_cpu_accel.rewrite.linear.match import FEW_WEIGHTS
 from hf_cpu_accel.rewrite.recorded.forms import CAST, PRODUCT, VIEW
-from hf_cpu_accel.rewrite.recorded.held import Held
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step
 
 _PRODUCTS = (
@@ -28,9 +25,9 @@ _CHOICES = (torch.topk, Tensor.topk, torch.argmax, Tensor.argmax)
 def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
     """The names of the products with weights, and of attention, that the steps have torch compute.
 
-    Not among them are those that it computes in layers of other forms, too: of routers, by which experts are chosen, and of so few
-    features that packing gains nothing. What follows from weights alone (tables of positions) is as small as these, and so are the
-    weights of the points at which deformable attention looks: the softmax of a few per query.
+    Not among them are those that it computes in layers of other forms, too: of routers, by which experts are chosen. What follows
+    from weights alone (tables of positions) is as small as these, and so are the weights of the points at which deformable
+    attention looks: the softmax of a few per query.
 
     Args:
         inputs: how many there are.
@@ -40,27 +37,11 @@ def torch_products(steps: Sequence[Step], inputs: int) -> list[str]:
         if not of_inputs.isdisjoint(step.reads):
             of_inputs.add(step.result)
     found = [step for step in steps if step.result in of_inputs and step.function in _PRODUCTS]
-    ours = [
-        step
-        for step in found
-        if _is_small(step, steps) or _routes(step, steps) or _weighs_points(step, steps)
-    ]
+    ours = [step for step in found if routes(step, steps) or _weighs_points(step, steps)]
     return sorted({step.function.__name__ for step in found if step not in ours})
 
 
-def _is_small(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether it is a linear of few features or weights."""
-    if step.function is not functional.linear or len(step.args) < 2:
-        return False
-    made = {other.result: other for other in steps}
-    weight = made.get(step.args[1])
-    while weight is not None and weight.function in CAST:
-        weight = made.get(weight.args[0])
-    held = getattr(weight, "function", None)
-    return isinstance(held, Held) and (held.shape[0] < MIN_OUT_FEATURES or held.shape.numel() <= FEW_WEIGHTS)
-
-
-def _routes(step: Step, steps: Sequence[Step]) -> bool:
+def routes(step: Step, steps: Sequence[Step]) -> bool:
     """Whether it gives scores of experts: some are chosen by them, or were, and no product follows but in modules of ours."""
     of_scores = {step.result}
     chooses = step.function in SOFTMAX and _is_of_chosen(step, steps)

@@ -75,14 +75,26 @@ class Call:
 
         return [beside(value) for value in self.inputs]
 
-    def held(self, inputs: list[Any]) -> list[Any]:
-        """Copies of what is in the layer's part of each cache among inputs."""
-        return [held(value, self.index) for value in inputs if is_cache(value)]
+    def told(self, output: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        """What a call with `inputs` gave, to be compared: the output, in which caches that were given are told by their number, and
+        copies of what is in the layer's part of each."""
+        caches = {id(value): Ref(number) for number, value in enumerate(inputs) if is_cache(value)}
+        return _with_numbers(output, caches), [
+            held(inputs[ref.number], self.index) for ref in caches.values()
+        ]
 
     def arguments(self, inputs: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with other inputs."""
         args, kwargs = (replaced(part, lambda ref: inputs[ref.number]) for part in self.given)
         return args, kwargs
+
+
+def _with_numbers(value: Any, caches: dict[int, Ref]) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)([_with_numbers(part, caches) for part in value])
+    if type(value) is dict:
+        return {key: _with_numbers(part, caches) for key, part in value.items()}
+    return caches.get(id(value), value)
 
 
 class _Reading:

@@ -51,7 +51,7 @@ def record(layer: Any, call: Call) -> tuple[Program, Guard, Any] | Refusal:
     inputs = call.inputs_beside()
     try:
         with torch.no_grad(), disable_grouping():
-            output = program(inputs), call.held(inputs)
+            output = call.told(program(inputs), inputs)
     except Exception as error:
         return Refusal(f"its steps, taken again, raise {type(error).__name__}")
     return program, Guard(layer, read), output

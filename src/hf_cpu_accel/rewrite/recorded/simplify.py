@@ -27,6 +27,7 @@ from hf_cpu_accel.rewrite.recorded.forms import (
     without_needless_writes,
 )
 from hf_cpu_accel.rewrite.recorded.numbers import with_numbers
+from hf_cpu_accel.rewrite.recorded.products import with_our_products
 from hf_cpu_accel.rewrite.recorded.program import Ref, Step, refs_in, replaced
 from hf_cpu_accel.rewrite.recorded.shared_states import KEEP
 
@@ -57,7 +58,7 @@ class Steps:
         self.steps = without_maxima(without_expansions(with_sizes_of_operands(self.steps)))
         self.steps = self.without_unread().steps
         self.steps = with_sizes_of_operands(without_needless_writes(self.steps, self._reads()))
-        self.steps = with_numbers(without_einsum(self.steps))
+        self.steps = with_our_products(with_numbers(without_einsum(self.steps)))
         self.steps = self.without_unread().steps
         self._join()
         self.steps = self.without_unread().steps
