@@ -31,6 +31,8 @@ CONVOLUTION_DTYPES = [dtype for dtype in BOUND if not dtype.startswith("affine")
 SHAPES = [
     (1, 1, 1),
     (1, 768, 96),
+    (2, 37, 35),
+    (4, 130, 66),
     (3, 7, 33),
     (13, 64, 32),
     (14, 65, 31),
@@ -61,14 +63,15 @@ def check(
 
 
 def check_weight_as_it_is(m: int, k: int, n: int, seed: int = 0) -> None:
-    """A float32 weight that is packed as it is multiplied gives what the packed one does, bit by bit."""
+    """A float32 weight that is not packed gives what the packed one does; bit by bit where its panels are packed on the way."""
     g = torch.Generator().manual_seed(seed)
     x, w, bias = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g), torch.randn(n, generator=g)
     as_it_is = PackedWeight(w, None, k, n, "float32")
     assert torch.equal(unpack_linear(as_it_is), w)
     given = linear(x, as_it_is, bias, activation="relu", residual=bias.expand(m, n))
-    packed = pack_linear(w, "float32")
-    assert torch.equal(given, linear(x, packed, bias, activation="relu", residual=bias.expand(m, n)))
+    expected = linear(x, pack_linear(w, "float32"), bias, activation="relu", residual=bias.expand(m, n))
+    allowed = BOUND["float32"] * expected.abs().max().clamp_min(1.0) if m <= 4 else 0.0
+    assert (given - expected).abs().max() <= allowed
 
 
 def check_within_half_a_step(x: Tensor, weight: Tensor, dtype: str = "int8") -> None:

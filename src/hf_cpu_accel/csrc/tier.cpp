@@ -50,7 +50,7 @@ const Kernels& HFCA_CONCAT(kernels_, HFCA_TIER)() {
           HFCA_TIER::AffineGemm<8>::kernels(),
           HFCA_TIER::FloatRowsGemm::kernels(),
       },
-      {{}, {}, {}, {}, HFCA_TIER::Int4Gemm::unpacked_kernels(), {}, {}, {}, {}},
+      {{}, {}, {}, {}, HFCA_TIER::Int4Gemm::unpacked_kernels(), {}, {}, {}, HFCA_TIER::FloatRowsGemm::unpacked_kernels()},
       HFCA_TIER::quantize_image_kernels(),
       HFCA_TIER::gather_kernels(),
       &HFCA_TIER::winograd_output,

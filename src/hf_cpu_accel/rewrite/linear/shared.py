@@ -1,5 +1,5 @@
 """Linears that share a float32 weight with an embedding: vocabulary heads. A packed copy would hold it twice, so it stays as it is,
-and is packed panel by panel as it is multiplied by several rows; a single one is multiplied by torch, at the memory's speed."""
+and is packed panel by panel as it is multiplied by more than a few rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_cpu_accel.rewrite.core.verify import disagreement
 
 STRUCTURE = "linear (shared weight)"
 
-LEAST_ROWS = 2  # torch reads the weight as it lies for a single row
+_ROWS = 9  # that are tried: of a few, the weight is not packed
 
 
 class SharedLinear(FusedModuleMixin):
@@ -41,7 +41,7 @@ class SharedLinear(FusedModuleMixin):
 
 
 def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear`; by our op where that takes the weight as it is and is faster."""
+    """`functional.linear`; by our op where that takes the weight as it is."""
     if not _is_ours(input, weight):
         return functional.linear(input, weight, bias)
     product: Tensor = torch.ops.hf_cpu_accel.linear(
@@ -53,7 +53,7 @@ def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 def _is_ours(input: Any, weight: Tensor) -> bool:
     if not isinstance(input, Tensor) or not input.dtype is weight.dtype is torch.float32:
         return False
-    if input.shape[-1:] != weight.shape[1:] or input.shape[:-1].numel() < LEAST_ROWS:
+    if input.shape[-1:] != weight.shape[1:] or not input.numel():
         return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
@@ -79,7 +79,7 @@ class SharedLinearRule:
         assert isinstance(linear, nn.Linear)
         if context.verifies:
             generator = torch.Generator().manual_seed(0)
-            input = torch.randn(LEAST_ROWS, linear.in_features, generator=generator)
+            input = torch.randn(_ROWS, linear.in_features, generator=generator)
             with torch.no_grad():
                 reason = disagreement(fused(input), linear(input), "float32", torch.float32)
             if reason is not None:
