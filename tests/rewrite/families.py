@@ -82,7 +82,9 @@ _POOLED = {**_BLOCKS, "first token: linear + activation": 1}
 FAMILIES = {
     "bert": Family("BertModel", "BertConfig", _BERT, _POOLED),
     "minilm": Family("BertModel", "BertConfig", {**_BERT, "hidden_size": 96, "num_attention_heads": 12}, _POOLED),
-    "bert-mlm": Family("BertForMaskedLM", "BertConfig", _BERT, {**_BLOCKS, "linear + activation + norm": 1}),
+    "bert-mlm": Family(
+        "BertForMaskedLM", "BertConfig", _BERT, {**_BLOCKS, "linear + activation + norm": 1, "linear (shared weight)": 1}
+    ),
     "roberta": Family("RobertaModel", "RobertaConfig", _ROBERTA, _POOLED),
     "xlm-roberta": Family("XLMRobertaModel", "XLMRobertaConfig", _ROBERTA, _POOLED),
     "electra": Family("ElectraModel", "ElectraConfig", {**_BERT, "embedding_size": 32}, {**_BLOCKS, "linear": 1}),
