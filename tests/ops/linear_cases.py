@@ -68,6 +68,7 @@ def check_weight_as_it_is(m: int, k: int, n: int, seed: int = 0) -> None:
     x, w, bias = torch.randn(m, k, generator=g), torch.randn(n, k, generator=g), torch.randn(n, generator=g)
     as_it_is = PackedWeight(w, None, k, n, "float32")
     assert torch.equal(unpack_linear(as_it_is), w)
+    assert torch.equal(unpack_linear(as_it_is.narrow(n // 32 * 32, n % 32)), w[n // 32 * 32 :])
     given = linear(x, as_it_is, bias, activation="relu", residual=bias.expand(m, n))
     expected = linear(x, pack_linear(w, "float32"), bias, activation="relu", residual=bias.expand(m, n))
     allowed = BOUND["float32"] * expected.abs().max().clamp_min(1.0) if m <= 4 else 0.0

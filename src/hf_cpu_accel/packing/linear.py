@@ -46,7 +46,8 @@ class PackedWeight:
     Attributes:
         data: float32, bfloat16 or int8 [ceil(out_features/32), ceil(in_features/per_word), 32, per_word]; "int8-weight": int8
             [ceil(out_features/32), ceil(in_features/4), 128]; "int4": uint8 [ceil(out_features/32), ceil(in_features/group),
-            32 + 16 group]; "affine4" and "affine8": uint8, see affine.py. Weights of convolutions: also as in convolution.py.
+            32 + 16 group]; "affine4" and "affine8": uint8, see affine.py. Weights of convolutions: also as in convolution.py. A
+            float32 weight that is not packed: [out_features, in_features].
         scale: QUANTISED only, float32 [2, out_features]: row 0 the scale of each output feature, row 1 the sum of its integer
             weights (which takes the input's zero point out again); None otherwise. The integers are those of the rotated
             weight, except where images are quantised as a whole.
@@ -75,6 +76,8 @@ class PackedWeight:
                 f"output features [{start}, {start + length}) of {self.out_features}: the start must be a multiple of "
                 f"{PANEL_FEATURES} and the range must lie inside"
             )
+        if self.data.dim() == 2:
+            return replace(self, data=self.data[start : start + length], out_features=length)
         first, count = start // PANEL_FEATURES, -(-length // PANEL_FEATURES)
         scale = None if self.scale is None else self.scale[..., start : start + length]
         if scale is not None and scale.dim() > 2:
