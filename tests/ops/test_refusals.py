@@ -242,3 +242,15 @@ def test_a_weight_that_is_not_packed_has_the_shape_of_a_linears() -> None:
     for wrong in (weight.T, weight[:, :23], weight[:39], weight[:, ::2]):
         with pytest.raises(RuntimeError, match="does not fit"):
             OPS.linear(torch.randn(3, 24), wrong, None, None, None, 40, "none")
+
+
+def test_a_weight_without_input_features_gives_the_bias() -> None:
+    bias = torch.randn(40)
+    for rows in (1, 5, 20):
+        given = OPS.linear(torch.randn(rows, 0), torch.randn(40, 0), None, bias, None, 40, "none")
+        assert torch.equal(given, bias.expand(rows, 40))
+
+
+def test_the_widest_window_is_none() -> None:
+    heads = torch.randn(1, 2, 9, 8)
+    assert torch.equal(attention(heads, heads, heads, window=LARGEST), attention(heads, heads, heads))

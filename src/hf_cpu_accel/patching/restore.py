@@ -58,6 +58,9 @@ class Journal:
                 return
 
 
+_SIZES = {"in_features", "out_features"}  # which hosts write where a vocabulary is resized
+
+
 @dataclass(frozen=True)
 class SwappedModule:
     """`parent.name` was `original`."""
@@ -74,6 +77,8 @@ class SwappedModule:
             if replacement.training != self.original.training:
                 self.original.train(replacement.training)  # model.train() reached the replacement only
             move_hooks(replacement, self.original)
+            for name in _SIZES & vars(self.original).keys() & vars(replacement).keys():
+                vars(self.original)[name] = vars(replacement)[name]
         self.parent._modules[self.name] = self.original
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from hf_cpu_accel import accelerate_for_cpu, explain, restore
+from hf_cpu_accel.rewrite.linear import shared
 from hf_cpu_accel.rewrite.linear.shared import STRUCTURE, SharedLinear
 
 VOCABULARY = 300
@@ -37,14 +38,14 @@ def ids(length: int) -> Tensor:
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many, of each product of ours with a weight that is not packed."""
     made: list[int] = []
-    own = SharedLinear._takes
+    own = shared._is_ours
 
-    def noted(self: SharedLinear, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        takes = own(self, args, kwargs)
-        made.extend([args[0].shape[:-1].numel()] if takes else [])
+    def noted(input: Tensor, *weight_and_bias: Any) -> bool:
+        takes = own(input, *weight_and_bias)
+        made.extend([input.shape[:-1].numel()] if takes else [])
         return takes
 
-    monkeypatch.setattr(SharedLinear, "_takes", noted)
+    monkeypatch.setattr(shared, "_is_ours", noted)
     return made
 
 
@@ -87,8 +88,21 @@ def test_gradients_reach_the_input() -> None:
     states = torch.randn(1, 40, 64, requires_grad=True)
     model.cls.predictions.decoder(states).sum().backward()
     assert states.grad is not None
+    bias = model.cls.predictions.decoder.bias.requires_grad_()
+    model.cls.predictions.decoder(torch.randn(1, 40, 64)).sum().backward()
+    assert bias.grad is not None
     with torch.no_grad():
         assert not model.cls.predictions.decoder(states).requires_grad
+
+
+@torch.no_grad()
+def test_a_vocabulary_may_grow_meanwhile() -> None:
+    model = accelerate_for_cpu(model_of(), dtype="float32")
+    model.resize_token_embeddings(VOCABULARY + 20)
+    assert model(ids(70)).logits.shape[-1] == VOCABULARY + 20
+    restore(model)
+    head = model.cls.predictions.decoder
+    assert head.out_features == head.weight.shape[0] == VOCABULARY + 20
 
 
 def test_other_weights_are_packed_or_left_as_before() -> None:
@@ -96,6 +110,9 @@ def test_other_weights_are_packed_or_left_as_before() -> None:
     assert not isinstance(apart.cls.predictions.decoder, SharedLinear)
     narrow = accelerate_for_cpu(model_of(), dtype="int8")
     assert not isinstance(narrow.cls.predictions.decoder, SharedLinear)
-    half = accelerate_for_cpu(model_of().bfloat16(), dtype="float32")
-    reason = next(i.reason for i in explain(half).items if i.name == "cls.predictions.decoder")
-    assert "shares its weight" in str(reason)
+    turned = model_of()
+    turned.bert.embeddings.word_embeddings.weight.data = torch.randn(64, VOCABULARY).T
+    for left in (model_of().bfloat16(), turned):
+        accelerate_for_cpu(left, dtype="float32")
+        reason = next(i.reason for i in explain(left).items if i.name == "cls.predictions.decoder")
+        assert "shares its weight" in str(reason)

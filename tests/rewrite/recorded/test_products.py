@@ -53,6 +53,14 @@ def test_a_written_matrix_counts_at_once() -> None:
     assert error(given, run(model, hidden)) <= 1e-5
 
 
+def test_a_matrix_that_our_op_does_not_take_counts_as_torchs() -> None:
+    layer = Mixed()
+    layer.mixing = nn.Parameter(torch.randn(64, 64).T)
+    model, errors = called(layer, (states(2, 7),), (states(2, 7),))
+    assert max(errors) <= 1e-5
+    assert reasons(model) == {"torch computes a part of it (linear)"}
+
+
 @pytest.mark.parametrize("layer", [Mixed(8), Mixed(32, chooses=True)], ids=["few features", "experts"])
 def test_others_stay(layer: nn.Module) -> None:
     model, errors = called(layer, (states(2, 7),), (states(2, 7),))

@@ -180,7 +180,9 @@ inline void attend(const hfca::Attention& a, const hfca::AttentionTask& task, fl
     for (; begin < end; begin += most) attend_keys(begin, begin + most < end ? begin + most : end);
   };
   attend_blocks(task.kv_begin, a.global_keys < task.kv_end ? a.global_keys : task.kv_end, key_block);
-  attend_blocks(first > task.kv_begin ? first : task.kv_begin, kv_end, a.window > 0 ? window_block : key_block);
+  const int64_t begin = first > task.kv_begin ? first : task.kv_begin;
+  const bool narrow = a.window > 0 && a.window <= most_narrow && a.window < kv_end - begin && rows > unpacked_rows;
+  attend_blocks(begin, kv_end, narrow ? window_block : key_block);
   if (first_block) attend_keys(kv_end, kv_end);  // rows that may attend nothing
   each_tile([&](int64_t row, int height) { task.partial ? write_partial(task, s, row, height) : write_tile(a, task, s, row, height); });
 }

@@ -5,7 +5,8 @@
 namespace HFCA_TIER {
 
 constexpr int64_t key_block = 256;
-constexpr int64_t window_block = 64;  // where keys are hidden behind a window: blocks that it hides from a tile of rows are not computed
+// Of a window that hides more keys from a tile of rows than the smaller blocks cost: those that it hides whole are not computed.
+constexpr int64_t window_block = 64, most_narrow = 2 * key_block + 1;
 
 // Hands out parts of `memory`, cache line by cache line; without memory it only counts.
 struct Carver {

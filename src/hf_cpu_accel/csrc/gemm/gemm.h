@@ -168,7 +168,7 @@ struct GemmKernels {
   // One tile of rows by one panel; `weight`: its weights from the part's first word on.
   void (*compute)(const Gemm&, int64_t row, int rows, int64_t panel, const void* weight, Ahead, Part);
   // What `weight` must point to where it is not the panel itself: words [begin, end) of it, unpacked; those behind its last one are left
-  // alone. Null elsewhere. `begin` is a multiple of 32.
+  // alone. Null elsewhere. `begin` is a multiple of 16, and of 32 where that is a group of int4.
   void (*unpack)(const Gemm&, const void* panel, int64_t begin, int64_t end, void* unpacked) = nullptr;
   void (*pack_winograd)(const Gemm&, const WinogradRows&, int64_t row, int rows) = nullptr;  // null where the kind takes none
   int64_t run_elements = 0;  // rows may lie in several runs, each of a multiple of so many elements; 0: in one only

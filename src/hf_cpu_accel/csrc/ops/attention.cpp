@@ -1,4 +1,5 @@
 // attention: schema, checks, call.
+#include <algorithm>
 #include <cmath>
 
 #include "../attention/arguments.h"
@@ -32,8 +33,9 @@ std::vector<TokenRange> read_padding(Attention& a, const Tensor& mask, Tensor& k
 
 // Each query sees so many keys before its own and, if not causal, after it: as of queries that stand so many positions further on.
 void see_window(std::vector<AttentionSequence>& sequences, int64_t window, int64_t global_keys, bool is_causal) {
-  const int64_t ahead = is_causal ? 0 : window;
   for (AttentionSequence& s : sequences) {
+    window = std::min(window, s.attention.q_len + s.attention.kv_len);  // all
+    const int64_t ahead = is_causal ? 0 : window;
     s.attention.causal = true, s.attention.window = window + ahead + 1;
     s.attention.kv_len += ahead, s.attention.global_keys = global_keys;
   }

@@ -94,6 +94,7 @@ class FusedSlidingWindowAttention(FusedModuleMixin):
         if not isinstance(states, Tensor) or states.dim() != 3 or states.dtype not in WEIGHT_DTYPES:
             return None
         fit = all(isinstance(mask, Tensor) and mask.shape == states.shape[:2] for mask in masks)
+        fit = fit and masks[1].dtype is masks[2].dtype is torch.bool
         return given if fit and type(has_global) is bool and states.numel() else None
 
     def _attended(

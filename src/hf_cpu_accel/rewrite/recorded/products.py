@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hf_cpu_accel.rewrite.core.context import MIN_OUT_FEATURES
 from hf_cpu_accel.rewrite.linear.match import FEW_WEIGHTS
-from hf_cpu_accel.rewrite.linear.shared import multiply
+from hf_cpu_accel.rewrite.linear.shared import is_taken, multiply
 from hf_cpu_accel.rewrite.recorded.by_torch import routes
 from hf_cpu_accel.rewrite.recorded.forms import CAST
 from hf_cpu_accel.rewrite.recorded.held import Held
@@ -36,5 +36,6 @@ def _by_ours(step: Step, made: dict[Ref, Step], steps: list[Step]) -> Step:
     held = getattr(weight, "function", None)
     if not isinstance(held, Held) or routes(step, steps):
         return step
-    few = held.shape[0] < MIN_OUT_FEATURES or held.shape.numel() <= FEW_WEIGHTS
-    return replace(step, function=multiply_few if few else multiply)
+    if held.shape[0] < MIN_OUT_FEATURES or held.shape.numel() <= FEW_WEIGHTS:
+        return replace(step, function=multiply_few)
+    return replace(step, function=multiply) if is_taken(held()) else step
