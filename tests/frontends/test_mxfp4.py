@@ -66,6 +66,7 @@ def assert_saved_as_by_the_host(model: Any, folder: Path, tmp_path: Path) -> Non
     load(folder).save_pretrained(tmp_path / "theirs")
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()
+    assert len({(tmp_path / name / "config.json").read_text() for name in ("ours", "theirs")}) == 1
     for name, value in theirs.items():
         assert torch.equal(ours[name], value), name
 

@@ -19,7 +19,7 @@ from hf_cpu_accel.rewrite.core.verify import row_errors
 BATCH, LENGTH = 3, 37  # no multiple of a window: the host pads
 
 
-def longformer(window: int = 8) -> LongformerModel:
+def longformer() -> LongformerModel:
     torch.manual_seed(0)
     config = LongformerConfig(
         vocab_size=90,
@@ -27,7 +27,7 @@ def longformer(window: int = 8) -> LongformerModel:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=96,
-        attention_window=window,
+        attention_window=8,
         max_position_embeddings=80,
         initializer_range=0.3,
         pad_token_id=1,
@@ -119,13 +119,13 @@ def test_layers_run_whole_and_other_texts_too() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_dtypes(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "allowed"), [("bfloat16", 0.02), ("int8", 0.1)])
+def test_dtypes(dtype: str, allowed: float) -> None:
     model, batch = longformer(), batch_of(padded=True, global_tokens="one each")
     seen, expected = batch["attention_mask"].bool(), model(**batch).last_hidden_state
     accelerate_for_cpu(model, dtype=dtype)
     given = model(**batch).last_hidden_state
-    assert (given - expected)[seen].norm() <= 0.1 * expected[seen].norm()
+    assert (given - expected)[seen].norm() <= allowed * expected[seen].norm()
 
 
 @torch.no_grad()

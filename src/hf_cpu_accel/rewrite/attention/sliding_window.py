@@ -150,6 +150,8 @@ def _looked_at(
 
 def _computes_alike(module: nn.Module) -> bool:
     """Whether the fused forward gives what the own one does, in a window of two tokens, with global tokens and without."""
+    packed = {m.packed_dtype for m in module.modules() if isinstance(m, PackedModule)}
+    quantises = not packed.isdisjoint(QUANTISED)
     shadow = Shadow(module)
     tried: Any = shadow.module
     with torch.no_grad(), shadow.running():
@@ -162,13 +164,11 @@ def _computes_alike(module: nn.Module) -> bool:
         mask[0, -3:], mask[1, (0, 7)], mask[0, 4] = -10000.0, 10000.0, 10000.0
         for given in (mask, mask.clamp_max(0.0)):
             masks = given, given < 0, given > 0
-            expected = call_foreign(tried, states, *masks, bool(masks[2].any()))
-            ours = fused(states, *masks, bool(masks[2].any()))
+            has_global = bool(masks[2].any())
+            expected = call_foreign(tried, states, *masks, has_global)
+            ours = fused(states, *masks, has_global)
             if not isinstance(expected, tuple) or len(expected) != 1 or not isinstance(expected[0], Tensor):
                 return False
-            packed = {m.packed_dtype for m in module.modules() if isinstance(m, PackedModule)}
-            quantises = not packed.isdisjoint(QUANTISED)
-            allowed = ENCODER_LAYER.of(dtype)
-            if not computes_alike(ours[0], expected[0], allowed, quantises=quantises):
+            if not computes_alike(ours[0], expected[0], ENCODER_LAYER.of(dtype), quantises=quantises):
                 return False
     return True

@@ -21,7 +21,8 @@ STRUCTURE = "linear (shared weight)"
 
 
 class SharedLinear(FusedModuleMixin):
-    """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features]."""
+    """Mixed into the class of the original, whose parameters it has: input [..., in_features] -> [..., out_features],
+    see `multiply`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -33,7 +34,16 @@ class SharedLinear(FusedModuleMixin):
 
 
 def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear`; by our op where that takes the weight as it is."""
+    """`functional.linear`; by our op where that takes the weight as it is, the input is float32, and no gradient is asked for.
+
+    Args:
+        input: [..., in_features].
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+
+    Returns:
+        [..., out_features], dtype of the input.
+    """
     if not _is_ours(input, weight, bias):
         return functional.linear(input, weight, bias)
     product: Tensor = torch.ops.hf_cpu_accel.linear(
