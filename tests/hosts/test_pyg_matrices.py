@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_cpu_accel import accelerate_for_cpu, restore
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.matrices import MatrixCache, matrices
+from tests.hosts.pyg_classes import FakeSparseTensor
 
 pytestmark = pytest.mark.usefixtures("small_graphs_are_served")
 
@@ -125,19 +126,6 @@ def test_hooks_and_bad_matrices_go_to_the_layer(x: Tensor) -> None:
         conv(x[:-1], matrix)
     with pytest.raises(type(ours.value)):
         restore(conv)(x[:-1], matrix)
-
-
-class FakeSparseTensor:
-    """What is read of a torch_sparse.SparseTensor."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix.to_sparse_csr()
-
-    def csr(self) -> tuple[Tensor, Tensor, None]:
-        return self.matrix.crow_indices(), self.matrix.col_indices(), None
-
-    def sparse_sizes(self) -> tuple[int, int]:
-        return tuple(self.matrix.shape)
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage max", "gat"])

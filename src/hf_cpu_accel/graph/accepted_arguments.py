@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -32,4 +33,23 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
         and conv.decomposed_layers == 1
         and not torch.jit.is_tracing()
         and not any(getattr(conv, hooks) for hooks in _HOOKS)
+        and not (isinstance(edge_index, EdgeIndex) and _multiplies_against_flow(conv, edge_index))
     )
+
+
+def _multiplies_against_flow(conv: MessagePassing, edge_index: EdgeIndex) -> bool:
+    """Whether the layer multiplies by `edge_index` as a matrix, which ignores `flow="target_to_source"`."""
+    return (
+        conv.flow == "target_to_source"
+        and conv.fuse
+        and conv.SUPPORTS_FUSED_EDGE_INDEX
+        and edge_index.is_sorted_by_col
+    )
+
+
+def fits_size(conv: MessagePassing, edge_index: Tensor, targets: int, sources: int) -> bool:
+    """Whether `edge_index` has as many targets and sources as it declares; only an EdgeIndex declares any."""
+    if not isinstance(edge_index, EdgeIndex):
+        return True
+    sizes = (sources, targets) if conv.flow == "source_to_target" else (targets, sources)
+    return all(size in (None, count) for size, count in zip(edge_index.sparse_size(), sizes, strict=True))

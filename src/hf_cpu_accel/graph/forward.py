@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.graph.accepted_arguments import takes
+from hf_cpu_accel.graph.accepted_arguments import fits_size, takes
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.matrices import with_plain_edges
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of
@@ -51,6 +51,8 @@ def graph_of(
     if conv.flow == "target_to_source" and not isinstance(x, Tensor):
         return None
     targets = len(source) if target is None else len(target)
+    if not fits_size(conv, edge_index, targets, len(source)):
+        return None
     says_nothing_new = size is None or (target is not None and tuple(size) == (len(source), targets))
     if not says_nothing_new or (not isinstance(x, Tensor) and target is None):
         return None

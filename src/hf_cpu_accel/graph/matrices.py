@@ -182,7 +182,7 @@ def with_plain_edges(
     return args, {**kwargs, "edge_index": edges.edge_index}
 
 
-# What `_collect` takes from the entries of a matrix where the layer was not given it.
+# What `collect` takes from the entries of a matrix where the layer was not given it.
 _FROM_ENTRIES = ("edge_weight", "edge_attr", "edge_type", "adj_t", "edge_index", "ptr")
 
 

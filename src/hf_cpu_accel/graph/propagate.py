@@ -130,7 +130,7 @@ class FastPropagate:
         return type(self.conv).propagate(self.conv, edge_index, *args, **kwargs)
 
     def _sizes(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[int, int] | None:
-        """(targets, sources) as `propagate` infers them, None where it would have to look at the edges."""
+        """(targets, sources) as the layer's `collect` infers them; None where it would have to read the edges."""
         conv = self.conv
         sizes = conv._check_input(edge_index, size)
         for name in conv._user_args:
@@ -155,7 +155,9 @@ class FastPropagate:
     ) -> Tensor | None:
         x = kwargs.get(message.features)
         if isinstance(x, tuple | list):
-            x = x[self._side("_j")]
+            x = x[
+                0
+            ]  # `collect` gathers x_j from the first of a pair and x_i from the second, whatever the flow
         weight = None if message.weight is None else kwargs.get(message.weight)
         if not isinstance(x, Tensor) or x.dim() != (3 if message.heads else 2):
             return None
@@ -191,7 +193,8 @@ class FastPropagate:
         conv = self.conv
         if conv.node_dim not in (0, -2):
             return None
-        collected = conv._collect(conv._user_args, edge_index, conv._check_input(edge_index, size), kwargs)
+        sizes = conv._check_input(edge_index, size)
+        collected = conv.collect(edge_index, size=sizes, **kwargs)._asdict()
         messages = conv.message(**conv.inspector.collect_param_data("message", collected))
         targets = collected["dim_size"]
         at_front = messages.dim() >= 2 and conv.node_dim in (0, -messages.dim())
@@ -199,7 +202,8 @@ class FastPropagate:
         fits = at_front and targets is not None and messages.shape[0] == edge_index.shape[1]
         if fits and not is_small(edge_index, messages.shape[1:].numel()):
             # Indices of sources are not looked up again: `message` has them, or does not need them.
-            adjacency = adjacency_of(conv, edge_index, targets, max(targets, collected["size_j"] or 0))
+            known = [count for count in sizes if count is not None]
+            adjacency = adjacency_of(conv, edge_index, targets, max(targets, *known))
         if adjacency is None:
             arguments = conv.inspector.collect_param_data("aggregate", collected)
             output = conv.aggregate(messages, **arguments)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
-from hf_cpu_accel.graph.accepted_arguments import takes
+from hf_cpu_accel.graph.accepted_arguments import fits_size, takes
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of
 from hf_cpu_accel.graph.relations import Relations, relations
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
@@ -54,6 +54,10 @@ def _relational(
     if target.is_floating_point() == embeds or source.dim() != (1 if embeds else 2):
         return NotImplemented
     if conv.weight.dtype not in KERNEL_DTYPES or (not embeds and source.dtype is not conv.weight.dtype):
+        return NotImplemented
+    if conv.flow == "target_to_source" and len(source) != len(target):
+        return NotImplemented  # the layer gives its sizes by source and target, which it then finds reversed
+    if not fits_size(conv, edge_index, len(target), len(source)):
         return NotImplemented
     if edge_type.shape != edge_index.shape[1:] or (embeds and conv.num_blocks is not None):
         return NotImplemented

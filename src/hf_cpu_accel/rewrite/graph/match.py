@@ -123,7 +123,9 @@ def _is_class(conv: MessagePassing, cls: type[MessagePassing]) -> bool:
 def _refusal(conv: MessagePassing) -> str | None:
     if "propagate" in vars(conv) or "forward" in vars(conv):
         return "its propagate or forward was replaced already"
-    if getattr(type(conv), "_jinja_propagate", None) is not type(conv).propagate:
+    cls = type(conv)
+    # PyTorch Geometric generates `propagate` and `collect` for each class, unless the class writes its own `propagate`.
+    if cls.propagate is not cls._jinja_propagate or cls._jinja_propagate is cls._orig_propagate:
         return "it has a propagate of its own"
     return None
 
