@@ -143,3 +143,35 @@ def test_layers_of_a_model_share_the_graph(x: Tensor, edge_index: Tensor) -> Non
     with torch.no_grad():
         model(x, edge_index)
     assert len(adjacencies) == 1
+
+
+def test_training_after_inference_mode_on_the_same_graph(x: Tensor, edge_index: Tensor) -> None:
+    """As Lightning's sanity check before the first epoch has it; the graph may be a matrix, too."""
+    dense = torch.zeros(NODES, NODES)
+    dense[edge_index[1], edge_index[0]] = 1.0
+    dense.fill_diagonal_(0.0)
+    weight = torch.rand(EDGES)
+    layers = (
+        (pyg.GCNConv(FEATURES, 4), {}),
+        (pyg.GCNConv(FEATURES, 4), {"edge_weight": weight}),
+        (pyg.GATConv(FEATURES, 4), {}),
+        (pyg.SAGEConv(FEATURES, 4, aggr=["mean", "std"]), {}),
+        (pyg.EdgeConv(mlp(2 * FEATURES, 4)), {}),
+        (pyg.RGCNConv(FEATURES, 4, 3), TYPES),
+    )
+    for conv, arguments in layers:
+        for form in (lambda: edge_index.clone(), dense.to_sparse_csr):
+            edges = form()
+            if arguments and edges.layout is not torch.strided:
+                continue  # these arguments are of the edges
+            accelerate_for_cpu(conv.train())
+            with torch.inference_mode():
+                conv.eval()(x, edges, **arguments)
+            conv.train()(x, edges, **arguments).sum().backward()
+            ours = [parameter.grad for parameter in conv.parameters()]
+            conv.zero_grad()
+            restore(conv)
+            conv(x, edges, **arguments).sum().backward()
+            for grad, parameter in zip(ours, conv.parameters(), strict=True):
+                torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-4)
+            conv.zero_grad()

@@ -29,8 +29,7 @@ class Adjacency:
         self.rowptr, self.col, self.order = coo_to_csr(target, source, targets, sources, loops=loops)
         self._transposed: Transposed | None = None
         self._as_segments: Transposed | None = None
-        self._unweighted: Tensor | None = None
-        self._normalized, self._sorted = Memo(_MOST_WEIGHTS), Memo(_MOST_WEIGHTS)
+        self._normalized, self._sorted = Memo(1 + _MOST_WEIGHTS), Memo(_MOST_WEIGHTS)
 
     def transposed(self) -> Transposed:
         """The graph with its edges turned round, for gradients."""
@@ -61,11 +60,8 @@ class Adjacency:
         A degree is the sum of the weights of a row; without `weight` [edges] each is one. Added loops weigh one, or what the loop
         of `edge_index` that they stand for does. Remembered. Only for graphs with as many sources as targets.
         """
-        if weight is None:
-            if self._unweighted is None:
-                self._unweighted = self._normalize(None, None)
-            return self._unweighted
-        return self._normalized.get(weight, None, lambda: self._normalize(edge_index, weight))
+        key = self.rowptr if weight is None else weight
+        return self._normalized.get(key, None, lambda: self._normalize(edge_index, weight))
 
     def _normalize(self, edge_index: Tensor | None, weight: Tensor | None) -> Tensor:
         targets = row_of_edge(self.rowptr, self.col.shape[0])

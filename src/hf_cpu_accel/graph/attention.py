@@ -18,13 +18,10 @@ from hf_cpu_accel.graph.propagate import (
     aggregate,
     is_small,
     is_small_step,
-    learns,
     transposed_if,
 )
-from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
-from hf_cpu_accel.ops.messages.messages import edge_messages
+from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gat_weights, gatv2, gatv2_weights
 from hf_cpu_accel.ops.sparse import sddmm, segment_softmax, spmm_reduce
-from hf_cpu_accel.ops.sparse_reference import row_of_edge
 
 
 def _finish_attention(conv: GATConv | GATv2Conv, output: Tensor, residual: Tensor | None) -> Tensor:
@@ -38,15 +35,6 @@ def _finish_attention(conv: GATConv | GATv2Conv, output: Tensor, residual: Tenso
     return output.add_(conv.bias) if fresh else output + conv.bias
 
 
-def _edge_scores(adjacency: Adjacency, source: Tensor, target: Tensor | None) -> Tensor:
-    """source[j] + target[i] per edge and head."""
-    edges = adjacency.col.shape[0]
-    scores = source.index_select(0, adjacency.col)
-    if target is not None:
-        scores = scores + target.index_select(0, row_of_edge(adjacency.rowptr, edges))
-    return scores
-
-
 def gat_conv(
     conv: GATConv,
     propagate: FastPropagate,
@@ -56,7 +44,7 @@ def gat_conv(
     size: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones."""
+    """Scores, softmax and sum in one pass; with dropout or edge features, in three."""
     adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights, size)
     if adjacency is None or conv.lin is None:
         return NotImplemented
@@ -67,15 +55,14 @@ def gat_conv(
     attention = torch.cat([conv.att_src, conv.att_dst]).unsqueeze(2)
     scores = F.linear(x, torch.matmul(attention, weight).flatten(0, 2)).float()
     source, target = scores.split(conv.heads, dim=1)
-    recorded = torch.is_grad_enabled() and features.requires_grad
-    at_once = edge_attr is None and not recorded and not _drops(conv)
+    rowptr, col, slope = adjacency.rowptr, adjacency.col, conv.negative_slope
+    at_once = edge_attr is None and not _drops(conv)
     if not at_once or return_attention_weights is not None:
-        logits = _edge_scores(adjacency, source, target)
-        if edge_attr is not None:
-            logits = logits + _scores_of_attributes(conv, adjacency, edge_attr)
-        alpha = segment_softmax(adjacency.rowptr, F.leaky_relu(logits, conv.negative_slope))
+        edge = None if edge_attr is None else _scores_of_attributes(conv, adjacency, edge_attr)
+        alpha = gat_weights(rowptr, col, source, target, slope, edge)
     if at_once:
-        output = gat(adjacency.rowptr, adjacency.col, features, source, target, conv.negative_slope)
+        turned = transposed_if(adjacency, features)
+        output = gat(rowptr, col, features, source, target, slope, transposed=turned)
     else:
         dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
         output = aggregate(adjacency, features, "sum", dropped)
@@ -117,8 +104,8 @@ def _attended(
     """The graph over which `conv` attends, None if it has to see to the call itself."""
     if propagate.reduce != "sum" or not isinstance(x, Tensor):
         return None
-    if weights is not None and (_drops(conv) or not _is_list_of_edges(edge_index)):
-        return None  # the weights that are given are those that were dropped
+    if weights is False or (weights is not None and (_drops(conv) or not _is_list_of_edges(edge_index))):
+        return None  # versions differ on False; with dropout, the weights that are returned are those that were dropped
     # Loops have the mean of the attributes of a node's other edges, found by where these point to.
     filled = not conv.add_self_loops or (conv.fill_value == "mean" and conv.flow == "source_to_target")
     known = isinstance(edge_attr, Tensor) and conv.lin_edge is not None and filled
@@ -160,33 +147,34 @@ def gatv2_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """One pass at inference. For training or with edge features, what is scored is written down per edge, but once."""
+    """Scores, softmax and sum in one pass; with dropout or edge features, what is scored is written down per edge, but once."""
     adjacency = _attended(conv, propagate, x, edge_index, edge_attr, return_attention_weights)
     if adjacency is None:
         return NotImplemented
     residual = None if conv.res is None else conv.res(x)
     source = apply(conv.lin_l, x)
     target = source if conv.share_weights else apply(conv.lin_r, x)
-    output = None
-    if edge_attr is None and not learns(conv, x) and not _drops(conv):
-        output = gatv2(adjacency.rowptr, adjacency.col, source, target, conv.att[0], conv.negative_slope)
-        if return_attention_weights is None:
-            return _finish_attention(conv, output, residual)
-    edge = None
-    if edge_attr is not None:
-        edge = conv.lin_edge(with_loops(adjacency, _columns(edge_attr)))
-    scored = edge_messages(
-        adjacency.rowptr,
-        adjacency.col,
-        source,
-        target=target,
-        edge=edge,
-        order=adjacency.order,
-        transposed=transposed_if(adjacency, source),
-    )
-    by_head = F.leaky_relu(scored, conv.negative_slope).view(-1, conv.heads, conv.out_channels)
-    alpha = segment_softmax(adjacency.rowptr, (by_head * conv.att).sum(dim=-1).float())
-    if output is None:
+    rowptr, col, slope = adjacency.rowptr, adjacency.col, conv.negative_slope
+    turned = transposed_if(adjacency, source)
+    at_once = edge_attr is None and not _drops(conv)
+    if not at_once or return_attention_weights is not None:
+        edge = None
+        if edge_attr is not None:
+            edge = conv.lin_edge(with_loops(adjacency, _columns(edge_attr)))
+        alpha = gatv2_weights(
+            rowptr,
+            col,
+            source,
+            target,
+            conv.att[0],
+            slope,
+            edge=edge,
+            order=adjacency.order,
+            transposed=turned,
+        )
+    if at_once:
+        output = gatv2(rowptr, col, source, target, conv.att[0], slope, transposed=turned)
+    else:
         dropped = F.dropout(alpha, p=conv.dropout, training=conv.training)
         output = aggregate(adjacency, source, "sum", dropped)
     output = _finish_attention(conv, output, residual)
@@ -203,13 +191,14 @@ def transformer_conv(
     edge_attr: Any = None,
     return_attention_weights: Any = None,
 ) -> Any:
-    """Scores, softmax and sum in one pass; for training or with edge features, in three differentiable ones.
+    """Scores, softmax and sum in one pass; with dropout or edge features, in three.
 
     Attention weights that are asked for come besides, so that the output is the same to the last bit with and without them.
     """
-    if propagate.reduce != "sum" or (
-        return_attention_weights is not None and not _is_list_of_edges(edge_index)
-    ):
+    weights = return_attention_weights
+    if propagate.reduce != "sum" or weights is False:
+        return NotImplemented
+    if weights is not None and (_drops(conv) or not _is_list_of_edges(edge_index)):
         return NotImplemented
     if (edge_attr is None) != (conv.lin_edge is None):
         return NotImplemented
@@ -223,9 +212,10 @@ def transformer_conv(
         return NotImplemented
     query = apply(conv.lin_query, target)
     key, value = apply(conv.lin_key, source), apply(conv.lin_value, source)
-    if edge_attr is None and not learns(conv, source) and not _drops(conv):
-        scale = 1.0 / math.sqrt(conv.out_channels)
-        output = dot_attention(adjacency.rowptr, adjacency.col, query, key, value, conv.heads, scale)
+    if edge_attr is None and not _drops(conv):
+        rowptr, col, scale = adjacency.rowptr, adjacency.col, 1.0 / math.sqrt(conv.out_channels)
+        turned = transposed_if(adjacency, value)
+        output = dot_attention(rowptr, col, query, key, value, conv.heads, scale, transposed=turned)
     else:
         output = _attend(conv, adjacency, query, key, value, edge_attr)
     if not conv.concat:

@@ -20,7 +20,8 @@ from torch_geometric.nn.conv import MessagePassing
 from hf_cpu_accel.graph.accepted_arguments import takes
 from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.message import Message, watch
-from hf_cpu_accel.ops.sparse import spmm_reduce
+from hf_cpu_accel.lazy.remember import outside_inference_mode
+from hf_cpu_accel.ops.sparse import needs_gradient, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge
 from hf_cpu_accel.runtime.fork import new_lock
 from hf_cpu_accel.tolerance import MATRIX_PRODUCT
@@ -101,7 +102,7 @@ class MatrixCache:
             if entry is not None and entry[0]() is matrix:
                 self._entries.move_to_end(key)
                 return entry[1]
-        edges = _edges(matrix, *parts)
+        edges = outside_inference_mode(lambda: _edges(matrix, *parts))
         with self._lock:
             self._entries[key] = weakref.ref(matrix, lambda _: self._forget(key)), edges
             while len(self._entries) > MOST_MATRICES:
@@ -215,8 +216,7 @@ def _multiply(
     except RuntimeError:  # entries outside of the matrix: torch checks for them only if asked to
         return None
     value = None if edges.values is None else adjacency.sort(edges.values)
-    needs = torch.is_grad_enabled() and x.requires_grad
-    transposed = adjacency.transposed() if needs else None
+    transposed = adjacency.transposed() if needs_gradient(x) else None
     output = spmm_reduce(adjacency.rowptr, adjacency.col, value, x, reduce, transposed=transposed)
     return propagate.update(output, kwargs)
 

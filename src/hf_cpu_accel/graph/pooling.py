@@ -12,7 +12,7 @@ from hf_cpu_accel.graph.accepted_arguments import INDEX_DTYPES
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.propagate import is_small
 from hf_cpu_accel.graph.reduction import Reduction
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, needs_gradient
 
 
 class FastPool:
@@ -60,5 +60,5 @@ class FastPool:
             return None
         if not torch.compiler.is_compiling():
             self.served += 1
-        transposed = rows.as_segments() if torch.is_grad_enabled() and x.requires_grad else None
+        transposed = rows.as_segments() if needs_gradient(x) else None
         return self.reduction.of_rows(rows.rowptr, rows.col, x, transposed)

@@ -20,7 +20,7 @@ from hf_cpu_accel.graph.cache import adjacencies
 from hf_cpu_accel.graph.matrices import propagate_matrix
 from hf_cpu_accel.graph.message import Message
 from hf_cpu_accel.graph.reduction import Reduction
-from hf_cpu_accel.ops.sparse import Transposed, spmm_reduce
+from hf_cpu_accel.ops.sparse import Transposed, needs_gradient, spmm_reduce
 
 FEWEST_VALUES = 1 << 16
 """Messages of fewer numbers than that are left to the layer: to sort their edges takes as long as it saves."""
@@ -33,16 +33,9 @@ def is_small(edge_index: Any, features: int) -> bool:
     return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
-def learns(conv: MessagePassing, x: Tensor) -> bool:
-    """Whether a gradient will be asked for of `x` [N, K], or of a parameter of the layer."""
-    if not torch.is_grad_enabled():
-        return False
-    return x.requires_grad or any(parameter.requires_grad for parameter in conv.parameters())
-
-
 def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
     """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
-    return is_small(edge_index, x.shape[-1]) and learns(conv, x)
+    return is_small(edge_index, x.shape[-1]) and needs_gradient(x, *conv.parameters())
 
 
 def adjacency_of(
@@ -57,8 +50,7 @@ def adjacency_of(
 
 def transposed_if(adjacency: Adjacency, *learned: Tensor | None) -> Transposed | None:
     """The transposed graph if a gradient of one of these will be asked for."""
-    needs = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in learned)
-    return adjacency.transposed() if needs else None
+    return adjacency.transposed() if needs_gradient(*learned) else None
 
 
 def aggregate(
@@ -208,8 +200,7 @@ class FastPropagate:
             arguments = conv.inspector.collect_param_data("aggregate", collected)
             output = conv.aggregate(messages, **arguments)
         else:
-            needs = torch.is_grad_enabled() and messages.requires_grad
-            transposed = adjacency.as_segments() if needs else None
+            transposed = adjacency.as_segments() if needs_gradient(messages) else None
             output = self._reduce(adjacency, adjacency.order, messages, transposed)
         return conv.update(output, **conv.inspector.collect_param_data("update", collected))
 

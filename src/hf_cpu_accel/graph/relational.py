@@ -15,7 +15,7 @@ from hf_cpu_accel.graph.accepted_arguments import fits_size, takes
 from hf_cpu_accel.graph.propagate import FastPropagate, adjacency_of
 from hf_cpu_accel.graph.relations import Relations, relations
 from hf_cpu_accel.ops.segment_matmul import segment_matmul
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, spmm_reduce
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, needs_gradient, spmm_reduce
 
 
 @torch.compiler.disable(reason="how many edges a relation has is data")
@@ -70,7 +70,7 @@ def _relational(
         return NotImplemented
     messages = _embedded(conv, reduce, by_type, source) if embeds else _mapped(conv, reduce, by_type, source)
     addend = None if conv.root is None else conv.root[target] if embeds else target @ conv.root
-    turned = by_type.by_pair() if messages.requires_grad else None
+    turned = by_type.by_pair() if needs_gradient(messages) else None
     return spmm_reduce(
         by_type.target_rowptr,
         by_type.target_pairs,
@@ -91,7 +91,7 @@ def _weight(conv: RGCNConv) -> Tensor:
 
 def _mapped(conv: RGCNConv, reduce: str, by_type: Relations, source: Tensor) -> Tensor:
     """[pairs, out]"""
-    turned = by_type.transposed() if torch.is_grad_enabled() and source.requires_grad else None
+    turned = by_type.transposed() if needs_gradient(source) else None
     reduced = spmm_reduce(by_type.rowptr, by_type.col, None, source, reduce, transposed=turned)
     return segment_matmul(reduced, by_type.ends, _weight(conv))
 

@@ -95,7 +95,7 @@ class Memo:
             None if part is None else Stamp(part, by_value=by_value, forget=self._forgetting(place))
             for part in tensors
         ]
-        made = make()
+        made = outside_inference_mode(make)
         self._entries[place] = stamps, made
         with suppress(KeyError):
             while len(self._entries) > self._most:
@@ -111,6 +111,14 @@ class Memo:
 
     def _forgetting(self, place: tuple[int, Hashable]) -> Callable[[], object]:
         return lambda: self._entries.pop(place, None)
+
+
+def outside_inference_mode(make: Callable[[], T]) -> T:
+    """Return `make()`; autograd can record its tensors in later calls, even if this one runs under `torch.inference_mode`."""
+    if not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
 
 
 def _holds(stamp: Stamp | None, tensor: Tensor | None) -> bool:

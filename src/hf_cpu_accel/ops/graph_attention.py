@@ -1,11 +1,14 @@
 """Attention over the edges of a graph in one pass: scores, softmax over the edges of each row, and the weighted sum.
 
 The graph is a CSR as in ops/sparse.py. Nothing as large as the edges is stored: the scores of a row's edges live in scratch memory.
-These ops have no gradient; for training, the same is composed of `sddmm`, `segment_softmax` and `spmm_reduce`.
+The one-pass ops have no gradient. Where autograd records any of their inputs, these functions compose the same of `sddmm`,
+`segment_softmax` and `spmm_reduce`, which have gradients of any order.
 
     gat:           leaky_relu(source_score[j] + target_score[i])     Velickovic et al. 2018, arXiv:1710.10903
     gatv2:         <weight, leaky_relu(x[j] + target[i])>            Brody et al. 2022, arXiv:2105.14491
     dot_attention: <query[i], key[j]> * scale                        Shi et al. 2021, arXiv:2009.03509
+
+`transposed` is what `csr_transpose` gives, for the gradient; without it the backward pass computes it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.ops.messages.messages import edge_messages
 from hf_cpu_accel.ops.registry import declare
+from hf_cpu_accel.ops.sparse import Transposed, needs_gradient, sddmm, segment_softmax, spmm_reduce
 from hf_cpu_accel.ops.sparse_reference import row_of_edge, segment_softmax_reference, spmm_reduce_reference
 
 
@@ -25,25 +30,86 @@ def gat(
     source_score: Tensor,
     target_score: Tensor | None,
     negative_slope: float,
+    *,
+    transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: x [N, H * C] weighted by the softmax of scores [N, H] and [M, H] (float32)."""
+    if needs_gradient(x, source_score, target_score):
+        weights = gat_weights(rowptr, col, source_score, target_score, negative_slope)
+        return spmm_reduce(rowptr, col, weights, x, transposed=transposed)
     target = None if target_score is None else target_score.float().contiguous()
     return torch.ops.hf_cpu_accel.gat(
         rowptr, col, x, source_score.float().contiguous(), target, negative_slope
     )
 
 
+def gat_weights(
+    rowptr: Tensor,
+    col: Tensor,
+    source_score: Tensor,
+    target_score: Tensor | None,
+    negative_slope: float,
+    edge_score: Tensor | None = None,
+) -> Tensor:
+    """The weights [E, H] of the edges in `gat`, whose scores may have a part per edge, `edge_score` [E, H]."""
+    scores = source_score.float().index_select(0, col)
+    if target_score is not None:
+        scores = scores + target_score.float().index_select(0, row_of_edge(rowptr, col.shape[0]))
+    if edge_score is not None:
+        scores = scores + edge_score
+    return segment_softmax(rowptr, F.leaky_relu(scores, negative_slope))
+
+
 def gatv2(
-    rowptr: Tensor, col: Tensor, x: Tensor, target: Tensor, weight: Tensor, negative_slope: float
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    negative_slope: float,
+    *,
+    transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: x [N, H * C] weighted by the softmax of scores from x, target [M, H * C] and weight [H, C]."""
+    if needs_gradient(x, target, weight):
+        weights = gatv2_weights(rowptr, col, x, target, weight, negative_slope, transposed=transposed)
+        return spmm_reduce(rowptr, col, weights, x, transposed=transposed)
     return torch.ops.hf_cpu_accel.gatv2(rowptr, col, x, target, weight.float().contiguous(), negative_slope)
 
 
+def gatv2_weights(
+    rowptr: Tensor,
+    col: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    negative_slope: float,
+    *,
+    edge: Tensor | None = None,
+    order: Tensor | None = None,
+    transposed: Transposed | None = None,
+) -> Tensor:
+    """The weights [E, H] of the edges in `gatv2`; `edge` [E', H * C] is added to what is scored, as in `edge_messages`."""
+    scored = edge_messages(rowptr, col, x, target=target, edge=edge, order=order, transposed=transposed)
+    by_head = F.leaky_relu(scored, negative_slope).view(-1, *weight.shape)
+    return segment_softmax(rowptr, (by_head * weight).sum(dim=-1).float())
+
+
 def dot_attention(
-    rowptr: Tensor, col: Tensor, query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float
+    rowptr: Tensor,
+    col: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    *,
+    transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: value [N, H * C] weighted by the softmax of <query[i], key[j]> * scale, query [M, H * C], key [N, H * C]."""
+    if needs_gradient(query, key, value):
+        weights = segment_softmax(rowptr, sddmm(rowptr, col, query, key, heads) * scale)
+        return spmm_reduce(rowptr, col, weights, value, transposed=transposed)
     return torch.ops.hf_cpu_accel.dot_attention(rowptr, col, query, key, value, heads, scale)
 
 

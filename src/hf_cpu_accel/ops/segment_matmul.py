@@ -92,6 +92,19 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, None, grad_weight
 
 
+def _save_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.ends, grad, _ = inputs
+    ctx.save_for_backward(x, grad)
+
+
+def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Tensor | None, ...]:
+    x, grad = ctx.saved_tensors
+    ops = torch.ops.hf_cpu_accel
+    grad_x = ops.segment_matmul(grad, ctx.ends, grad_weight.mT) if ctx.needs_input_grad[0] else None
+    grad_grad = ops.segment_matmul(x, ctx.ends, grad_weight) if ctx.needs_input_grad[2] else None
+    return grad_x, None, grad_grad, None
+
+
 declare(
     "segment_matmul(Tensor x, SymInt[] ends, Tensor weight) -> Tensor",
     fake=_fake,
@@ -102,4 +115,8 @@ declare(
     fake=_weight_fake,
     reference=segment_matmul_weight_reference,
 )
-torch.library.register_autograd(f"{NAMESPACE}::segment_matmul", _backward, setup_context=_save, lib=library)
+for _name, _gradient, _setup in (
+    ("segment_matmul", _backward, _save),
+    ("segment_matmul_weight", _weight_backward, _save_weight),
+):
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _gradient, setup_context=_setup, lib=library)

@@ -4,8 +4,8 @@ Row i of a CSR is a target node, its entries e in [rowptr[i], rowptr[i + 1]) are
 of edge e. rowptr and col are int32. col may be longer than rowptr[-1]: what is beyond belongs to no row (`coo_to_csr` cannot know
 beforehand how many self-loops it drops, and outputs must have shapes that can be traced).
 
-Features are float32 or bfloat16, sums and edge values are float32. Results do not depend on the number of threads. All but
-graph attention (ops/graph_attention.py) are differentiable; extremes share their gradient among ties, as scatter_reduce does.
+Features are float32 or bfloat16, sums and edge values are float32. Results do not depend on the number of threads. All
+are differentiable any number of times; extremes share their gradient among ties, as scatter_reduce does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from hf_cpu_accel.ops.sparse_reference import (
 REDUCTIONS = ("sum", "mean", "min", "max")
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 Transposed = tuple[Tensor, Tensor, Tensor]
+
+
+def needs_gradient(*parts: Tensor | None) -> bool:
+    """Whether autograd records what is computed of any of these."""
+    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
 
 
 def coo_to_csr(
@@ -98,7 +103,7 @@ def spmm_reduce(
             # Rare: products of bfloat16 would be rounded before ties are looked for, and heads would need ties of their own.
             output = _extreme_of_messages(rowptr, col, value, x, reduce)
             return _add(output, addend, addend_scale, bias)
-        if torch.is_grad_enabled() and (x.requires_grad or (value is not None and value.requires_grad)):
+        if needs_gradient(value, x, addend, bias):
             output = torch.ops.hf_cpu_accel.spmm_extreme(rowptr, col, value, x, reduce, *t_arguments)[0]
             return _add(output, addend, addend_scale, bias)
     return torch.ops.hf_cpu_accel.spmm_reduce(

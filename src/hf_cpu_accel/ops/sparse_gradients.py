@@ -1,10 +1,14 @@
 """Gradients of the ops of ops/sparse.py, by the same ops: a sum over the transposed graph, a product per edge.
 
 Arguments that are neither features nor values (the graph itself) have none.
+
+Gradients can be differentiated again. Kernels that only compute gradients have none of their own: where autograd records the
+backward pass (`create_graph=True`), differentiable ops take their place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +16,23 @@ from torch import Tensor
 
 from hf_cpu_accel.ops.registry import NAMESPACE, library
 from hf_cpu_accel.ops.sparse import Transposed, csr_transpose, sddmm, spmm_reduce
-from hf_cpu_accel.ops.sparse_reference import row_of_edge
+from hf_cpu_accel.ops.sparse_reference import row_of_edge, spmm_reduce_reference
+
+
+def reference_gradients(
+    reference: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients of `reference(*inputs)` for each input, given that of its output; recorded by autograd.
+
+    Args:
+        reference: an op in plain torch, which is differentiable any number of times.
+        inputs: tensors, some of which may be one and the same. None, and what needs no gradient, has the gradient None.
+    """
+    # Views, so that a tensor that is given twice has two gradients.
+    views = [None if part is None else part.view_as(part) for part in inputs]
+    wanted = [part for part in views if part is not None and part.requires_grad]
+    found = iter(torch.autograd.grad(reference(*views), wanted, grad, create_graph=True, allow_unused=True))
+    return [next(found) if part is not None and part.requires_grad else None for part in views]
 
 
 def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:
@@ -66,7 +86,7 @@ def _spread(grad: Tensor, rowptr: Tensor, value: Tensor | None, edges: int) -> T
 
 
 def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    rowptr, col, value, x, _, *transposed = inputs
+    rowptr, col, value, x, ctx.reduce, *transposed = inputs
     ctx.transposed = tuple(transposed)
     ctx.save_for_backward(rowptr, col, value, x, *output)
     ctx.mark_non_differentiable(output[1])
@@ -74,6 +94,13 @@ def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, value, x, output, ties = ctx.saved_tensors
+    if torch.is_grad_enabled():
+
+        def extreme(value: Tensor | None, x: Tensor) -> Tensor:
+            return spmm_reduce_reference(rowptr, col, value, x, ctx.reduce)
+
+        grad_value, grad_x = reference_gradients(extreme, (value, x), grad)
+        return None, None, grad_value, grad_x, None, None, None, None
     shared = (grad / ties).to(x.dtype)
     grad_x = grad_value = None
     if ctx.needs_input_grad[3] and col is None:
@@ -120,6 +147,9 @@ def _save_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, softmax = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        weighted = spmm_reduce(rowptr, None, None, softmax * grad)
+        return None, softmax * (grad - weighted.index_select(0, row_of_edge(rowptr, len(grad))))
     return None, torch.ops.hf_cpu_accel.segment_softmax_backward(rowptr, softmax, grad.contiguous())
 
 

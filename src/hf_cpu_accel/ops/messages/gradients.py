@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.ops.messages.messages import EDGE_MESSAGES, REDUCE
+from hf_cpu_accel.ops.messages.reference import message_reduce_reference
 from hf_cpu_accel.ops.registry import NAMESPACE, library
 from hf_cpu_accel.ops.sparse import Transposed, csr_transpose, spmm_reduce
+from hf_cpu_accel.ops.sparse_gradients import reference_gradients
 
 
 def _turned(ctx: Any, rowptr: Tensor, col: Tensor, sources: int) -> Transposed:
@@ -53,6 +55,14 @@ def _table(
 
 def _reduce_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     rowptr, col, order, x, target, edge, output, ties = ctx.saved_tensors
+    if torch.is_grad_enabled():
+
+        def reduced(*parts: Tensor | None) -> Tensor:
+            return message_reduce_reference(
+                rowptr, col, order, *parts, ctx.relu, ",".join(ctx.reduces), False
+            )[0]
+
+        return None, None, None, *reference_gradients(reduced, (x, target, edge), grad), *(None,) * 6
     needs_x, needs_target, needs_edge = ctx.needs_input_grad[3:6]
     degree = rowptr.diff().unsqueeze(1)
     table, groups = _table(ctx.reduces, grad.contiguous(), output, ties, degree.clamp(min=1))

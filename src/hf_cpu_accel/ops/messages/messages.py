@@ -25,7 +25,7 @@ from hf_cpu_accel.ops.messages.reference import (
     message_reduce_reference,
 )
 from hf_cpu_accel.ops.registry import by_name, declare
-from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed
+from hf_cpu_accel.ops.sparse import KERNEL_DTYPES, Transposed, needs_gradient
 
 AGGREGATES = ("sum", "mean", "min", "max", "var", "std")
 
@@ -74,7 +74,7 @@ def message_reduce(
         x, edge = x + (edge if order is None else edge.index_select(0, order)), None
     order = None if edge is None else order
     t_arguments = transposed or (None, None, None)
-    if not _needs_grad(x, target, edge):
+    if not needs_gradient(x, target, edge):
         return torch.ops.hf_cpu_accel.message_reduce(
             rowptr, col, order, x, target, edge, relu, ",".join(reduces), False, *t_arguments
         )[0]
@@ -110,10 +110,6 @@ def edge_messages(
     order = None if edge is None else order
     t_arguments = transposed or (None, None, None)
     return torch.ops.hf_cpu_accel.edge_messages(rowptr, col, order, x, target, edge, relu, *t_arguments)
-
-
-def _needs_grad(*parts: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts)
 
 
 def _check(rowptr: Tensor, x: Tensor, target: Tensor | None, edge: Tensor | None) -> None:

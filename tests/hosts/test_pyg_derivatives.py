@@ -1,0 +1,117 @@
+"""First and second derivatives of every layer class, whatever is frozen: those of PyTorch Geometric in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_cpu_accel import accelerate_for_cpu
+from tests.hosts.pyg_classes import CLASSES, EDGES, FEATURES, SOURCES, TARGETS, arguments_of
+
+pytestmark = pytest.mark.usefixtures("small_graphs_are_served")
+
+FLOWS = ("source_to_target", "target_to_source")
+FROZEN = 2
+"""At most so many of a layer's inputs and parameters are frozen at once, in every combination."""
+
+
+class Case:
+    """A layer with a graph. Its leaves are the features of nodes and edges and the layer's parameters, by name."""
+
+    def __init__(self, conv: nn.Module, edge_index: Tensor, inputs: Mapping[str, Tensor]) -> None:
+        self.conv, self.edge_index = conv, edge_index
+        self.inputs = {name: value.clone() for name, value in inputs.items()}
+
+    def to_double(self) -> Case:
+        inputs = {
+            name: value.double() if value.is_floating_point() else value
+            for name, value in self.inputs.items()
+        }
+        return Case(copy.deepcopy(self.conv).double(), self.edge_index, inputs)
+
+    def leaves(self) -> dict[str, Tensor]:
+        features = {name: value for name, value in self.inputs.items() if value.is_floating_point()}
+        return {**features, **dict(self.conv.named_parameters())}
+
+    def output(self) -> Tensor:
+        arguments = dict(self.inputs)
+        source, target = arguments.pop("x"), arguments.pop("target", None)
+        x = source if target is None else (source, target)
+        output = self.conv(x, edge_index=self.edge_index, **arguments)
+        return output[0] if isinstance(output, tuple) else output
+
+    def derivatives(self, frozen: tuple[str, ...], of: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The gradients of an energy for each leaf but the frozen ones, and those of the squared gradient for `of`."""
+        leaves = self.leaves()
+        for name, leaf in leaves.items():
+            leaf.requires_grad_(name not in frozen)
+        energy = self.output().tanh().sum()
+        first = self._gradients(energy, leaves, frozen, create_graph=True)
+        penalty = first[of].square().sum() if of in first else torch.zeros(())
+        return first, self._gradients(penalty, leaves, frozen)
+
+    @staticmethod
+    def _gradients(
+        output: Tensor, leaves: Mapping[str, Tensor], frozen: tuple[str, ...], create_graph: bool = False
+    ) -> dict[str, Tensor]:
+        if not output.requires_grad:
+            return {}
+        names = [name for name in leaves if name not in frozen]
+        grads = torch.autograd.grad(
+            output, [leaves[name] for name in names], create_graph=create_graph, allow_unused=True
+        )
+        return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+def close(
+    ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], frozen: tuple[str, ...], order: str
+) -> None:
+    for name, truth in expected.items():
+        if name in frozen:
+            assert name not in ours
+            continue
+        largest = float(truth.abs().max())
+        grad = ours.get(name, torch.zeros_like(truth))
+        error = float((grad.double() - truth).abs().max())
+        assert error <= 1e-3 * largest + 1e-5, (
+            f"{order} derivative for {name}, frozen {frozen}: {error} of {largest}"
+        )
+
+
+def case_of(name: str, flow: str, pair: bool) -> Case:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    inputs: dict[str, Any] = {"x": torch.randn(SOURCES, FEATURES, generator=generator)}
+    if pair:
+        inputs["target"] = torch.randn(TARGETS, FEATURES, generator=generator)
+    inputs.update(arguments_of(name, generator))
+    edge_index = torch.randint(0, SOURCES - 3, (2, EDGES), generator=generator)
+    return Case(CLASSES[name](flow=flow).train(), edge_index, inputs)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("pair", [False, True], ids=["tensor", "pair"])
+def test_derivatives(name: str, flow: str, pair: bool) -> None:
+    stock = case_of(name, flow, pair)
+    truth = stock.to_double()
+    try:
+        truth.output()
+    except (AssertionError, AttributeError, TypeError, ValueError):
+        assert pair, "every layer takes one tensor"
+        return  # not every layer takes a pair
+    leaves = list(truth.leaves())
+    expected = {of: truth.derivatives((), of) for of in leaves[: FROZEN + 1]}
+    accelerate_for_cpu(stock.conv, dtype="float32")
+    for count in range(min(FROZEN, len(leaves) - 1) + 1):
+        for frozen in combinations(leaves, count):
+            of = next(leaf for leaf in leaves if leaf not in frozen)
+            first, second = stock.derivatives(frozen, of)
+            close(first, expected[of][0], frozen, "first")
+            close(second, expected[of][1], frozen, "second")
