@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from hf_cpu_accel import extension
-from hf_cpu_accel.cli import checks, doctor
+from hf_cpu_accel.cli import checks, doctor, packages
 from hf_cpu_accel.cli.main import app
 from hf_cpu_accel.compiler.torch_private import versions
 from hf_cpu_accel.extension import ExtensionStatus
@@ -63,6 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     monkeypatch.setattr(threads, "apply_threads", lambda: ThreadChoice(8, CPU.thread_reason, "hardware"))
     monkeypatch.setenv("HF_CPU_ACCEL_HOME", str(tmp_path))
     monkeypatch.setattr(doctor.memory, "memory_stall", lambda: 0.0)
+    monkeypatch.setattr(packages, "import_failures", dict)
     yield monkeypatch
     torch.set_num_threads(before)
 
@@ -260,6 +261,38 @@ def test_folder_that_refuses(tmp_path: Path) -> None:
     found = checks.folder(tmp_path / "file" / "below")
     assert found.status == "problem"
     assert "HF_CPU_ACCEL_HOME" in found.fix
+
+
+def test_packages_that_fail_to_import(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(packages, "import_failures", lambda: {"torchvision": "RuntimeError: no operator [nms]"})
+    code, output = run()
+    assert code == 0  # it makes nothing slow
+    assert "torchvision fails to import (RuntimeError: no operator [nms])" in output
+    assert "Install versions that fit each other" in output
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("raise SystemError('built for\\nanother torch')", "SystemError: built for\nanother torch"),
+        (
+            "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ImportError('?') from error",
+            "ZeroDivisionError: division by zero",
+        ),
+        ("print('loads'); import os; os._exit(3)", "its import ended the process with code 3"),
+    ],
+)
+def test_the_import_of_a_package_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statement: str, error: str
+) -> None:
+    (tmp_path / "torchvision.py").write_text(statement)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert packages.import_failures(["torchvision"]) == {"torchvision": error}
+
+
+def test_packages_that_are_absent_or_can_be_imported_are_not_listed() -> None:
+    assert packages.import_failures(["torchvision", "accelerate"]) == {}
 
 
 def test_help_lists_the_commands() -> None:

@@ -211,5 +211,17 @@ def folder(path: Path) -> Check:
         return Check("folder", f"{path} can't be written: {error.strerror}", "problem", fix)
 
 
+def imports(failures: Mapping[str, str]) -> Check:
+    """Return whether the host packages that are installed can be imported, from `packages.import_failures`."""
+    if not failures:
+        return Check("imports", "every installed host package can be imported")
+    listed = "; ".join(f"{file} fails to import ({error})" for file, error in failures.items())
+    fix = (
+        "Install versions that fit each other and this torch, or uninstall the package. Models that do not use it "
+        "are accelerated as ever."
+    )
+    return Check("imports", listed, "note", fix)
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

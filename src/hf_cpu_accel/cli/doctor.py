@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_cpu_accel.cli import checks
+from hf_cpu_accel.cli import checks, packages
 from hf_cpu_accel.cli.checks import Check
 from hf_cpu_accel.runtime import hardware, memory
 from hf_cpu_accel.runtime.home_folder import home_folder
@@ -66,6 +66,7 @@ def collect(peaks: bool = False) -> dict[str, Any]:
         checks.bfloat16(hardware.native_bf16_is_fast()),
         checks.compiling(os.environ),
         checks.folder(home_folder()),
+        checks.imports(packages.import_failures()),
     ]
     measured = hardware.measure_peaks() if peaks and status.loaded else None
     return _report(found, cpu, measured)

@@ -9,11 +9,10 @@ The file is machine code: load only files whose maker you trust.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from torch.export import Dim
 from hf_cpu_accel import extension
 from hf_cpu_accel.compiler import lowerings
 from hf_cpu_accel.compiler.torch_private import has_compiler, load_package, write_package
+from hf_cpu_accel.hosts.models import is_transformers_model
 from hf_cpu_accel.runtime.hardware import detect
 
 SUFFIX = ".pt2"
@@ -116,13 +116,13 @@ def _trace(
     """The program, and what its outputs are called: by the model's own names, with an index inside tuples."""
     with torch.no_grad():
         outputs = _names(model(**inputs))
-        transformers = sys.modules.get("transformers")
-        if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        if is_transformers_model(model):
             from transformers.exporters.configs import DynamoConfig
             from transformers.exporters.exporter_dynamo import DynamoExporter
 
             config = DynamoConfig(dynamic_shapes=dict(dynamic_shapes))
-            return DynamoExporter().export(model, dict(inputs), config=config).program, outputs
+            exported = DynamoExporter().export(cast(Any, model), dict(inputs), config=config)
+            return exported.program, outputs
         program = torch.export.export(
             model, (), dict(inputs), dynamic_shapes=dict(dynamic_shapes), strict=False
         )

@@ -1,1 +1,1 @@
-"""What the host libraries' objects look like: one file per library, imported only if the library is."""
+"""What the host libraries' objects look like: one file per library; none imports its library."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
-from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
-from hf_cpu_accel.hosts.find import Root
+from hf_cpu_accel.hosts.loaded import loaded
+from hf_cpu_accel.hosts.models import model_mixins
+from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
@@ -15,13 +16,13 @@ def roots(target: object) -> tuple[Root, ...] | None:
 
     A pipeline may use one model in two places; it counts once. Schedulers, tokenizers and image processors stay as they are.
     """
-    if isinstance(target, ModelMixin):
+    if isinstance(target, nn.Module) and isinstance(target, model_mixins()):
         return (_root(target),)
-    pipelines = sys.modules.get("diffusers.pipelines.pipeline_utils")
-    if pipelines is None or not isinstance(target, pipelines.DiffusionPipeline):
+    if not isinstance(target, loaded("diffusers.pipelines.pipeline_utils", "DiffusionPipeline")):
         return None
+    pipe: Any = target
     names: dict[nn.Module, str] = {}
-    for name, component in target.components.items():
+    for name, component in pipe.components.items():
         if isinstance(component, nn.Module):
             names.setdefault(component, name)
     return tuple(_root(model, name) for model, name in names.items())

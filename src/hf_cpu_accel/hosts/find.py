@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from hf_cpu_accel.hosts import diffusers, pyg, sentence_transformers, transformers
+from hf_cpu_accel.hosts.root import Root
 
-@dataclass(frozen=True)
-class Root:
-    """A model to accelerate.
+__all__ = ["ACCEPTED", "Root", "find"]
 
-    Attributes:
-        module: the model.
-        host: the library that it comes from, `"transformers"`, `"diffusers"`, `"sentence_transformers"`, `"pyg"` or `"torch"`.
-        deciding: the modules whose `training` flags tell whether the model is in training mode.
-        name: what the target calls it, if it has several models (`"unet"`); the paths of its modules begin with that.
-        adds_in_training: whether the host leaves what it puts into a model (adapters, processors) in training mode.
-    """
-
-    module: nn.Module
-    host: str
-    deciding: tuple[nn.Module, ...]
-    name: str = ""
-    adds_in_training: bool = False
-
-    @property
-    def trains(self) -> bool:
-        """Whether the model is to be trained while it is accelerated: then nothing is packed or frozen."""
-        return not self.deciding and self.module.training
-
-
-# Host library -> our file for it. A file is imported only if its library has been: a target cannot come from any other.
-_HOSTS = {
-    "hf_cpu_accel.frontends.optimum": "hf_cpu_accel.frontends.optimum",
-    "sentence_transformers": "hf_cpu_accel.hosts.sentence_transformers",
-    "transformers": "hf_cpu_accel.hosts.transformers",
-    "diffusers.models.modeling_utils": "hf_cpu_accel.hosts.diffusers",
-    "torch_geometric": "hf_cpu_accel.hosts.pyg",
-}
+_OPTIMUM = "hf_cpu_accel.frontends.optimum"  # ours, and imported only if its classes are asked for
+# Encoders of sentence-transformers hold models of transformers, so these come after them.
+_HOSTS: tuple[Callable[[object], tuple[Root, ...] | None], ...] = (
+    sentence_transformers.roots,
+    transformers.roots,
+    diffusers.roots,
+    pyg.roots,
+)
 ACCEPTED = (
     "a transformers Pipeline or PreTrainedModel, a diffusers DiffusionPipeline or ModelMixin, a SentenceTransformer, "
     "or any torch.nn.Module"
@@ -49,7 +28,7 @@ ACCEPTED = (
 
 
 def find(target: object) -> tuple[Root, ...]:
-    """The models in `target`.
+    """Return the models in `target`; no host library is imported.
 
     Raises:
         TypeError: `target` is nothing that can be accelerated.
@@ -59,11 +38,11 @@ def find(target: object) -> tuple[Root, ...]:
             "target is compiled by TorchScript, which runs what it was then; "
             "accepted: the module from before torch.jit.script or torch.jit.trace"
         )
-    for host, frontend in _HOSTS.items():
-        if host in sys.modules:
-            roots: tuple[Root, ...] | None = import_module(frontend).roots(target)
-            if roots is not None:
-                return roots
+    optimum = sys.modules.get(_OPTIMUM)
+    for roots_of in _HOSTS if optimum is None else (optimum.roots, *_HOSTS):
+        roots = roots_of(target)
+        if roots is not None:
+            return roots
     if isinstance(target, nn.Module):
         return (Root(target, "torch", (target,)),)
     raise TypeError(f"target is {_describe(target)}; accepted: {ACCEPTED}")

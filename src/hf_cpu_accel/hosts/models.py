@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-
 from torch import nn
 
-# A library that was not imported has made none of the modules.
-_BASES = (
-    ("transformers.modeling_utils", "PreTrainedModel"),
-    ("diffusers.models.modeling_utils", "ModelMixin"),
-)
+from hf_cpu_accel.hosts.loaded import loaded
 
 
-def is_model(module: nn.Module) -> bool:
-    """Whether `module` is a `PreTrainedModel` of transformers or a `ModelMixin` of diffusers."""
-    found = (getattr(sys.modules.get(file), name, None) for file, name in _BASES)
-    return isinstance(module, tuple(base for base in found if base is not None))
+def is_model(module: object) -> bool:
+    """Return whether `module` is a `PreTrainedModel` of transformers or a `ModelMixin` of diffusers."""
+    return is_transformers_model(module) or isinstance(module, model_mixins())
+
+
+def is_transformers_model(module: object) -> bool:
+    """Return whether `module` is a `PreTrainedModel`."""
+    return isinstance(module, pretrained_models())
+
+
+def pretrained_models() -> tuple[type[nn.Module], ...]:
+    """Return `PreTrainedModel` of transformers, for `isinstance`; nothing where no model of it can exist."""
+    return loaded("transformers.modeling_utils", "PreTrainedModel")
+
+
+def model_mixins() -> tuple[type[nn.Module], ...]:
+    """Return `ModelMixin` of diffusers, for `isinstance`; nothing where no model of it can exist."""
+    return loaded("diffusers.models.modeling_utils", "ModelMixin")

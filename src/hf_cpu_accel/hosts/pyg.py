@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import nn
-from torch_geometric.nn.conv import MessagePassing
 
-from hf_cpu_accel.hosts.find import Root
+from hf_cpu_accel.hosts.loaded import loaded
+from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
@@ -13,6 +13,16 @@ def roots(target: object) -> tuple[Root, ...] | None:
 
     No module decides about a mode: message passing is accelerated for training, too.
     """
-    if not isinstance(target, nn.Module) or not any(isinstance(m, MessagePassing) for m in target.modules()):
+    layers = message_passing()
+    if (
+        not layers
+        or not isinstance(target, nn.Module)
+        or not any(isinstance(m, layers) for m in target.modules())
+    ):
         return None
     return (Root(target, "pyg", ()),)
+
+
+def message_passing() -> tuple[type[nn.Module], ...]:
+    """Return `MessagePassing`, for `isinstance`; nothing where no layer of it can exist."""
+    return loaded("torch_geometric.nn.conv.message_passing", "MessagePassing")

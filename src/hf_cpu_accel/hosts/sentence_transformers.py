@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import sentence_transformers
 from torch import nn
-from transformers import PreTrainedModel
 
-from hf_cpu_accel.hosts.find import Root
+from hf_cpu_accel.hosts.loaded import loaded
+from hf_cpu_accel.hosts.models import is_transformers_model
+from hf_cpu_accel.hosts.root import Root
 
 _ENCODERS = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 
@@ -20,12 +19,11 @@ def roots(target: object) -> tuple[Root, ...] | None:
     Each is a root of its own, so that a model inside is saved and loaded as anywhere else. An encoder puts itself in eval mode
     only when it encodes, so the flags of its models decide for the others, too.
     """
-    classes: tuple[Any, ...] = tuple(
-        getattr(sentence_transformers, name) for name in _ENCODERS if hasattr(sentence_transformers, name)
-    )
-    if not isinstance(target, classes) or not isinstance(target, nn.Module):
+    if not isinstance(target, loaded("sentence_transformers", *_ENCODERS)) or not isinstance(
+        target, nn.Module
+    ):
         return None
-    models = tuple(module for module in target.modules() if isinstance(module, PreTrainedModel))
+    models = tuple(module for module in target.modules() if is_transformers_model(module))
     names: dict[nn.Module, str] = {}
     for name, module in _parts(target):
         names.setdefault(module, name)
@@ -36,13 +34,13 @@ def _parts(parent: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
     """(path, module) of each model below `parent`, and of what has weights beside them."""
     for name, child in parent.named_children():
         below = f"{path}.{name}" if path else name
-        inside = any(isinstance(part, PreTrainedModel) for part in child.modules())
-        if inside and not isinstance(child, PreTrainedModel):
+        inside = any(is_transformers_model(part) for part in child.modules())
+        if inside and not is_transformers_model(child):
             yield from _parts(child, below)
         elif next(child.parameters(), None) is not None:
             yield below, child
 
 
 def _root(module: nn.Module, name: str, deciding: tuple[nn.Module, ...]) -> Root:
-    own = (module,) if isinstance(module, PreTrainedModel) else deciding
+    own = (module,) if is_transformers_model(module) else deciding
     return Root(module, "sentence_transformers", own, name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
-from transformers import Pipeline, PreTrainedModel
+from typing import Any
 
-from hf_cpu_accel.hosts.find import Root
+from torch import nn
+
+from hf_cpu_accel.hosts.loaded import loaded
+from hf_cpu_accel.hosts.models import pretrained_models
+from hf_cpu_accel.hosts.root import Root
 
 
 def roots(target: object) -> tuple[Root, ...] | None:
@@ -14,8 +17,9 @@ def roots(target: object) -> tuple[Root, ...] | None:
     Raises:
         TypeError: a pipeline without a torch model.
     """
-    if isinstance(target, Pipeline):
-        model = target.model
+    if is_pipeline(target):
+        pipe: Any = target
+        model = pipe.model
         # Optimum's models are no modules, but hold one.
         inner = model if isinstance(model, nn.Module) else getattr(model, "model", None)
         if not isinstance(inner, nn.Module):
@@ -23,6 +27,11 @@ def roots(target: object) -> tuple[Root, ...] | None:
                 f"target.model is a {type(model).__name__}; accepted: a pipeline with a torch model"
             )
         return (Root(inner, "transformers", (inner,)),)
-    if isinstance(target, PreTrainedModel):
+    if isinstance(target, nn.Module) and isinstance(target, pretrained_models()):
         return (Root(target, "transformers", (target,)),)
     return None
+
+
+def is_pipeline(target: object) -> bool:
+    """Return whether `target` is a `Pipeline` of transformers."""
+    return isinstance(target, loaded("transformers.pipelines.base", "Pipeline"))

@@ -93,11 +93,8 @@ def forget_children(root: nn.Module) -> None:
 
 def is_collecting(key: str) -> bool:
     """Whether a caller of the present forward asked transformers for the outputs called `key`."""
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:  # another version: better too careful than wrong
-        return True
-    collected = _active_collector.get()
+    module = sys.modules.get(_CAPTURE)
+    collected = None if module is None else module._active_collector.get()
     return collected is not None and key in collected
 
 

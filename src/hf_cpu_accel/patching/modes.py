@@ -7,7 +7,6 @@ the time of MiniLM on one short sentence.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.override import Override
 from hf_cpu_accel.patching.restore import Journal, add_attribute
 
@@ -79,7 +79,4 @@ def _is_in_eval_mode(root: nn.Module) -> bool:
 
 def _plain_methods() -> tuple[Callable[..., Any], ...]:
     """Those that only set the mode of a module and of those inside, if it was another."""
-    transformers = sys.modules.get("transformers.modeling_utils")
-    return (
-        (nn.Module.train,) if transformers is None else (nn.Module.train, transformers.PreTrainedModel.train)
-    )
+    return (nn.Module.train, *(model.train for model in pretrained_models()))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import nn
 
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION
+from hf_cpu_accel.hosts.loaded import loaded
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
@@ -15,7 +14,8 @@ from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 
 def accelerate_generation(context: Context) -> list[PlanItem]:
     """Override `generate` of the root and of the parts of it that are models of their own; `hf_cpu_accel.generate` says how."""
-    if "transformers" not in sys.modules:
+    writers = loaded("transformers.generation.utils", "GenerationMixin")
+    if not writers or not any(isinstance(module, writers) for module in context.root.modules()):
         return []
     try:
         from hf_cpu_accel.generate.hook import install

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from hf_cpu_accel.compiler.background.reads import structure
+from hf_cpu_accel.hosts.pyg import message_passing
 from hf_cpu_accel.patching.hooks import is_plain
 from hf_cpu_accel.rewrite.decoder.layer import FusedDecoderLayer
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer
@@ -77,8 +77,8 @@ def _is_opaque(module: nn.Module) -> bool:
 
 
 def _has_graph_layers(modules: list[nn.Module]) -> bool:
-    geometric = sys.modules.get("torch_geometric.nn")
-    return geometric is not None and any(isinstance(module, geometric.MessagePassing) for module in modules)
+    layers = message_passing()
+    return any(isinstance(module, layers) for module in modules)
 
 
 def _name(paths: list[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from hf_cpu_accel.hosts.arguments import NATIVE_ATTENTION, STOCK_ATTENTION
+from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.restore import Journal, SwappedAttribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
@@ -92,7 +92,7 @@ def _item(path: str) -> PlanItem:
 
 def dispatches(module: nn.Module) -> bool:
     """Whether the forward of `module` asks transformers' `ALL_ATTENTION_FUNCTIONS` for its attention."""
-    if "transformers" not in sys.modules or isinstance(module, torch.jit.ScriptModule):
+    if not pretrained_models() or isinstance(module, torch.jit.ScriptModule):
         return False
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

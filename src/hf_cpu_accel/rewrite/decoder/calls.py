@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import cache_argument, parameter_names, parameters_of
+from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
@@ -70,14 +70,13 @@ class RefusedStack:
 
 def stacks_of(root: nn.Module) -> Iterator[Stack | RefusedStack]:
     """The stacks of decoder layers in `root`, which may be run for it: its linears are packed already."""
-    if "transformers" not in sys.modules:  # none of its models can be in there
+    models = pretrained_models()
+    if not models:
         return
-    from transformers import PreTrainedModel
-
-    found: dict[int, tuple[PreTrainedModel, list[tuple[str, nn.Module]]]] = {}
-    owners: dict[str, PreTrainedModel] = {}
+    found: dict[int, tuple[nn.Module, list[tuple[str, nn.Module]]]] = {}
+    owners: dict[str, nn.Module] = {}
     for path, module in root.named_modules():
-        if isinstance(module, PreTrainedModel):
+        if isinstance(module, models):
             owners[path] = module
         elif _cache_name(module) is not None and any(isinstance(m, PackedLinear) for m in module.modules()):
             above = [owner for owner in owners if not owner or path.startswith(f"{owner}.")]

@@ -8,7 +8,6 @@ output, batches with padding at this end are computed with their padding.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import parameters_of
+from hf_cpu_accel.hosts.models import pretrained_models
 from hf_cpu_accel.patching.hooks import forward_hooks, has_foreign_hook
 from hf_cpu_accel.rewrite.core.foreign_code import attempt, call_foreign, ours
 from hf_cpu_accel.rewrite.core.refusal import Refusal
@@ -47,16 +47,15 @@ def find_padding_readers(root: nn.Module) -> tuple[str, ...]:
     skipping: list[FusedEncoderLayer] = [
         m for m in root.modules() if isinstance(m, FusedEncoderLayer) and m._skips_padding
     ]
-    if "transformers" not in sys.modules:
+    models = pretrained_models()
+    if not models:
         for layer in skipping:
             layer._computed_ends = ()  # the masks that say what padding is are transformers'
         return ()
-    from transformers import PreTrainedModel
-
     notes: list[str] = []
     waiting: dict[int, FusedEncoderLayer] = {id(layer): layer for layer in skipping}
     for path, model in root.named_modules():
-        inside = {id(m) for m in model.modules()} if isinstance(model, PreTrainedModel) else set()
+        inside = {id(m) for m in model.modules()} if isinstance(model, models) else set()
         layers = [layer for key, layer in waiting.items() if key in inside]
         read = attempt(path, _ends_read, model, layers) if layers else None
         ends = None if isinstance(read, Refusal) else read

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
+from hf_cpu_accel.hosts.pyg import message_passing
 from hf_cpu_accel.patching.restore import add_attribute
 from hf_cpu_accel.plan import PlanItem
 from hf_cpu_accel.rewrite.core.context import Context
@@ -24,7 +24,7 @@ _DENSE = "torch's BLAS serves it: with a row per node, packing the weight gains 
 
 def accelerate_message_passing(context: Context) -> list[PlanItem]:
     """Put `FastPropagate`, and where there is one the forward of its class, in front of each layer. They serve training as well."""
-    if "torch_geometric" not in sys.modules:
+    if not message_passing():
         return []
     from torch_geometric.nn.aggr import Aggregation
     from torch_geometric.nn.conv import MessagePassing

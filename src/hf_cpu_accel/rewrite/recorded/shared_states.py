@@ -6,18 +6,17 @@ written to.
 
 from __future__ import annotations
 
-from functools import cache as once
 from typing import Any, NoReturn
 
 from torch import Tensor
 
+from hf_cpu_accel.hosts.loaded import loaded
 from hf_cpu_accel.rewrite.recorded.size import StandIn
 from hf_cpu_accel.rewrite.recorded.stand_in import WRITE_TO_CACHE, Asked, refuse
 
 
 def is_shared(value: Any) -> bool:
-    kind = _kind()
-    return kind is not None and type(value) is kind
+    return type(value) in loaded("transformers.cache_utils", "KVSharingDict")
 
 
 def form_of_shared(shared: Any) -> tuple[tuple[Any, ...], list[int]]:
@@ -89,12 +88,3 @@ def share(shared: Any, name: str, states: tuple[Tensor, ...]) -> None:
 
 # They keep tensors for other calls or layers, and write to none.
 KEEP = WRITE_TO_CACHE | {share}
-
-
-@once
-def _kind() -> type | None:
-    """None where this version of transformers has no such dictionaries."""
-    from transformers import cache_utils
-
-    kind: type | None = getattr(cache_utils, "KVSharingDict", None)
-    return kind

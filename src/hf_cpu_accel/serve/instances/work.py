@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Method by which encoders of sentence-transformers take texts; a model of theirs exists only if the library has been imported.
+from hf_cpu_accel.hosts.loaded import loaded
+from hf_cpu_accel.hosts.transformers import is_pipeline
+
+# Method by which encoders of sentence-transformers take texts.
+_LIBRARY = "sentence_transformers"
 _ENCODERS = {"SentenceTransformer": "encode", "SparseEncoder": "encode", "CrossEncoder": "predict"}
 
 
@@ -102,7 +105,7 @@ class Work:
                 stacked = torch.utils.data.default_collate(items)
                 inputs = self.one(tuple(stacked) if isinstance(items[0], tuple) else stacked)
                 return split(self.model(*inputs.args, **inputs.kwargs), len(items))
-        if _is_pipeline(self.model):
+        if is_pipeline(self.model):
             return self.model(items, batch_size=len(items))
         return self.model(items)
 
@@ -136,14 +139,6 @@ def _like(output: Mapping[str, Any], fields: dict[str, Any]) -> Any:
 
 
 def _encode(model: Any) -> Callable[..., Any] | None:
-    library = sys.modules.get("sentence_transformers")
-    for name, method in _ENCODERS.items():
-        cls = getattr(library, name, None)
-        if cls is not None and isinstance(model, cls):
-            return getattr(model, method)
-    return None
-
-
-def _is_pipeline(model: Any) -> bool:
-    cls = getattr(sys.modules.get("transformers"), "Pipeline", None)
-    return cls is not None and isinstance(model, cls)
+    methods = (method for name, method in _ENCODERS.items() if isinstance(model, loaded(_LIBRARY, name)))
+    method = next(methods, None)
+    return None if method is None else getattr(model, method)
