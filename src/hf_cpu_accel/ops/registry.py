@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.ops.derivatives import refuse_in_transforms
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ def declare(schema: str, *, fake: Callable[..., Any], reference: Callable[..., A
         library.define(schema)
         library.impl(name, reference, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    refuse_in_transforms(library, name)
 
 
 def by_name(schema: str) -> Callable[[Callable[[Any], T]], Callable[..., T]]:

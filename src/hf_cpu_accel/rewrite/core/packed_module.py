@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_weight import LazyWeight, read_only
+from hf_cpu_accel.ops.derivatives import in_forward_mode, refuse_derivatives
 
 # What each module gave to the last state dict.
 _saved: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
@@ -138,20 +139,17 @@ def changed_dtype(dtype: torch.dtype, fn: Callable[[Tensor], Tensor]) -> torch.d
 
 
 def check_inference(module: nn.Module, input: Tensor) -> None:
-    """The ops have no gradient, so where one is wanted say so instead of detaching in silence.
+    """Raise where more than inference is asked of `module`, whose ops have no derivative.
 
     Raises:
-        RuntimeError: `module` is in training mode, or `input` requires a gradient while gradients are recorded.
+        RuntimeError: `module` is in training mode, or a derivative with respect to `input` is computed.
     """
     if module.training:
         raise RuntimeError(
             "an accelerated model does inference only: call model.eval(), or hf_cpu_accel.restore(model) to train it"
         )
-    if input.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            "an accelerated layer got an input that requires a gradient, but accelerated layers have none: run under "
-            "torch.no_grad(), or call hf_cpu_accel.restore(model) first"
-        )
+    if input.requires_grad or in_forward_mode():
+        refuse_derivatives("an accelerated layer", input)
 
 
 def loading_refused() -> RuntimeError:

@@ -1,0 +1,85 @@
+"""Derivatives that ops do not have: an error in the place of gradients that are None, and of tangents that are zero.
+
+There are three ways to ask for a derivative:
+
+- reverse mode: an input requires a gradient while gradients are recorded;
+- forward mode (`torch.autograd.forward_ad`): an input has a tangent;
+- transforms of `torch.func`, which do the two on tensors of their own.
+
+`declare` gives every op the kernel of `refuse_in_transforms`, which calls under a transform reach first and other calls never.
+Outside of transforms no dispatch key tells a tensor with a tangent, and a Python kernel would cost every call 2 us. There
+`refuse_derivatives` is for modules and functions to call with their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_TRANSFORMS = "FuncTorchDynamicLayerFrontMode"  # the dispatch key that calls have under a transform only
+
+
+def in_forward_mode() -> bool:
+    """Return whether a level of forward mode was entered. Only then tensors have tangents; to ask one takes ten times as long."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(*inputs: Tensor | None) -> bool:
+    """Return whether one of `inputs` has a tangent: its derivative is computed in forward mode."""
+    return in_forward_mode() and any(x is not None and _has_tangent(x) for x in inputs)
+
+
+def wants_derivative(*inputs: Tensor | None) -> bool:
+    """Return whether the derivative with respect to one of `inputs` is computed, in reverse mode or in forward mode."""
+    if torch.is_grad_enabled():
+        for x in inputs:  # no generator, which costs more than the question
+            if x is not None and x.requires_grad:
+                return True
+    return has_tangent(*inputs)
+
+
+def refuse_derivatives(name: str, *inputs: Tensor | None) -> None:
+    """Raise where the derivative of `name` with respect to one of `inputs` is computed.
+
+    Raises:
+        RuntimeError: with the remedies.
+    """
+    if wants_derivative(*inputs):
+        raise RuntimeError(
+            f"{name} has no derivative, and an input requires a gradient or has a tangent (torch.autograd.forward_ad, "
+            "torch.func): run under torch.no_grad() with plain tensors, or call hf_cpu_accel.restore(model) first"
+        )
+
+
+def refuse_in_transforms(library: torch.library.Library, name: str) -> None:
+    """Have the op `name` of `library` raise under transforms of `torch.func` that differentiate it.
+
+    Other calls under a transform run as ever: of constants, and slice by slice under `vmap`.
+    """
+    op = f"{library.ns}::{name}"
+    stock = torch.library.get_kernel(op, _TRANSFORMS)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_derivatives(f"the op {op} under torch.func", *_tensors((*args, *kwargs.values())))
+        return stock.call_boxed(keys, *args, **kwargs)
+
+    library.impl(name, kernel, _TRANSFORMS, with_keyset=True)
+
+
+def _has_tangent(x: Tensor) -> bool:
+    try:
+        return forward_ad.unpack_dual(x).tangent is not None
+    except RuntimeError:  # a batch of vmap cannot be asked: assume that it is differentiated
+        return True
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
