@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from hf_cpu_accel import accelerate_for_cpu
 from tests.hosts.pyg_classes import CLASSES, EDGES, FEATURES, SOURCES, TARGETS, arguments_of
@@ -26,7 +27,7 @@ class Case:
 
     def __init__(self, conv: nn.Module, edge_index: Tensor, inputs: Mapping[str, Tensor]) -> None:
         self.conv, self.edge_index = conv, edge_index
-        self.inputs = {name: value.clone() for name, value in inputs.items()}
+        self.inputs = dict(inputs)
 
     def to_double(self) -> Case:
         inputs = {
@@ -73,11 +74,12 @@ def close(
     ours: Mapping[str, Tensor], expected: Mapping[str, Tensor], frozen: tuple[str, ...], order: str
 ) -> None:
     for name, truth in expected.items():
+        truth = truth.detach()
         if name in frozen:
             assert name not in ours
             continue
         largest = float(truth.abs().max())
-        grad = ours.get(name, torch.zeros_like(truth))
+        grad = ours.get(name, torch.zeros_like(truth)).detach()
         error = float((grad.double() - truth).abs().max())
         assert error <= 1e-3 * largest + 1e-5, (
             f"{order} derivative for {name}, frozen {frozen}: {error} of {largest}"
@@ -115,3 +117,42 @@ def test_derivatives(name: str, flow: str, pair: bool) -> None:
             first, second = stock.derivatives(frozen, of)
             close(first, expected[of][0], frozen, "first")
             close(second, expected[of][1], frozen, "second")
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_forward_mode_and_transforms(name: str) -> None:
+    """Layers compute these by their own code."""
+    case = case_of(name, FLOWS[0], pair=False)
+    x, tangent = case.inputs["x"], torch.randn(SOURCES, FEATURES)
+
+    def output(x: Tensor) -> Tensor:
+        return Case.output(Case(case.conv, case.edge_index, {**case.inputs, "x": x}))
+
+    def forward_mode() -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(output(forward_ad.make_dual(x, tangent))).tangent
+
+    calls = {
+        "forward_ad": forward_mode,
+        "jvp": lambda: torch.func.jvp(output, (x,), (tangent,))[1],
+        "grad": lambda: torch.func.grad(lambda x: output(x).sin().sum())(x),
+    }
+
+    def results() -> dict[str, Tensor | str]:
+        found: dict[str, Tensor | str] = {}
+        for kind, call in calls.items():
+            try:
+                found[kind] = call().detach()
+            except (NotImplementedError, RuntimeError) as error:  # of the layer's own ops
+                found[kind] = type(error).__name__
+        return found
+
+    expected = results()
+    accelerate_for_cpu(case.conv, dtype="float32")
+    for kind, result in results().items():
+        truth = expected[kind]
+        if isinstance(truth, str):
+            assert result == truth, kind
+        else:
+            torch.testing.assert_close(result, truth, rtol=1e-4, atol=1e-4)
+            assert truth.any()

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 
+from hf_cpu_accel.ops.derivatives import in_transform
+
 INDEX_DTYPES = (torch.int64, torch.int32)
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -21,7 +23,10 @@ _HOOKS = (
 
 
 def takes(conv: MessagePassing, edge_index: object) -> bool:
-    """Whether this call of a layer is one that our paths take: plain edges on the CPU, no hooks and no explanation asked for."""
+    """Whether this call of a layer is one that our paths take: plain edges on the CPU, no hooks and no explanation asked for.
+
+    Our ops have derivatives in reverse mode only.
+    """
     return (
         isinstance(edge_index, Tensor)
         and edge_index.layout is torch.strided
@@ -32,9 +37,15 @@ def takes(conv: MessagePassing, edge_index: object) -> bool:
         and not conv.explain
         and conv.decomposed_layers == 1
         and not torch.jit.is_tracing()
+        and not is_transformed()
         and not any(getattr(conv, hooks) for hooks in _HOOKS)
         and not (isinstance(edge_index, EdgeIndex) and _multiplies_against_flow(conv, edge_index))
     )
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode derivatives or transforms of `torch.func` are under way. Compiled code has neither."""
+    return not torch.compiler.is_compiling() and in_transform()
 
 
 def _multiplies_against_flow(conv: MessagePassing, edge_index: EdgeIndex) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import Aggregation
 
-from hf_cpu_accel.graph.accepted_arguments import INDEX_DTYPES
+from hf_cpu_accel.graph.accepted_arguments import INDEX_DTYPES, is_transformed
 from hf_cpu_accel.graph.adjacency import Adjacency
 from hf_cpu_accel.graph.propagate import is_small
 from hf_cpu_accel.graph.reduction import Reduction
@@ -52,7 +52,7 @@ class FastPool:
             return None
         if index.shape != x.shape[:1] or index.dtype not in INDEX_DTYPES or x.device.type != "cpu":
             return None
-        if torch.jit.is_tracing() or is_small(index, x.shape[1]):
+        if torch.jit.is_tracing() or is_transformed() or is_small(index, x.shape[1]):
             return None
         try:
             rows = Adjacency(index, torch.arange(len(index)), groups, len(index))

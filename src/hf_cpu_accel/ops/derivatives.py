@@ -28,6 +28,11 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def in_transform() -> bool:
+    """Return whether derivatives may be computed in another way than in reverse mode: forward mode or a transform of torch.func."""
+    return in_forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def has_tangent(*inputs: Tensor | None) -> bool:
     """Return whether one of `inputs` has a tangent: its derivative is computed in forward mode."""
     return in_forward_mode() and any(x is not None and _has_tangent(x) for x in inputs)
@@ -52,6 +57,19 @@ def refuse_derivatives(name: str, *inputs: Tensor | None) -> None:
         raise RuntimeError(
             f"{name} has no derivative, and an input requires a gradient or has a tangent (torch.autograd.forward_ad, "
             "torch.func): run under torch.no_grad() with plain tensors, or call hf_cpu_accel.restore(model) first"
+        )
+
+
+def refuse_tangents(name: str, *inputs: Tensor | None) -> None:
+    """Raise where the derivative of `name`, which has one in reverse mode only, is computed in forward mode.
+
+    Raises:
+        RuntimeError: with the remedies.
+    """
+    if has_tangent(*inputs):
+        raise RuntimeError(
+            f"{name} has no forward-mode derivative, and an input has a tangent (torch.autograd.forward_ad): compute the "
+            "derivative in reverse mode, or call hf_cpu_accel.restore(model) first"
         )
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_tangents
 from hf_cpu_accel.ops.messages.messages import edge_messages
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.ops.sparse import Transposed, needs_gradient, sddmm, segment_softmax, spmm_reduce
@@ -34,6 +35,7 @@ def gat(
     transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: x [N, H * C] weighted by the softmax of scores [N, H] and [M, H] (float32)."""
+    refuse_tangents("gat", x, source_score, target_score)
     if needs_gradient(x, source_score, target_score):
         weights = gat_weights(rowptr, col, source_score, target_score, negative_slope)
         return spmm_reduce(rowptr, col, weights, x, transposed=transposed)
@@ -71,6 +73,7 @@ def gatv2(
     transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: x [N, H * C] weighted by the softmax of scores from x, target [M, H * C] and weight [H, C]."""
+    refuse_tangents("gatv2", x, target, weight)
     if needs_gradient(x, target, weight):
         weights = gatv2_weights(rowptr, col, x, target, weight, negative_slope, transposed=transposed)
         return spmm_reduce(rowptr, col, weights, x, transposed=transposed)
@@ -107,6 +110,7 @@ def dot_attention(
     transposed: Transposed | None = None,
 ) -> Tensor:
     """[M, H * C]: value [N, H * C] weighted by the softmax of <query[i], key[j]> * scale, query [M, H * C], key [N, H * C]."""
+    refuse_tangents("dot_attention", query, key, value)
     if needs_gradient(query, key, value):
         weights = segment_softmax(rowptr, sddmm(rowptr, col, query, key, heads) * scale)
         return spmm_reduce(rowptr, col, weights, value, transposed=transposed)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_tangents
 from hf_cpu_accel.ops.registry import NAMESPACE, declare, library
 
 
@@ -27,6 +28,7 @@ def segment_matmul(x: Tensor, ends: Sequence[int], weight: Tensor) -> Tensor:
         raise ValueError(
             f"x of shape {tuple(x.shape)} with {len(ends)} segments does not fit a weight of shape {tuple(weight.shape)}"
         )
+    refuse_tangents("segment_matmul", x, weight)
     return torch.ops.hf_cpu_accel.segment_matmul(x, list(ends), weight)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_tangents
 from hf_cpu_accel.ops.registry import declare
 from hf_cpu_accel.ops.sparse_reference import (
     coo_to_csr_reference,
@@ -93,6 +94,7 @@ def spmm_reduce(
         RuntimeError: rowptr or col that refer to what is not there.
     """
     _check(rowptr, col, value, x, reduce, addend, bias)
+    refuse_tangents("spmm_reduce", value, x, addend, bias)
     if x.dtype not in KERNEL_DTYPES:
         return spmm_reduce_reference(rowptr, col, value, x, reduce, addend, addend_scale, bias)
     value = None if value is None else value.float().contiguous()
@@ -113,11 +115,13 @@ def spmm_reduce(
 
 def sddmm(rowptr: Tensor, col: Tensor | None, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
     """[E, H] float32: <a[i], b[col[e]]> for each edge e of row i and head, a [M, K] and b [N, K]. Edges of no row give 0."""
+    refuse_tangents("sddmm", a, b)
     return torch.ops.hf_cpu_accel.sddmm(rowptr, col, a, b, heads)
 
 
 def segment_softmax(rowptr: Tensor, scores: Tensor) -> Tensor:
     """Softmax of scores [E, H] float32 over the edges of each row; 1e-16 is added to the sums, as in PyTorch Geometric."""
+    refuse_tangents("segment_softmax", scores)
     return torch.ops.hf_cpu_accel.segment_softmax(rowptr, scores.contiguous())
 
 

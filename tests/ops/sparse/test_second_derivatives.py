@@ -1,4 +1,4 @@
-"""Second derivatives of the differentiable ops on graphs against their references in float64, the same tensor given twice too."""
+"""Second derivatives of the ops on graphs against references in float64; forward mode and torch.func, which they refuse."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hf_cpu_accel.ops.graph_attention import dot_attention, gat, gatv2
 from hf_cpu_accel.ops.messages.messages import edge_messages, message_reduce
@@ -173,3 +174,22 @@ def test_one_tensor_given_twice(name: str, graph: tuple[Tensor, Tensor, Tensor])
     ours = derivatives(twice(op, torch.float32), graph, [leaf])
     truth = derivatives(twice(reference, torch.float64), graph, [leaf.detach().double().requires_grad_()])
     compare(ours, truth)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_mode_and_transforms_are_refused(name: str, graph: tuple[Tensor, Tensor, Tensor]) -> None:
+    op, _, shapes = CASES[name]
+    for position in range(len(shapes)):
+        leaves = [torch.randn(shape) for shape in shapes]
+        with forward_ad.dual_level():
+            dual = [*leaves]
+            dual[position] = forward_ad.make_dual(leaves[position], torch.randn(shapes[position]))
+            with pytest.raises(RuntimeError, match="restore"):
+                op(*graph, *dual)
+
+        def energy(leaf: Tensor, leaves: list[Tensor] = leaves, position: int = position) -> Tensor:
+            return op(*graph, *leaves[:position], leaf, *leaves[position + 1 :]).sum()
+
+        for transform in (torch.func.grad(energy), torch.func.jacrev(energy), torch.func.hessian(energy)):
+            with pytest.raises(RuntimeError, match="restore"):
+                transform(leaves[position])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.derivatives import refuse_tangents
 from hf_cpu_accel.ops.messages.reference import (
     EDGE_MESSAGES,
     GRAD_EDGES,
@@ -66,6 +67,7 @@ def message_reduce(
     if unknown or not reduces:
         raise ValueError(f"reduces={list(reduces)!r}: accepted are one or more of {', '.join(AGGREGATES)}")
     _check(rowptr, x, target, edge)
+    refuse_tangents("message_reduce", x, target, edge)
     if x.dtype not in KERNEL_DTYPES:
         return message_reduce_reference(rowptr, col, order, x, target, edge, relu, ",".join(reduces), False)[
             0
@@ -105,6 +107,7 @@ def edge_messages(
     Entries of no row give 0.
     """
     _check(rowptr, x, target, edge)
+    refuse_tangents("edge_messages", x, target, edge)
     if x.dtype not in KERNEL_DTYPES:
         return edge_messages_reference(rowptr, col, order, x, target, edge, relu)
     order = None if edge is None else order

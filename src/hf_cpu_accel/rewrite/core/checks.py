@@ -78,7 +78,8 @@ def _check_mode(module: nn.Module, *, only_where_it_matters: bool) -> None:
         if child.training and (asks_for_mode(child) or not told):
             where = f"its module {name!r}" if name else type(module).__name__
             raise ValueError(
-                f"target: {where} is in training mode, and acceleration is for inference: call model.eval() first"
+                f"target: {where} is in training mode, and only models with MessagePassing layers of PyTorch Geometric are "
+                "accelerated for training: call model.eval() first"
             )
 
 
