@@ -16,27 +16,29 @@ from torch_geometric.nn.dense import Linear
 
 from hf_cpu_accel.graph.dense import are_plain, dense
 from hf_cpu_accel.graph.forward import graph_of
-from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small_step
+from hf_cpu_accel.graph.propagate import FastPropagate, aggregate, is_small_step, keeps_dtype
 
 LINEAR_REDUCTIONS = ("sum", "mean")  # a linear map may be applied before or after them
 
 
-def _is_plain_weight(weight: Any, edge_index: Any) -> bool:
-    """One number per edge, without a gradient."""
+def _is_plain_weight(weight: Any, edge_index: Any, x: Tensor) -> bool:
+    """Whether there is no weight, or one number per edge without a gradient."""
+    if weight is None:
+        return True
     plain = isinstance(weight, Tensor) and weight.is_floating_point() and not weight.requires_grad
-    return weight is None or (plain and weight.shape == edge_index.shape[1:])
+    return plain and weight.shape == edge_index.shape[1:] and keeps_dtype(weight, x)
 
 
 def gcn(conv: GCNConv, propagate: FastPropagate, x: Any, edge_index: Any, edge_weight: Any = None) -> Any:
     """The normalisation depends on the graph alone, and is kept with it."""
     # What `improved` does to edges without weights has changed between versions.
     if (
-        not _is_plain_weight(edge_weight, edge_index)
+        not isinstance(x, Tensor)
+        or not _is_plain_weight(edge_weight, edge_index, x)
         or not conv.normalize
         or conv.improved
         or conv.cached
         or propagate.reduce != "sum"
-        or not isinstance(x, Tensor)
         or not are_plain(conv.lin)
     ):
         return NotImplemented

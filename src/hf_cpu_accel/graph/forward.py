@@ -19,6 +19,8 @@ from hf_cpu_accel.ops.sparse import KERNEL_DTYPES
 class FastForward:
     """Called in place of `conv.forward`, which stays on the class.
 
+    Under autocast the layer's own forward runs, which casts between its ops; its `propagate` is still ours.
+
     Attributes:
         compute: takes the layer, its FastPropagate and the arguments of its forward; NotImplemented if they are not for it.
     """
@@ -27,6 +29,8 @@ class FastForward:
         self.conv, self.propagate, self.compute = conv, propagate, compute
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            return type(self.conv).forward(self.conv, *args, **kwargs)
         plain, named = with_plain_edges(self.conv, args, kwargs)
         output = self.compute(self.conv, self.propagate, *plain, **named)
         if output is NotImplemented:

@@ -33,6 +33,11 @@ def is_small(edge_index: Any, features: int) -> bool:
     return edge_index.shape[-1] * features < FEWEST_VALUES
 
 
+def keeps_dtype(weight: Tensor, x: Tensor) -> bool:
+    """Whether x [N, ...] times weights of its rows has the dtype of x, as outputs of our ops have."""
+    return torch.promote_types(weight.dtype, x.dtype) is x.dtype
+
+
 def is_small_step(conv: MessagePassing, edge_index: Any, x: Tensor) -> bool:
     """Whether a gradient will be asked for of so few messages that recording our ops takes longer than they save."""
     return is_small(edge_index, x.shape[-1]) and needs_gradient(x, *conv.parameters())
@@ -102,7 +107,7 @@ class FastPropagate:
                 return output
             return self._stock(edge_index, *args, size=size, **kwargs)
         output = None
-        if self.compute is not None:
+        if self.compute is not None and not torch.is_autocast_enabled("cpu"):
             output = self.compute(conv, edge_index, size, **kwargs)
             if output is not None:
                 self.count()
@@ -158,6 +163,8 @@ class FastPropagate:
         if self.conv.node_dim not in (0, -x.dim()):
             return None
         if weight is None and not message.copies:
+            return None
+        if weight is not None and not keeps_dtype(weight, x):
             return None
         sizes = self._sizes(edge_index, size, kwargs)
         if sizes is None or sizes[1] != x.shape[0]:
