@@ -175,3 +175,21 @@ def test_training_after_inference_mode_on_the_same_graph(x: Tensor, edge_index: 
             for grad, parameter in zip(ours, conv.parameters(), strict=True):
                 torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-4)
             conv.zero_grad()
+
+
+@pytest.mark.parametrize("aggr", ["min", "max"])
+def test_no_share_of_a_gradient_is_lost_among_ties(aggr: str, edge_index: Tensor) -> None:
+    """Where the extreme is 0, scatter_reduce counts its initial value as one more tie; nowhere else do gradients differ."""
+    x = torch.randint(-2, 3, (NODES, 4)).float().requires_grad_()
+    conv = pyg.SimpleConv(aggr=aggr)
+    output = conv(x, edge_index).detach()
+    has_edges = torch.bincount(edge_index[1], minlength=NODES) > 0
+    weights = torch.rand_like(output) * has_edges.unsqueeze(1)
+
+    def gradient(layer: pyg.SimpleConv, kept: Tensor | float) -> Tensor:
+        return torch.autograd.grad((layer(x, edge_index) * weights * kept).sum(), x)[0]
+
+    ours = accelerate_for_cpu(copy.deepcopy(conv))
+    torch.testing.assert_close(gradient(ours, output != 0), gradient(conv, output != 0))
+    torch.testing.assert_close(gradient(ours, 1.0).sum(), weights.sum())
+    assert served(ours) == 2
