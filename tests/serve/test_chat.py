@@ -103,7 +103,38 @@ def test_streams_are_the_whole_in_pieces(ai: openai.OpenAI, client: TestClient) 
     told = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     text = ai.completions.create(model="writer", prompt="hello", max_tokens=NEW).choices[0].text
     assert "".join(chunk["choices"][0]["text"] for chunk in told) == text
+    assert {tuple(sorted(chunk["choices"][0])) for chunk in told} == {
+        ("finish_reason", "index", "logprobs", "text")
+    }
     assert told[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/v1/completions", {"prompt": "hello"}), ("/v1/chat/completions", {"messages": CHAT})],
+)
+def test_each_chunk_has_openais_keys(
+    client: TestClient, path: str, asked: dict[str, Any], with_usage: bool
+) -> None:
+    """finish_reason is null until the last choice; with include_usage so is usage until the last chunk."""
+    body = {"model": "writer", "max_tokens": 4, "stream": True, **asked}
+    lines = client.post(path, json=body | {"stream_options": {"include_usage": with_usage}}).text.split(
+        "\n\n"
+    )
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert len(choices) > 2
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert {choice["logprobs"] for choice in choices} == {None}
+    assert all(
+        "content" not in choice.get("delta", {}) or choice["delta"]["content"] is not None
+        for choice in choices
+    )
+    assert [chunk["usage"] for chunk in chunks[:-1] if with_usage] == [None] * (
+        len(choices) if with_usage else 0
+    )
+    assert [chunk for chunk in chunks if chunk.get("usage")] == chunks[-1:] * with_usage
 
 
 def test_several_prompts_have_several_choices(ai: openai.OpenAI) -> None:
@@ -216,7 +247,7 @@ def test_what_a_chat_is_refused_for(
         ({"prompt": ""}, "the prompt has no tokens"),
         ({"prompt": [999]}, "token ids must be from 0 to 93"),
         ({"prompt": 5}, "prompt: expected a text"),
-        ({"prompt": ["a", "b"], "stream": True}, "stream=true is for one prompt"),
+        ({"prompt": ["a", "b"], "stream": True}, "stream=True is not supported with 2 prompts"),
         ({"prompt": "a", "echo": True}, "echo=True is not supported"),
     ],
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,43 +9,15 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-import torch
 from starlette.testclient import TestClient
-from transformers import (
-    Wav2Vec2Config,
-    Wav2Vec2CTCTokenizer,
-    Wav2Vec2FeatureExtractor,
-    Wav2Vec2ForCTC,
-    pipeline,
-)
 
 from hf_cpu_accel.serve.http.app import Service
 from hf_cpu_accel.serve.limits import BadInput
 from hf_cpu_accel.serve.models import Models
 from hf_cpu_accel.serve.speech.audio import resampled, samples, wav_samples
 from hf_cpu_accel.serve.speech.transcriber import Transcriber
-
-RATE = 16_000
-
-
-def tone(seconds: float = 0.25, rate: int = RATE, hertz: float = 440.0) -> np.ndarray:
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
-
-
-def wav(sound: np.ndarray, rate: int = RATE, width: int = 2, channels: int = 1) -> bytes:
-    """A WAV file with PCM samples of `width` bytes, the same in each channel."""
-    out = io.BytesIO()
-    scaled = np.repeat(np.round(sound * (2 ** (8 * width - 1) - 1)).astype(np.int64), channels)
-    if width == 1:
-        data = (scaled + 128).astype(np.uint8).tobytes()
-    else:
-        data = scaled.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(data)
-    return out.getvalue()
+from tests.serve import sounds
+from tests.serve.sounds import RATE, tone, wav
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -80,27 +49,7 @@ def test_what_is_no_recording(recording: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def recogniser(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("speech")
-    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
-    (folder / "vocab.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
-    torch.manual_seed(0)
-    config = Wav2Vec2Config(
-        vocab_size=len(letters), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        conv_dim=(16, 16), conv_stride=(20, 16), conv_kernel=(20, 16), num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2, pad_token_id=0,
-    )  # fmt: skip
-    model = Wav2Vec2ForCTC(config).eval()
-    with torch.no_grad():
-        model.lm_head.weight.normal_(std=2.0)
-    tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
-    extractor = Wav2Vec2FeatureExtractor(sampling_rate=RATE)
-    return pipeline(
-        "automatic-speech-recognition",
-        model=model,
-        tokenizer=tokenizer,
-        feature_extractor=extractor,
-        device="cpu",
-    )
+    return sounds.recogniser(tmp_path_factory.mktemp("speech"))
 
 
 @pytest.fixture
@@ -137,8 +86,8 @@ def test_a_recording_is_written_down(client: TestClient, recogniser: Any, tmp_pa
     [
         ({"model": "other"}, 404, "there is no model 'other'"),
         ({"language": "de"}, 400, "language='de' is unknown; known: none"),
-        ({"prompt": "Words."}, 400, "prompt is not supported"),
-        ({"temperature": "0.5"}, 400, "temperature is not supported"),
+        ({"prompt": "Words."}, 400, "prompt='Words.' is not supported; accepted: ''"),
+        ({"temperature": "0.5"}, 400, "temperature=0.5 is not supported; accepted: 0.0"),
         ({"temperature": "-1"}, 400, "temperature: Input should be greater than or equal to 0"),
         (
             {"response_format": "srt"},

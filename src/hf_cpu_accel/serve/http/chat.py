@@ -21,7 +21,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from transformers.cli.serving.utils import BaseHandler, Modality, ReasoningText, ToolCall
 
 from hf_cpu_accel.serve.http.chat_schemas import ChatRequest, Message
-from hf_cpu_accel.serve.http.completions import Answer, counted
+from hf_cpu_accel.serve.http.completions import Answer, counted, without_usage
 from hf_cpu_accel.serve.http.errors import Refused
 from hf_cpu_accel.serve.http.metrics import Metrics
 from hf_cpu_accel.serve.http.sse import event_stream
@@ -114,9 +114,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
 async def _chunks(
     model: LanguageModel, request: ChatRequest, answer: Answer, metrics: Metrics, named: dict[str, Any]
 ) -> AsyncIterator[ChatCompletionChunk]:
+    named |= without_usage(request)
+
     def chunk(reason: str | None = None, **delta: Any) -> ChatCompletionChunk:
         choice = ChunkChoice.model_construct(
-            index=0, delta=ChoiceDelta.model_validate(delta), finish_reason=reason
+            index=0, delta=ChoiceDelta.model_validate(delta), finish_reason=reason, logprobs=None
         )
         return ChatCompletionChunk.model_construct(choices=[choice], object="chat.completion.chunk", **named)
 
@@ -134,5 +136,5 @@ async def _chunks(
     usage = counted(metrics, model.name, [answer])
     if request.includes_usage:
         yield ChatCompletionChunk.model_construct(
-            choices=[], object="chat.completion.chunk", usage=usage, **named
+            choices=[], object="chat.completion.chunk", **(named | {"usage": usage})
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hf_cpu_accel.serve.http.openai_schemas import TextRequest
+from hf_cpu_accel.serve.http.unsupported import Neutral, field_errors
 
 
 class _Strict(BaseModel):
@@ -95,7 +96,8 @@ class ResponseFormat(_Strict):
 class ChatRequest(TextRequest):
     """The body of `POST /v1/chat/completions`."""
 
-    neutral = TextRequest.neutral | {
+    neutral: ClassVar[Neutral] = {
+        **TextRequest.neutral,
         "top_logprobs": (0,),
         "modalities": (["text"],),
         "parallel_tool_calls": (True,),
@@ -115,10 +117,28 @@ class ChatRequest(TextRequest):
     @model_validator(mode="after")
     def _one_form(self) -> ChatRequest:
         if self.must_call and not self.callable_tools:
-            raise ValueError(f"tool_choice={self.tool_choice!r}: there is no such tool in tools")
+            message = (
+                f"tool_choice={self._choice!r}: there is no such tool in tools; accepted: {self._choices}"
+            )
+            raise field_errors({"tool_choice": message}, vars(self))
         if self.answer_schema is not None and self.given_tools:
-            raise ValueError("response_format with tools is not supported; accepted: tool_choice='none'")
+            message = "response_format with tools is not supported; accepted: tool_choice='none'"
+            raise field_errors({"response_format": message}, vars(self))
         return self
+
+    @property
+    def _choice(self) -> str:
+        return (
+            self.tool_choice.function.name
+            if isinstance(self.tool_choice, NamedTool)
+            else str(self.tool_choice)
+        )
+
+    @property
+    def _choices(self) -> str:
+        """The values of `tool_choice` that these tools allow."""
+        names = [tool.function.name for tool in self.tools or []]
+        return ", ".join(map(repr, ["auto", "none", *(["required", *names] if names else [])]))
 
     @property
     def must_call(self) -> bool:

@@ -15,7 +15,7 @@ from openai.types.completion_usage import CompletionUsage, PromptTokensDetails
 
 from hf_cpu_accel.serve.engine import Generation
 from hf_cpu_accel.serve.http.metrics import Metrics
-from hf_cpu_accel.serve.http.openai_schemas import CompletionRequest
+from hf_cpu_accel.serve.http.openai_schemas import CompletionRequest, TextRequest
 from hf_cpu_accel.serve.http.sse import event_stream
 from hf_cpu_accel.serve.language.model import LanguageModel
 from hf_cpu_accel.serve.language.stream import finish_reason
@@ -85,6 +85,8 @@ async def _whole(model: LanguageModel, generation: Generation, text: TextStream)
 async def _chunks(
     model: LanguageModel, request: CompletionRequest, answer: Answer, metrics: Metrics, named: dict[str, Any]
 ) -> AsyncIterator[Completion]:
+    named |= without_usage(request)
+
     def chunk(text: str, reason: str | None = None) -> Completion:
         choice = CompletionChoice.model_construct(index=0, text=text, finish_reason=reason, logprobs=None)
         return Completion.model_construct(choices=[choice], object="text_completion", **named)
@@ -94,7 +96,12 @@ async def _chunks(
     yield chunk("", finish_reason(*answer))
     usage = counted(metrics, model.name, [answer])
     if request.includes_usage:
-        yield Completion.model_construct(choices=[], object="text_completion", usage=usage, **named)
+        yield Completion.model_construct(choices=[], object="text_completion", **(named | {"usage": usage}))
+
+
+def without_usage(request: TextRequest) -> dict[str, None]:
+    """Return the `usage` of the chunks before the last one: null where the last one has it."""
+    return {"usage": None} if request.includes_usage else {}
 
 
 def counted(metrics: Metrics, model: str, answers: Sequence[Answer]) -> CompletionUsage:

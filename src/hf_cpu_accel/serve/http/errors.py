@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from hf_cpu_accel.serve.http.unsupported import KIND
 from hf_cpu_accel.serve.limits import BadInput, Busy, Stopping, TooLong
 from hf_cpu_accel.serve.models import UnknownModel
 
@@ -72,13 +76,23 @@ def _invalid(error: RequestValidationError) -> Refused:
     found = error.errors()
     if any(one["type"] == "json_invalid" for one in found):
         return Refused(400, "the body is not JSON")
-    places = [".".join(map(str, one["loc"][1:])) for one in found]
-    words = [str(one["msg"]).removeprefix("Value error, ") for one in found]
-    message = "; ".join(
-        f"{place}: {word}" if place else f"the body: {word}"
-        for place, word in zip(places[:5], words[:5], strict=True)
-    )
-    return Refused(422, message, parameter=places[0] or None)
+    message = "; ".join(_sentence(one) for one in found[:5])
+    return Refused(422, message, parameter=_place(found[0]) or None)
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    """The path of a field in the body, "" for the body itself."""
+    return ".".join(map(str, error["loc"][1:]))
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """The field, what is wrong with it, and its value where that is a plain one."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == KIND:
+        return message
+    value = error.get("input")
+    is_plain = isinstance(value, str | int | float | list) and error["type"] != "extra_forbidden"
+    return f"{_place(error) or 'the body'}: {message}" + (f"; got {reprlib.repr(value)}" if is_plain else "")
 
 
 def answer(path: str, error: Refused) -> JSONResponse:

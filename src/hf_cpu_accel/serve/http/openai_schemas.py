@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from hf_cpu_accel.serve.http.unsupported import Neutral, field_errors, refuse_unsupported
 from hf_cpu_accel.serve.language.sampling import Sampling
 
 MOST_STOPS = 16
@@ -36,12 +37,11 @@ class TextRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    # Fields that may only have the value that asks for nothing.
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "n": (1,),
         "logprobs": (False,),
-        "presence_penalty": (0, 0.0),
-        "frequency_penalty": (0, 0.0),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
         "logit_bias": ({},),
         "store": (False,),
     }
@@ -65,10 +65,7 @@ class TextRequest(BaseModel):
     def _only_what_is_supported(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        for name, accepted in cls.neutral.items():
-            value = body.get(name)
-            if value is not None and value not in accepted:
-                raise ValueError(f"{name}={value!r} is not supported; accepted: {accepted[0]!r}")
+        refuse_unsupported(body, cls.neutral)
         return {
             name: value for name, value in body.items() if name not in cls.neutral and name not in cls.remarks
         }
@@ -97,7 +94,13 @@ def _is_ids(value: Any) -> bool:
 class CompletionRequest(TextRequest):
     """The body of `POST /v1/completions`."""
 
-    neutral = TextRequest.neutral | {"best_of": (1,), "echo": (False,), "suffix": ("",), "logprobs": ()}
+    neutral: ClassVar[Neutral] = {
+        **TextRequest.neutral,
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "logprobs": (),
+    }
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
@@ -105,5 +108,6 @@ class CompletionRequest(TextRequest):
     @model_validator(mode="after")
     def _one_stream(self) -> CompletionRequest:
         if self.stream and len(self.prompt) > 1:
-            raise ValueError("stream=true is for one prompt")
+            message = f"stream=True is not supported with {len(self.prompt)} prompts; accepted: one prompt"
+            raise field_errors({"stream": message}, vars(self))
         return self

@@ -34,13 +34,14 @@ def event_stream(chunks: AsyncIterator[BaseModel], on_end: Callable[[], object])
     """A response of these chunks and the mark of the end. An error in between, too late for a status, is an event itself.
 
     Args:
+        chunks: fields that were set are sent, also where they are null, as OpenAI sends `finish_reason`.
         on_end: is called when the last chunk was sent, or the client has left, be it before the first one.
     """
 
     async def events() -> AsyncIterator[str]:
         try:
             async for chunk in chunks:
-                yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
+                yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
         except Exception as error:
             told = refused(error)
             yield f"data: {json.dumps({'error': {'message': told.message, 'type': 'server_error', 'code': told.code}})}\n\n"

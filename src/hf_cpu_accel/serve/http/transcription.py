@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, File, Form, Response, UploadFile
+from fastapi import APIRouter, Form, Response, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hf_cpu_accel.serve.http.errors import Refused
+from hf_cpu_accel.serve.http.unsupported import Neutral, refuse_unsupported
 from hf_cpu_accel.serve.models import Models
 from hf_cpu_accel.serve.speech.transcriber import Transcriber
+
+
+class TranscriptionForm(BaseModel):
+    """The form of `POST /v1/audio/transcriptions`; its texts are parsed, so it is not strict."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    neutral: ClassVar[Neutral] = {"temperature": (0.0,), "prompt": ("",), "stream": (False,)}
+
+    file: UploadFile
+    model: str | None = None
+    language: Annotated[str, Field(max_length=20)] | None = None
+    response_format: Literal["json", "text", "verbose_json"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    prompt: str | None = None
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _only_what_is_supported(self) -> TranscriptionForm:
+        refuse_unsupported(vars(self), self.neutral)
+        return self
 
 
 def router(models: Models) -> APIRouter:
@@ -17,26 +40,17 @@ def router(models: Models) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/audio/transcriptions")
-    async def transcriptions(
-        file: Annotated[UploadFile, File()],
-        model: Annotated[str | None, Form()] = None,
-        language: Annotated[str | None, Form(max_length=20)] = None,
-        response_format: Annotated[Literal["json", "text", "verbose_json"], Form()] = "json",
-        temperature: Annotated[float, Form(ge=0, le=1)] = 0.0,
-        prompt: Annotated[str | None, Form()] = None,
-        stream: Annotated[bool, Form()] = False,
-    ) -> Response:
-        for name, asked in (("temperature", temperature), ("prompt", prompt), ("stream", stream)):
-            if asked:
-                raise Refused(422, f"{name} is not supported", parameter=name)
-        transcriber: Transcriber = models.find(model, "transcribe")
-        text, seconds = await transcriber.transcribe(await file.read(), **_options(transcriber, language))
-        if response_format == "text":
+    async def transcriptions(form: Annotated[TranscriptionForm, Form()]) -> Response:
+        transcriber: Transcriber = models.find(form.model, "transcribe")
+        text, seconds = await transcriber.transcribe(
+            await form.file.read(), **_options(transcriber, form.language)
+        )
+        if form.response_format == "text":
             return PlainTextResponse(text)
-        if response_format == "json":
+        if form.response_format == "json":
             return JSONResponse({"text": text})
         return JSONResponse(
-            {"task": "transcribe", "language": language or "", "duration": seconds, "text": text}
+            {"task": "transcribe", "language": form.language or "", "duration": seconds, "text": text}
         )
 
     return routes
