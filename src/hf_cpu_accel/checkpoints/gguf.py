@@ -7,16 +7,22 @@ ggml (ggml-common.h and ggml-quants.c).
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_cpu_accel.packing.affine import AffineGroups
 
 # The levels of IQ4_NL and IQ4_XS.
 _IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+_LAYER = re.compile(r"\.(\d+)\.")
 
 Blocks = Tensor
 """uint8 [blocks, bytes of a block]."""
@@ -93,6 +99,20 @@ def _q4_1(blocks: Blocks) -> Parts:
     return _fields(blocks[:, 4:20], 4, 16), _half(blocks, 0), _half(blocks, 2)
 
 
+def _q5_0(blocks: Blocks) -> Parts:
+    scale = _half(blocks, 0)
+    return _five_bits(blocks[:, 6:22], blocks[:, 2:6]), scale, -16 * scale
+
+
+def _q5_1(blocks: Blocks) -> Parts:
+    return _five_bits(blocks[:, 8:24], blocks[:, 4:8]), _half(blocks, 0), _half(blocks, 2)
+
+
+def _five_bits(low: Tensor, high: Tensor) -> Tensor:
+    """Nibbles, and one bit for each feature in their order."""
+    return _fields(low, 4, 16) | _fields(high, 1, 1) << 4
+
+
 def _q8_0(blocks: Blocks) -> Parts:
     return _signed(blocks[:, 2:34]), (scale := _half(blocks, 0)), -128 * scale
 
@@ -160,6 +180,8 @@ def _signed(values: Tensor) -> Tensor:
 FORMATS = {
     2: BlockFormat("Q4_0", 32, 18, 4, 32, _q4_0),
     3: BlockFormat("Q4_1", 32, 20, 4, 32, _q4_1),
+    6: BlockFormat("Q5_0", 32, 22, 8, 32, _q5_0),
+    7: BlockFormat("Q5_1", 32, 24, 8, 32, _q5_1),
     8: BlockFormat("Q8_0", 32, 34, 8, 32, _q8_0),
     10: BlockFormat("Q2_K", 256, 84, 4, 16, _q2_k),
     11: BlockFormat("Q3_K", 256, 110, 4, 16, _q3_k),
@@ -169,4 +191,40 @@ FORMATS = {
     20: BlockFormat("IQ4_NL", 32, 18, 8, 32, _iq4_nl),
     23: BlockFormat("IQ4_XS", 256, 136, 8, 32, _iq4_xs),
 }
-"""By ggml's numbers. The other types (IQ1 to IQ3) have tables of vectors instead of levels."""
+"""By ggml's numbers. Weights of all other types are unpacked when they are loaded."""
+
+
+def unpacked_tensors(model: nn.Module) -> tuple[str, ...]:
+    """Return a sentence for each tensor of a GGUF file that transformers unpacked while it loaded `model`; layers are joined."""
+    host = sys.modules.get("transformers.quantizers.quantizer_gguf")
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if host is None or not isinstance(quantizer, host.GgufHfQuantizer):
+        return ()
+    if not quantizer.supported:
+        return (
+            "all weights: unpacked from GGUF when they were loaded, as this architecture is by transformers",
+        )
+    from gguf import GGMLQuantizationType
+
+    layers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for name, ggml_type in quantizer.quantized.items():
+        if name not in quantizer.packed_modules:
+            numbers = layers[_LAYER.sub(".*.", name, count=1), GGMLQuantizationType(ggml_type).name]
+            numbers.extend(int(number) for number in _LAYER.findall(name)[:1])
+    return tuple(
+        f"{path.replace('*', _ranges(numbers))}: unpacked from GGUF {kind} when it was loaded"
+        for (path, kind), numbers in layers.items()
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return numbers as "[0-3,7]", a single one as it is."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"[{','.join(str(run[0]) if len(run) == 1 else f'{run[0]}-{run[-1]}' for run in runs)}]"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_cpu_accel.checkpoints.gguf import FORMATS
+from hf_cpu_accel.frontends.gguf_types import all_block_types
 from hf_cpu_accel.runtime.context import within
 from hf_cpu_accel.runtime.fork import new_reentrant_lock
 
@@ -90,6 +91,7 @@ def weights_in_blocks() -> Iterator[None]:
         around.enter_context(_wrapped(GgufHfQuantizer, "read_header", _read_header))
         around.enter_context(_wrapped(GgufHfQuantizer, "get_state_dict", _state_dict))
         around.enter_context(_wrapped(PermuteRows, "convert", _permute_rows))
+        around.enter_context(all_block_types())
         added = {name: build for name, build in _ARCHITECTURES.items() if name not in GGUF_ARCHS}
         around.enter_context(within(_keeps_blocks, True))
         host._gguf_kernel = kernels.get_gguf_kernel() or _KERNEL

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hf_cpu_accel.checkpoints.gguf import unpacked_tensors
 from hf_cpu_accel.patching.fused_module import note_insides
 from hf_cpu_accel.patching.modes import keep_eval_mode, set_eval_mode
 from hf_cpu_accel.patching.restore import freeze_parameters
@@ -154,6 +155,7 @@ def _apply_rules(context: Context) -> Iterable[PlanItem]:
 
 def _say_what_is_left(context: Context) -> Iterable[PlanItem]:
     context.items.extend(refusal_items(context.refused, context.items))
+    context.notes += unpacked_tensors(context.root)
     return items_left(context.modules, context.items, context)
 
 
