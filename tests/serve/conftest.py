@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from hf_cpu_accel.serve.encoders.encoder import Encoder
 from hf_cpu_accel.serve.encoders.loading import load_classifier, load_embedder
 from hf_cpu_accel.serve.http.app import Service
 from hf_cpu_accel.serve.http.metrics import Metrics
+from hf_cpu_accel.serve.language.model import LanguageModel
 from hf_cpu_accel.serve.models import Models, Served
-from tests.serve import tiny
+from hf_cpu_accel.serve.speech.transcriber import Transcriber
+from tests.serve import sounds, tiny
 
 LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
 
@@ -53,3 +56,22 @@ def client(encoders: Callable[..., list[Served]], loaded: dict[str, Any]) -> Ite
     served = [encoder for name in names for encoder in encoders(name, on_batch=metrics.on_batch(name))[-1:]]
     with TestClient(Service(Models(served), metrics).app, raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def full_service(
+    loaded: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Service]]:
+    """Builds services around one model of each kind; the embedder has a prompt."""
+    embedder = dataclasses.replace(loaded["embedder"], prompts={"query": "time "})
+    models = Models(
+        [
+            LanguageModel("writer", tiny.writer(), tiny.byte_tokenizer(), rows=2, waiting=4),
+            Encoder(embedder),
+            Encoder(loaded["ranker"]),
+            Transcriber("ears", sounds.recogniser(tmp_path_factory.mktemp("speech"))),
+        ]
+    )
+    yield lambda **options: Service(models, **options)
+    for model in models:
+        assert model.close(30)
