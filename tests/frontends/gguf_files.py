@@ -102,9 +102,9 @@ def _add_tokens(writer: gguf.GGUFWriter, size: int, tokenizer: bool) -> None:
         writer.add_token_list([f"t{number}" for number in range(size)])
         return
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[:94]
-    assert size > len(symbols)
+    known = [*symbols, symbols[0] + symbols[1]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*symbols, *(f"t{number}" for number in range(size - len(symbols)))])
+    writer.add_token_list([*known, *(f"t{number}" for number in range(size - len(known)))])
     writer.add_token_merges([f"{symbols[0]} {symbols[1]}"])
     writer.add_eos_token_id(size - 1)
     writer.add_bos_token_id(size - 2)

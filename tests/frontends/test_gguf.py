@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
 from transformers.integrations.gguf.utils import GgufLinear
 
@@ -45,6 +45,21 @@ def test_the_model_is_that_of_transformers_own_loader(tmp_path: Path, model_type
     restore(model)
     assert any(isinstance(module, GgufLinear) for module in model.modules())
     assert torch.allclose(call(model, ids), expected, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_model_without_a_head_is_read_too(tmp_path: Path, model_type: str) -> None:
+    path = write_file(tmp_path, model_type)
+    # Of some types transformers' own loader leaves out weights where there is no head.
+    unpacked = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name).model
+    model = AutoModel.from_pretrained(tmp_path, gguf_file=path.name, cpu_optimize="float32")
+    linears = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    assert {linear.packed_dtype for linear in linears} <= {"affine4", "affine8"}
+    ids = torch.randint(1, 160, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, expected = (one(ids).last_hidden_state for one in (model, unpacked))
+    assert torch.allclose(found, expected, atol=1e-3 * float(expected.abs().max()))
+    assert explain(model).counts()["decoder layer"] == 2
 
 
 def test_damaged_files_are_refused_or_read_as_by_transformers() -> None:

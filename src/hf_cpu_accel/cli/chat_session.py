@@ -22,7 +22,9 @@ from hf_cpu_accel.api import accelerate_for_cpu, explain
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.bench.generation_workload import auto_class, load
 from hf_cpu_accel.cli.bench.workload import source_title
+from hf_cpu_accel.cli.loading import blocks_of
 from hf_cpu_accel.config import CPUAccelConfig
+from hf_cpu_accel.frontends.gguf import located
 from hf_cpu_accel.measure.generation import TokenClock
 
 
@@ -134,7 +136,8 @@ def open_session(
         loaded = random_models.build(random_config, auto_class(config, random_config), dtype=torch.bfloat16)
     else:
         assert model is not None
-        loaded = load(model)
+        blocks = blocks_of(model, "AutoModelForCausalLM")
+        loaded = load(model) if blocks is None else blocks()
         tokenizer = _tokenizer(model)
     # It is never restored, so nothing is kept for it.
     accelerate_for_cpu(loaded, dtype=dtype, threads=threads, originals="drop")
@@ -148,7 +151,8 @@ def _tensors(encoded: Any) -> dict[str, Tensor]:
 
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model)
+        name, options = located(model)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{model} has no tokenizer that transformers can load ({error}); save one beside the weights with "

@@ -65,7 +65,7 @@ def compile_model(
     console.highlighter = None  # type: ignore[assignment]
     try:
         with console.status(f"loading {source.title}") as status:
-            built = source.build()
+            built = (source.blocks or source.build)()
             example = source.inputs(built)
             skipped = ("*",) if alone else ()
             accelerate_for_cpu(

@@ -58,7 +58,7 @@ def export(
     apply_threads(threads)
     try:
         with console.status(f"loading {source.title}") as status:
-            built = source.build()
+            built = (source.blocks or source.build)()
             example = source.inputs(built)
             accelerate_for_cpu(built, dtype=dtype, accuracy=accuracy, threads=threads, originals="drop")
             status.update("compiling (about half a minute)")

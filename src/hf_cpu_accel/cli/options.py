@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str | None, typer.Argument(help="Model id or local folder.", show_default=False)]
+Model = Annotated[str | None, typer.Argument(help="Model id, local folder or GGUF file.", show_default=False)]
 
 
 def random_config(help: str = "Instead of MODEL, offline: a well-known shape, random weights.") -> Any:

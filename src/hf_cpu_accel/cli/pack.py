@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pack(
-    model: Annotated[str, typer.Argument(help="Model id or local folder.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Model id, local folder or GGUF file.", show_default=False)],
     folder: Annotated[Path, typer.Argument(help="The folder to write.", show_default=False)],
     dtype: Annotated[str, typer.Option(help="As accelerate_for_cpu takes it.")] = "auto",
     accuracy: Annotated[float | None, options.accuracy()] = None,
@@ -99,12 +99,16 @@ def write(
 
 
 def load(model: str) -> Any:
-    """By the class that its config.json names."""
+    """By the class that its config.json names; a GGUF file as the causal language model that it is, in its blocks."""
     import transformers
     from transformers import AutoConfig
 
+    from hf_cpu_accel.cli.loading import blocks_of
     from hf_cpu_accel.frontends.quantised_folders import METHODS, weights_as_stored
 
+    blocks = blocks_of(model, "AutoModelForCausalLM")
+    if blocks is not None:
+        return blocks()
     config = AutoConfig.from_pretrained(model)
     said = getattr(config, "quantization_config", None)
     if said is not None and said.get("quant_method") not in METHODS:
@@ -119,9 +123,17 @@ def _save_companions(model: str, folder: Path) -> list[str]:
     """What turns texts, images and sound into inputs, where the model has it; the names of what was written."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
-    for cls in (AutoProcessor, AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor):
+    from hf_cpu_accel.frontends.gguf import located
+
+    name, options = located(model)
+    kinds = (
+        (AutoTokenizer,)
+        if options
+        else (AutoProcessor, AutoTokenizer, AutoImageProcessor, AutoFeatureExtractor)
+    )
+    for cls in kinds:
         try:
-            companion = cls.from_pretrained(model)
+            companion = cls.from_pretrained(name, **options)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the model has none of this kind
         companion.save_pretrained(folder)

@@ -70,6 +70,12 @@ def split_path(name: object) -> tuple[str, str] | None:
     return str(path.parent), path.name
 
 
+def located(source: str) -> tuple[str, dict[str, str]]:
+    """Return a `from_pretrained`'s arguments: for the path of a GGUF file its folder and `gguf_file`, else `source` alone."""
+    file = split_path(source)
+    return (source, {}) if file is None else (file[0], {"gguf_file": file[1]})
+
+
 @contextmanager
 def weights_in_blocks() -> Iterator[None]:
     """What transformers loads from GGUF files inside keeps its weights in blocks."""
@@ -89,6 +95,9 @@ def weights_in_blocks() -> Iterator[None]:
     host: Any = kernels
     with _one_at_a_time, ExitStack() as around:
         around.enter_context(_wrapped(GgufHfQuantizer, "read_header", _read_header))
+        around.enter_context(
+            _wrapped(GgufHfQuantizer, "_process_model_before_weight_loading", _put_in_blocks)
+        )
         around.enter_context(_wrapped(GgufHfQuantizer, "get_state_dict", _state_dict))
         around.enter_context(_wrapped(PermuteRows, "convert", _permute_rows))
         around.enter_context(all_block_types())
@@ -127,6 +136,25 @@ def _read_header(own: Callable[..., Any], quantizer: Any, gguf_file: str) -> Non
     if isinstance(blocks, int) and blocks > len(names):
         raise ValueError(f"{gguf_file} is damaged: it has {len(names)} tensors for {blocks} layers")
     own(gguf_file)
+
+
+def _put_in_blocks(own: Callable[..., Any], quantizer: Any, model: Any, **options: Any) -> None:
+    """Plan the blocks of a model without a head by its own names: transformers' plan has the prefix of those with one."""
+    if not quantizer.supported or hasattr(model, model.base_model_prefix):
+        own(model, **options)
+        return
+    from transformers.integrations.gguf import utils as host
+
+    quantizer.mapping = host.get_gguf_conversion_mapping(quantizer.header.architecture, model.config)
+    plan = host.get_gguf_plan(quantizer.header, quantizer.mapping)
+    prefix = f"{model.base_model_prefix}."
+    parts: list[dict[str, Any]] = [
+        {name.removeprefix(prefix): value for name, value in part.items()} for part in plan
+    ]
+    quantizer.quantized, packable, quantizer.input_permutations = parts
+    if not quantizer.quantization_config.dequantize:
+        kernel, dtype = quantizer.kernel, quantizer.dtype
+        quantizer.packed_modules = host.replace_with_gguf_modules(model, packable, kernel, dtype)
 
 
 def _state_dict(own: Callable[..., Any], quantizer: Any, checkpoint_file: str, model: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from hf_cpu_accel.api import accelerate_for_cpu
 from hf_cpu_accel.config import CPUAccelConfig
-from hf_cpu_accel.frontends.gguf import split_path
+from hf_cpu_accel.frontends.gguf import located, split_path
 from hf_cpu_accel.runtime.threads import apply_threads
 from hf_cpu_accel.serve.encoders.encoder import Encoder, LoadedEncoder
 from hf_cpu_accel.serve.encoders.loading import load_classifier, load_embedder, load_sentence_transformer
@@ -111,8 +111,7 @@ def _encoder(
 def _language_model(name: str, source: str, metrics: Metrics, settings: Settings) -> Served:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    file = split_path(source)
-    folder, options = (source, {}) if file is None else (file[0], {"gguf_file": file[1]})
+    folder, options = located(source)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     how = CPUAccelConfig(originals="drop", **settings.accelerate)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", cpu_optimize=how, **options).eval()

@@ -24,7 +24,7 @@ def bench(
         str | None,
         typer.Option(
             help="Accelerated dtypes, separated by commas [default: float32,bfloat16,int8; for text-generation "
-            "all but float32].",
+            "all but float32; for a GGUF file auto].",
             show_default=False,
         ),
     ] = None,

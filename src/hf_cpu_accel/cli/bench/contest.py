@@ -15,6 +15,7 @@ from hf_cpu_accel.cli.bench import (
     report,
     workload,
 )
+from hf_cpu_accel.cli.loading import default_dtypes
 from hf_cpu_accel.config import DTYPES
 
 _FORWARD_DTYPES = ("float32", "bfloat16", "int8")
@@ -56,7 +57,7 @@ def contest(
     """
     if task == workload.TEXT_GENERATION:
         _refuse({"--seq": seq}, f"says nothing to --task {task}; use --prompt and --new")
-        names = names_of("--dtypes", dtypes, generation_measure.DEFAULT_DTYPES)
+        names = names_of("--dtypes", dtypes, default_dtypes(model, generation_measure.DEFAULT_DTYPES))
         against = names_of("--eager", eager, generation_measure.EAGER, generation_measure.EAGER)
         generation = generation_workload.workload(model, random_config, batch, prompt or 128, new or 64)
         return Contest(
@@ -69,7 +70,7 @@ def contest(
             generation_report.write_chart,
         )
     _refuse({"--prompt": prompt, "--new": new, "--eager": eager}, "is for --task text-generation")
-    names = names_of("--dtypes", dtypes, _FORWARD_DTYPES)
+    names = names_of("--dtypes", dtypes, default_dtypes(model, _FORWARD_DTYPES))
     forward = workload.workload(model, random_config, task, batch, seq or 128)
     return Contest(
         forward.title,

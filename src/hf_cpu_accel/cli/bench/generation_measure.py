@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch
+from torch import nn
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.api import accelerate_for_cpu, explain
@@ -110,9 +111,9 @@ def measure(
         name = f"eager {dtype}" if is_eager else dtype
         on_stage(f"preparing {name}")
         with PeakMemory() as memory:
-            model = copy.deepcopy(original)
+            model = copy.deepcopy(original) if is_eager else workload.to_accelerate(original)
             if dtype == "float32":
-                model = model.float()
+                nn.Module.float(model)  # transformers' own float() refuses what a GGUF file was unpacked to
             start = time.perf_counter()
             if not is_eager:
                 # The copy is never restored, so nothing is kept for it.

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.bench.workload import TEXT_GENERATION, source_title
+from hf_cpu_accel.cli.loading import Load, blocks_of, load_eager, model_to_accelerate
+from hf_cpu_accel.frontends.gguf import located
 from hf_cpu_accel.measure.generation import plain_greedy
 
 if TYPE_CHECKING:
@@ -19,13 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, decoder-only or encoder-decoder, that generates `new` tokens after prompts of `prompt` tokens."""
+    """One model, decoder-only or encoder-decoder, that generates `new` tokens after prompts of `prompt` tokens.
+
+    blocks: what loads the weights of a GGUF file as they are.
+    """
 
     title: str
     batch: int
     prompt: int
     new: int
     load: Callable[[], PreTrainedModel]
+    blocks: Load | None = None
 
     @property
     def facts(self) -> dict[str, object]:
@@ -44,6 +50,12 @@ class Workload:
     def build(self) -> PreTrainedModel:
         """The model in bfloat16 with a language modelling head, in eval mode, set to plain greedy search."""
         model = self.load()
+        plain_greedy(model)
+        return model
+
+    def to_accelerate(self, eager: PreTrainedModel) -> PreTrainedModel:
+        """Return what is accelerated beside `eager`, which `build` has built."""
+        model: PreTrainedModel = model_to_accelerate(eager, self.blocks)
         plain_greedy(model)
         return model
 
@@ -81,7 +93,7 @@ def workload(model: str | None, random_config: str | None, batch: int, prompt: i
         )
     assert model is not None
     path = model
-    return Workload(title, batch, prompt, new, lambda: load(path))
+    return Workload(title, batch, prompt, new, lambda: load(path), blocks_of(path, "AutoModelForCausalLM"))
 
 
 def load(model: str) -> PreTrainedModel:
@@ -89,11 +101,12 @@ def load(model: str) -> PreTrainedModel:
 
     Raises OSError if there is no such model, ValueError if it does not generate.
     """
-    import transformers
+    from transformers import AutoConfig
 
-    head = auto_class(transformers.AutoConfig.from_pretrained(model), model)
-    loaded: PreTrainedModel = getattr(transformers, head).from_pretrained(model, dtype=torch.bfloat16)
-    return loaded.eval()
+    name, options = located(model)
+    head = auto_class(AutoConfig.from_pretrained(name, **options), model)
+    loaded: PreTrainedModel = load_eager(model, head, torch.bfloat16)
+    return loaded
 
 
 def auto_class(config: PreTrainedConfig, name: str) -> str:

@@ -72,7 +72,7 @@ def measure(
     for system, dtype in [(EAGER, None), *((dtype, dtype) for dtype in dtypes)]:
         on_stage(f"preparing {system}")
         with PeakMemory() as memory:
-            model = copy.deepcopy(original)
+            model = copy.deepcopy(original) if dtype is None else workload.to_accelerate(original)
             start = time.perf_counter()
             if dtype is not None:
                 accelerate_for_cpu(model, dtype=dtype, threads=threads)

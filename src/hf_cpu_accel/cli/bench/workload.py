@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.cli import random_models
+from hf_cpu_accel.cli.loading import Load, blocks_of, load_eager, model_to_accelerate
+from hf_cpu_accel.frontends.gguf import split_path
 from hf_cpu_accel.measure import float_tensors
 
 _SEQUENCE_CLASSIFICATION = ("AutoModelForSequenceClassification", ("logits",))
@@ -30,13 +32,19 @@ TASKS = (*_TASKS, TEXT_GENERATION)
 
 @dataclass(frozen=True)
 class Workload:
-    """One model under one task with one batch shape."""
+    """One model under one task with one batch shape. blocks: what loads the weights of a GGUF file as they are."""
 
     title: str
     task: str
     batch: int
     seq: int
     build: Callable[[], nn.Module]
+    blocks: Load | None = None
+
+    def to_accelerate(self, eager: nn.Module) -> nn.Module:
+        """Return what is accelerated beside `eager`, which `build` has built."""
+        accelerated: nn.Module = model_to_accelerate(eager, self.blocks)
+        return accelerated
 
     @property
     def facts(self) -> dict[str, object]:
@@ -88,19 +96,24 @@ def workload(model: str | None, random_config: str | None, task: str, batch: int
         name = random_config
         return Workload(title, task, batch, seq, lambda: random_models.build(name, auto_class))
     assert model is not None
+    if auto_class == "SentenceTransformer" and split_path(model) is not None:
+        raise ValueError(
+            f"task={task!r} is not for GGUF files, which have no modules of sentence-transformers; accepted: "
+            f"feature-extraction, {TEXT_GENERATION}"
+        )
     path = model
-    return Workload(title, task, batch, seq, lambda: _load(path, auto_class))
+    return Workload(title, task, batch, seq, lambda: _load(path, auto_class), blocks_of(path, auto_class))
 
 
 def source_title(model: str | None, random_config: str | None) -> str:
-    """How results name the model: a folder by its last part, random weights as what they are.
+    """How results name the model: a folder or a file by its last part, random weights as what they are.
 
     Raises ValueError unless exactly one of the two is given, and for an unknown random_config.
     """
     if (model is None) == (random_config is None):
         raise ValueError("give one of MODEL (an id or a local folder) and --random-config NAME")
     if model is not None:
-        return os.path.basename(os.path.normpath(model)) if os.path.isdir(model) else model
+        return os.path.basename(os.path.normpath(model)) if os.path.exists(model) else model
     if random_config not in random_models.NAMES:
         raise ValueError(
             f"random_config={random_config!r} is not known; accepted: {', '.join(random_models.NAMES)}"
@@ -113,10 +126,8 @@ def _load(model: str, auto_class: str) -> nn.Module:
         from sentence_transformers import SentenceTransformer
 
         return SentenceTransformer(model, device="cpu").float().eval()
-    import transformers
-
-    loaded: nn.Module = getattr(transformers, auto_class).from_pretrained(model, dtype=torch.float32)
-    return loaded.eval()
+    loaded: nn.Module = load_eager(model, auto_class, torch.float32)
+    return loaded
 
 
 def _vocabulary_size(model: nn.Module) -> int:

@@ -123,9 +123,14 @@ def _settings(
 ) -> CPUAccelConfig:
     from hf_cpu_accel.cli.pack import check_folder
     from hf_cpu_accel.config import CPUAccelConfig
+    from hf_cpu_accel.frontends.gguf import split_path
 
     if dtype not in _FINER:
         raise ValueError(f"--dtype {dtype}: accepted are {' and '.join(_FINER)}")
+    if split_path(model) is not None:
+        raise ValueError(
+            f"{model} is quantized already: use `pack`, or quantize the model that it was made of"
+        )
     if folder is not None:
         check_folder(model, folder)
     if size is not None and accuracy is not None:

@@ -13,13 +13,19 @@ from hf_cpu_accel.cli.failures import cannot_load
 
 # torch and everything on it is imported inside the command: `hf-cpu-accel --help` must not wait for it.
 
-_DTYPES = "float32,bfloat16,int8"
+_DTYPES = ("float32", "bfloat16", "int8")
 
 
 def report(
     model: options.Model = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    dtypes: Annotated[str, typer.Option(help="Accelerated dtypes, separated by commas.")] = _DTYPES,
+    dtypes: Annotated[
+        str | None,
+        typer.Option(
+            help="Accelerated dtypes, separated by commas [default: float32,bfloat16,int8; for a GGUF file auto].",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences, images or sounds per call.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; 6 or more give a 95 % interval.")] = 6,
@@ -34,6 +40,7 @@ def report(
 
     from hf_cpu_accel.cli.bench.command import check_writable
     from hf_cpu_accel.cli.bench.contest import names_of
+    from hf_cpu_accel.cli.loading import default_dtypes
     from hf_cpu_accel.cli.report import measure as measuring
     from hf_cpu_accel.cli.report.page import page
     from hf_cpu_accel.measure import environment
@@ -41,7 +48,7 @@ def report(
 
     try:
         subject = measuring.subject(model, random_config, batch, seq)
-        names = names_of("--dtypes", dtypes, ())
+        names = names_of("--dtypes", dtypes, default_dtypes(model, _DTYPES))
         check_writable(output, "--output")
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("report needs matplotlib: pip install matplotlib")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +15,32 @@ from hf_cpu_accel.api import accelerate_for_cpu, explain
 from hf_cpu_accel.cli import random_models
 from hf_cpu_accel.cli.bench import measure as bench_measure
 from hf_cpu_accel.cli.bench import workload as bench_workload
+from hf_cpu_accel.cli.loading import Load, blocks_of, load_eager, model_to_accelerate
 from hf_cpu_accel.cli.report import layers as by_layer
 from hf_cpu_accel.cli.report.layers import Layer
+from hf_cpu_accel.frontends.gguf import split_path
 from hf_cpu_accel.measure import float_tensors
 from hf_cpu_accel.plan import Plan
 from hf_cpu_accel.runtime import hardware
 from hf_cpu_accel.runtime.hardware import Peaks
 
+_GGUF_CLASS = "AutoModelForCausalLM"
+
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and a call of it, as `bench_measure.measure` takes them."""
+    """A model and a call of it, as `bench_measure.measure` takes them. blocks: as of `bench_workload.Workload`."""
 
     title: str
     batch: int
     seq: int
     build: Callable[[], nn.Module]
+    blocks: Load | None = None
+
+    def to_accelerate(self, eager: nn.Module) -> nn.Module:
+        """Return what is accelerated beside `eager`, which `build` has built."""
+        accelerated: nn.Module = model_to_accelerate(eager, self.blocks)
+        return accelerated
 
     def inputs(self, model: nn.Module) -> dict[str, Tensor]:
         """Random token ids as `bench` has them; for what reads something else, the built-in example, `batch` times."""
@@ -89,7 +98,7 @@ def subject(model: str | None, random_config: str | None, batch: int, seq: int) 
     if random_config is not None:
         return Subject(title, batch, seq, lambda: random_models.build(random_config))
     assert model is not None
-    return Subject(title, batch, seq, lambda: _load(model))
+    return Subject(title, batch, seq, lambda: _load(model), blocks_of(model, _GGUF_CLASS))
 
 
 def measure(
@@ -105,7 +114,7 @@ def measure(
     fastest = min(results[1:], key=lambda result: result.seconds.value)
     eager = subject.build()
     inputs = subject.inputs(eager)
-    accelerated = accelerate_for_cpu(copy.deepcopy(eager), dtype=fastest.system)
+    accelerated = accelerate_for_cpu(subject.to_accelerate(eager), dtype=fastest.system)
     for _ in range(2):
         subject.forward(accelerated, inputs)
     on_stage("measuring the machine")
@@ -136,5 +145,8 @@ def _peaks(threads: int) -> tuple[Peaks | None, str]:
 def _load(model: str) -> nn.Module:
     from hf_cpu_accel.cli.pack import load
 
+    if split_path(model) is not None:
+        unpacked: nn.Module = load_eager(model, _GGUF_CLASS, torch.float32)
+        return unpacked
     loaded: nn.Module = load(model)
     return loaded.float().eval()

@@ -26,7 +26,7 @@ def supports(
     model: Annotated[
         str,
         typer.Argument(
-            help="Model id, local folder, a config.json, or a model type of transformers (`qwen3`).",
+            help="Model id, local folder, GGUF file, a config.json, or a model type of transformers (`qwen3`).",
             show_default=False,
         ),
     ],
@@ -74,6 +74,8 @@ def read_config(model: str) -> PreTrainedConfig:
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    from hf_cpu_accel.frontends.gguf import located
+
     folder = Path(model)
     if folder.is_dir() and (folder / "model_index.json").is_file():
         raise ValueError(
@@ -82,7 +84,8 @@ def read_config(model: str) -> PreTrainedConfig:
         )
     if not folder.exists() and model in CONFIG_MAPPING:
         return AutoConfig.for_model(model)
-    config = AutoConfig.from_pretrained(model)
+    name, options = located(model)
+    config = AutoConfig.from_pretrained(name, **options)
     if hasattr(config, "auto_map") and config.model_type not in CONFIG_MAPPING:
         raise ValueError("its code is its own and not transformers': load it, and see explain(model)")
     return config
