@@ -1,4 +1,7 @@
-"""Nothing that is read from a file or a socket is run: no source calls what would, but for those listed here, with reasons."""
+"""Nothing that is read from a file or a socket is run: no source calls what would, but for those listed here, with reasons.
+
+SECURITY.md has the same list: `python -m tests.test_security_page` writes it there.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,13 @@ _CALLS = {
     "torch.hub.load": "code from a repository",
     "torch.jit.load": "code in a file",
     "pandas.read_pickle": "a pickle",
+    "runpy.run_module": "code in a file",
+    "runpy.run_path": "code in a file",
     "ctypes.CDLL": "machine code",
+    "ctypes.PyDLL": "machine code",
+    "ctypes.cdll.LoadLibrary": "machine code",
+    "torch.classes.load_library": "machine code",
+    "torch.utils.cpp_extension.load": "machine code",
     "torch._C._aoti.AOTIModelPackageLoader": "machine code",
     "torch.ops.load_library": "machine code",
     "aoti_load_package": "machine code",
@@ -33,27 +42,28 @@ _ARGUMENTS = {"allow_pickle", "shell", "trust_remote_code", "use_unsafe_loader"}
 # (file, function, what is found): why it may be there.
 ALLOWED = {
     ("src/hf_cpu_accel/compiler/background/worker.py", "main", "torch.load without weights_only=True"): (
-        "the job of a child process, whose parent hands it a file that has no name"
+        "the block that a child process is to compile: its parent hands it over in a file without a name"
     ),
     ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_library", "machine code"): (
-        "a compiled block, which artifacts.load has found to be this user's own, or trusted"
+        "a compiled block, after `compiler/background/artifacts.py` has checked that this user owns it, or trusts the bundle"
     ),
     ("src/hf_cpu_accel/compiler/torch_private/aot_inductor.py", "load_package", "machine code"): (
-        "a file that the user gives to load_aot"
+        "the file that the caller of `load_aot` names"
     ),
-    ("src/hf_cpu_accel/extension.py", "status", "machine code"): "the kernels of the package itself",
+    ("src/hf_cpu_accel/extension.py", "status", "machine code"): "the kernels of this package",
     (
         "src/hf_cpu_accel/runtime/fork.py",
         "_runtimes",
         "machine code",
-    ): "the OpenMP that this process has loaded already",
+    ): "the OpenMP library that this process has loaded already",
     ("src/hf_cpu_accel/serve/instances/messages.py", "", "import pickle"): (
-        "objects of the caller between the processes of a pool, over pipes without a name that only these have"
+        "objects of the caller between the processes of a pool, over sockets without a name that only these processes have"
     ),
     ("src/hf_cpu_accel/rewrite/recorded/program.py", "function", "exec"): (
-        "lines of our own that call one step after another; of a host they hold names of arguments alone, which are identifiers"
+        "a function that calls the recorded steps one after another; its text has numbered names, numbers, and names of "
+        "arguments, which are checked to be identifiers; nothing of it comes from a file"
     ),
-    ("src/hf_cpu_accel/runtime/memory.py", "_glibc", "machine code"): "the libc of this process",
+    ("src/hf_cpu_accel/runtime/memory.py", "_glibc", "machine code"): "the C library of this process",
 }
 
 
