@@ -33,7 +33,7 @@ def _dinov2() -> Any:
 
 def _segformer() -> Any:
     config = tf.SegformerConfig(
-        hidden_sizes=[16, 32, 48, 64],
+        hidden_sizes=[32, 32, 48, 64],
         depths=[1, 1, 1, 1],
         decoder_hidden_size=32,
         num_attention_heads=[1, 2, 4, 8],

@@ -47,8 +47,8 @@ def _owlvit() -> Any:
 
 def _clap() -> Any:
     ears = {
-        "hidden_size": 64,
-        "patch_embeds_hidden_size": 16,
+        "hidden_size": 128,
+        "patch_embeds_hidden_size": 32,
         "depths": [1, 1, 1],
         "num_attention_heads": [2, 2, 4],
         "num_mel_bins": 16,
