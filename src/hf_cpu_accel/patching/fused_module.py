@@ -27,6 +27,7 @@ class Reference:
         tokens: bool [B, L], the rows that count, or None for all.
         moves_rows: whether a few rows may be moved by rounding (experts are chosen among nearly equal ones).
         dtype: what the fused call keeps its numbers in where that is less than the weights have (a cache), else None.
+        caches: the caches and mappings that the fused call writes to, each with the index of the layer's part of it.
         is_repeatable: whether it may be made several times.
     """
 
@@ -35,6 +36,7 @@ class Reference:
     tokens: Tensor | None = None
     moves_rows: bool = False
     dtype: str | None = None
+    caches: tuple[tuple[Any, int | None], ...] = ()
     is_repeatable: bool = True
 
 
@@ -79,9 +81,6 @@ class FusedModuleMixin(nn.Module):
         """How the own forward is called to be compared with a fused call of these arguments; None if this call is not fused, or
         cannot be made twice. Parts that do not define it are not compared."""
         return None
-
-    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take back what the call has left in its arguments, such as a cache."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return empty, (self._fused_class, self._original_class), self.__getstate__()

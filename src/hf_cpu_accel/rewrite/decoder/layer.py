@@ -77,6 +77,7 @@ class FusedDecoderLayer(BoundLayer):
             tokens=attending(call.mask, hidden_states.shape[1]),
             moves_rows=isinstance(self.role.parts.ffn, MixtureParts),
             dtype=None if call.cache is None else self._kept_as(call.cache),
+            caches=self._caches(arguments),
         )
 
     def _beside(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -90,15 +91,12 @@ class FusedDecoderLayer(BoundLayer):
         dtype = getattr(cache.layers[self.role.cache_index], "storage_dtype", None)
         return None if dtype is None else str(dtype).removeprefix("torch.")
 
-    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        cache, index = self._named(args, kwargs)[1].get(self.role.cache), self.role.cache_index
-        if self.role.takes is not None:  # it has written to none
-            return
-        if cache is not None and self.role.encoder is not None:
-            cache.is_updated[index] = False
-            cache = cache.self_attention_cache
-        if cache is not None:
-            cache.layers[index].reset()
+    def _caches(self, arguments: dict[str, Any]) -> tuple[tuple[Any, int], ...]:
+        """Those of the arguments that a call writes to, with the index of its part of them."""
+        role = self.role
+        names = [role.cache] if role.shared is None else [role.cache, role.shared]
+        values = [] if role.takes is not None else [arguments.get(name) for name in names]
+        return tuple((value, role.cache_index) for value in values if value is not None)
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The hidden states, and the other arguments by their names."""

@@ -119,9 +119,6 @@ class FusedMixer(FusedModuleMixin):
     def reference_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference | None:
         return reference_call(self, self, self.named(args, kwargs))
 
-    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forget_call(self, self.named(args, kwargs))
-
     def _apply(self, fn: Any, recurse: bool = True) -> FusedMixer:
         super()._apply(fn, recurse)
         self._projections = None  # they hold copies of biases
@@ -150,18 +147,14 @@ def reference_call(module: Any, mixer: FusedMixer, named: dict[str, Any]) -> Ref
     kept = None if cache is None else _kept_as(cache, mixer.layer_idx)
     own = of_own_keys({**named, "cache": None}, named["hidden_states"].shape[1])
     own = with_its_cache_name(module._names, own)
-    return Reference((), own, tokens_of(own.get("attention_mask")), dtype=kept)
+    caches = () if cache is None else ((cache, mixer.layer_idx),)
+    return Reference((), own, tokens_of(own.get("attention_mask")), dtype=kept, caches=caches)
 
 
 def _kept_as(cache: Any, index: int) -> str | None:
     """The dtype that `cache` keeps keys and values in, where it was asked for."""
     dtype = getattr(cache.layers[index], "storage_dtype", None) if index < len(cache.layers) else None
     return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def forget_call(mixer: FusedMixer, named: dict[str, Any]) -> None:
-    if named.get("cache") is not None:
-        named["cache"].layers[mixer.layer_idx].reset()
 
 
 def tokens_of(mask: Any) -> Tensor | None:

@@ -19,7 +19,7 @@ from hf_cpu_accel.providers.route import Route
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.linear.dispatch import GatedFFNWork, LinearWork
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
-from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, forget_call, is_fused, reference_call
+from hf_cpu_accel.rewrite.mixer.mixer import FusedMixer, is_fused, reference_call
 
 # Of a product and what is added to it: the sum.
 AddTo = Callable[[Tensor, Tensor], Tensor]
@@ -140,10 +140,6 @@ class FusedMixerLayer(FusedModuleMixin):
         mixer: Any = self._modules[self._parts.mixer]
         reference = reference_call(self, mixer, with_our_cache_name(self._names, named))
         return replace(reference, moves_rows=self._parts.chooses) if reference else None
-
-    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mixer: Any = self._modules[self._parts.mixer]
-        forget_call(mixer, with_our_cache_name(self._names, kwargs))
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedMixerLayer:
         super()._apply(fn, recurse)

@@ -1,5 +1,4 @@
-"""Caches of keys, values and states that recorded layers are called with, and what they share of them: which are known, copies,
-and how they are put back.
+"""Caches of keys, values and states that recorded layers are called with, and what they share of them: which are known, and copies.
 
 A layer reads and writes its own part of a cache only, the layer of the cache that has its index. Keys and values are written behind
 those that are held, or to new tensors: what a copy is given changes nothing that the original holds. So it is with recurrent states
@@ -14,19 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
+from hf_cpu_accel.rewrite.core.cache_state import PARTS
 from hf_cpu_accel.rewrite.recorded.shared_states import form_of_shared, held_in, is_shared
 
 _TENSORS = ("keys", "values", "indexer_keys")
-_OVERWRITTEN = "conv_states"
 # Dictionaries of layers that have more than keys and values.
 _STATES = (
-    *(_OVERWRITTEN, "recurrent_states", "has_previous_state", "conv_kernel_size"),
+    *("conv_states", "recurrent_states", "has_previous_state", "conv_kernel_size"),
     *("is_conv_states_initialized", "is_recurrent_states_initialized"),
 )
-_PARTS = ("self_attention_cache", "cross_attention_cache")
-
-# Of the layers of a cache, how many there are, and of which cross attention is done: (what holds it, what it held).
-Saved = list[tuple[Any, Any]]
 
 
 def is_cache(value: Any) -> bool:
@@ -68,7 +63,7 @@ def copied(cache: Any, index: int | None, *, tensors: bool = False) -> Any:
         return made
     assert index is not None  # else `form_of` has refused
     if _is_of_two(cache):
-        for name in _PARTS:
+        for name in PARTS:
             setattr(made, name, copied(getattr(cache, name), index))
         made.is_updated = dict(cache.is_updated)
     else:
@@ -89,40 +84,6 @@ def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def saved(cache: Any, index: int | None, *, all_copied: bool = False) -> Saved:
-    """What `put_back` takes after a call of layer `index`, or after a part of one.
-
-    Args:
-        all_copied: whether the states of recurrences are written over, too, which are large.
-    """
-    if is_shared(cache):
-        return [(cache.data, cache.data.copy())]
-    assert index is not None
-    states: Saved = []
-    for part in _parts(cache):
-        if index < len(part.layers):
-            state = vars(part.layers[index])
-            states.append((state, state.copy()))
-            for name in _STATES:
-                if name in state:
-                    over = all_copied or name == _OVERWRITTEN
-                    states.append((state[name], _all_cloned(state[name]) if over else state[name].copy()))
-        else:
-            states.append((part.layers, len(part.layers)))
-    if _is_of_two(cache):
-        states.append((cache.is_updated, cache.is_updated.copy()))
-    return states
-
-
-def put_back(saved: Saved) -> None:
-    for state, before in saved:
-        if isinstance(state, list):
-            del state[before:]
-        else:
-            state.clear()
-            state.update(before)
-
-
 def held(cache: Any, index: int | None) -> list[Any]:
     """Copies of the keys, values and states in layer `index`."""
     if is_shared(cache):
@@ -139,7 +100,7 @@ def _all_cloned(values: dict[Any, Any]) -> dict[Any, Any]:
 
 def _parts(cache: Any) -> list[Any]:
     caches, _, _ = _kinds()
-    parts = [getattr(cache, name) for name in _PARTS] if _is_of_two(cache) else [cache]
+    parts = [getattr(cache, name) for name in PARTS] if _is_of_two(cache) else [cache]
     if any(type(part) not in caches or part.offloading for part in parts):
         raise TypeError(f"a {type(cache).__name__}, which no program can take")
     return parts

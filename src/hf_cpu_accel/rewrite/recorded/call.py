@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.lazy.lazy_tensor import LazyTensor
+from hf_cpu_accel.rewrite.core.cache_state import Snapshot, snapshot
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.recorded.caches import Saved, copied, form_of, held, is_cache, saved
+from hf_cpu_accel.rewrite.recorded.caches import copied, form_of, held, is_cache
 from hf_cpu_accel.rewrite.recorded.program import Ref, replaced
 
 _CONSTANTS = (type(None), bool, float, str)
@@ -53,13 +54,14 @@ class Call:
         return (value for value in self.inputs if isinstance(value, Tensor))
 
     @property
-    def saved(self) -> list[Saved]:
+    def snapshots(self) -> list[Snapshot]:
         """What the layer's part of each cache is before the call."""
-        return [saved(value, self.index) for value in self.inputs if is_cache(value)]
+        return [snapshot(value, self.index) for value in self.inputs if is_cache(value)]
 
-    def saved_beside(self) -> list[Saved]:
-        """The same, in copies of all that steps write over."""
-        return [saved(value, self.index, all_copied=True) for value in self.inputs if is_cache(value)]
+    @property
+    def caches(self) -> tuple[tuple[Any, int | None], ...]:
+        """The caches that it may write to, with the index of its part."""
+        return tuple((value, self.index) for value in self.inputs if is_cache(value))
 
     def inputs_beside(self, *, tensors: bool = False) -> list[Any]:
         """The inputs, with copies of the caches in them for a call that leaves these as they are.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from hf_cpu_accel.lazy.lazy_tensor import all_made
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin, Reference
+from hf_cpu_accel.rewrite.core.cache_state import put_back
 from hf_cpu_accel.rewrite.core.first_call import LEFT
 from hf_cpu_accel.rewrite.core.foreign_code import attempt
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.refusal import Refusal
-from hf_cpu_accel.rewrite.recorded.caches import put_back
 from hf_cpu_accel.rewrite.recorded.call import Call
 from hf_cpu_accel.rewrite.recorded.guard import Guard
 from hf_cpu_accel.rewrite.recorded.program import Mismatch, Program
@@ -28,8 +27,6 @@ _MOST_SIZES = 256
 _FEW_SIZES = 16
 _MOST_CHANGES = 4
 _MOST_LEFT = 16
-
-_before = threading.local()  # `saved`: what caches were before the call that is compared with its reference
 
 
 @dataclass
@@ -104,7 +101,7 @@ class FusedRecordedLayer(FusedModuleMixin):
             check_inference(self, tensor)
         if not recorded.knows(call.sizes):
             return self._compare(recorded, call, args, kwargs)
-        before = call.saved
+        before = call.snapshots
         try:
             return recorded.program(call.inputs)
         except Exception as error:  # the forward takes it, or says why not: nothing was written to but caches
@@ -119,12 +116,8 @@ class FusedRecordedLayer(FusedModuleMixin):
         call = self._call(args, kwargs)
         if call is None or self._programs.get(call.form) is None:
             return None
-        _before.saved = call.saved_beside()
-        return Reference(*call.arguments(call.inputs_beside()), is_repeatable=not _before.saved)
-
-    def forget_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for before in _before.saved:
-            put_back(before)
+        beside = call.arguments(call.inputs_beside())
+        return Reference(*beside, caches=call.caches, is_repeatable=not call.caches)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         if (
