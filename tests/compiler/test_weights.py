@@ -49,6 +49,81 @@ def test_a_parameter_that_is_replaced_is_packed_again(compiled: Callable[..., An
     agree(fast, model)
 
 
+def _ema(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.99).add_(torch.randn(parameter.shape), alpha=0.01)
+
+
+def _load(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape))
+
+
+def _scale(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+def _write_by_numpy(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.detach().numpy()[:] += 0.25
+
+
+def _write_one_row(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data[-1] += 1.0
+
+
+WRITES = [_ema, _load, _scale, _write_by_numpy]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("width", [16, 48, 700])  # compared as wholes, and by some of their values
+def test_writes_that_have_no_version_are_noticed(
+    compiled: Callable[..., Any], write: Callable[[nn.Module], None], width: int
+) -> None:
+    model = nn.Sequential(
+        nn.Linear(16, width), nn.GELU(), nn.Linear(width, width), nn.Linear(width, 8)
+    ).eval()
+    fast, inputs = compiled(model), torch.randn(3, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(inputs), model(inputs), atol=1e-4, rtol=1e-3)
+            write(model)
+        torch.testing.assert_close(fast(inputs), model(inputs), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_to_convolutions_are_noticed(
+    compiled: Callable[..., Any], write: Callable[[nn.Module], None]
+) -> None:
+    layers = (nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    model = nn.Sequential(*layers).eval().to(memory_format=torch.channels_last)
+    fast, images = compiled(model), torch.randn(1, 3, 9, 9)
+    with torch.no_grad():
+        fast(images)
+        write(model)
+        torch.testing.assert_close(fast(images), model(images), atol=1e-3, rtol=1e-3)
+
+
+def test_a_write_to_one_row_of_a_small_weight_is_noticed(compiled: Callable[..., Any]) -> None:
+    model = layer()
+    fast = compiled(model)
+    agree(fast, model)
+    _write_one_row(model)
+    agree(fast, model)
+
+
+def test_another_graph_notices_a_write_too(compiled: Callable[..., Any]) -> None:
+    model = layer()
+    first, second = compiled(model), compiled(nn.Sequential(model))
+    agree(first, model)
+    agree(second, model)
+    model.weight.data.mul_(2)
+    agree(first, model)
+    agree(second, model)
+
+
 def test_nothing_is_packed_again_without_a_reason(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.ops import values as module
-from hf_cpu_accel.ops.values import KeptValues
+from hf_cpu_accel.ops.values import KeptValues, sampled
 
 
 @pytest.fixture(params=["kernel", "reference"], autouse=True)
@@ -131,3 +132,26 @@ def test_what_is_dropped_is_released(implementation: str) -> None:
 def test_dtypes_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match=r"of one dtype and not \['torch.bfloat16', 'torch.float32'\]"):
         KeptValues([torch.zeros(1), torch.zeros(1, dtype=torch.bfloat16)])
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (64, 3072), (3000, 48), (64, 64, 3, 3), (20000,)])
+@pytest.mark.parametrize("step", [47, 64, 767, 768])
+def test_samples_are_of_each_column_in_turn(shape: tuple[int, ...], step: int) -> None:
+    tensor = torch.arange(math.prod(shape)).reshape(shape)
+    samples = sampled(tensor, step)
+    columns = 1 if len(shape) == 1 else math.prod(shape[1:])
+    assert samples.data_ptr() == tensor.data_ptr()
+    assert len(samples) >= tensor.numel() // step
+    assert len(set((samples % columns).tolist())) == min(len(samples), columns)
+    if columns > step:
+        assert len(set((samples // columns).tolist())) == shape[0]
+
+
+def test_samples_of_memory_with_gaps_and_of_channels_last() -> None:
+    whole = torch.arange(64 * 96).reshape(64, 96)
+    assert torch.equal(sampled(whole[:, :80], 79), whole.diagonal())
+    image = torch.arange(64 * 64 * 9).reshape(64, 64, 3, 3).to(memory_format=torch.channels_last)
+    samples = sampled(image, 575)
+    assert samples.data_ptr() == image.data_ptr()
+    assert len(set((samples // 576).tolist())) == 64
+    assert torch.equal(sampled(whole.t(), 95), sampled(whole, 95))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from torch import Tensor
 
-from hf_cpu_accel.compiler.weight_transforms import Derived, Recipe, derive
+from hf_cpu_accel.compiler.weight_transforms import Derived, Fingerprint, Recipe, derive
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class _State:
     """The parameters of the last call, and what was made of them."""
 
     sources: list[Tensor]
-    versions: list[int]
-    pointers: list[int]
+    fingerprint: Fingerprint
     derived: list[Derived]
     tensors: list[Tensor]
 
@@ -34,8 +33,8 @@ class _State:
 class Bound:
     """Calls `compiled`.
 
-    Each call looks whether the parameters are those of the call before (0.2 us for each): a weight that was replaced, loaded or
-    trained on is packed again.
+    Each call compares the parameters with those of the call before (see `weight_transforms.Fingerprint`): a weight that was
+    replaced, loaded or trained on is packed again.
 
     Args:
         compiled: takes the inputs at `kept`, then all tensors of the requests in order.
@@ -60,24 +59,10 @@ class Bound:
         return self._compiled(*[inputs[position] for position in self._kept], *state.tensors)
 
     def _renewed(self, inputs: Sequence[Any], sources: list[Tensor]) -> _State:
+        fingerprint = Fingerprint(sources)  # before: the next call notices what is written meanwhile
         derived = [derive(r.recipe, [inputs[position] for position in r.positions]) for r in self._requests]
-        tensors = [tensor for one in derived for tensor in one.tensors]
-        return _State(sources, _versions(sources), [s.data_ptr() for s in sources], derived, tensors)
+        return _State(sources, fingerprint, derived, [tensor for one in derived for tensor in one.tensors])
 
 
 def _unchanged(state: _State, sources: list[Tensor]) -> bool:
-    return (
-        all(map(is_, state.sources, sources))
-        and state.versions == _versions(sources)
-        and state.pointers == list(map(Tensor.data_ptr, sources))
-    )
-
-
-def _versions(sources: list[Tensor]) -> list[int]:
-    try:
-        return list(map(_version, sources))
-    except RuntimeError:  # inference tensors count no versions
-        return [0 if source.is_inference() else source._version for source in sources]
-
-
-_version = attrgetter("_version")
+    return all(map(is_, state.sources, sources)) and state.fingerprint.matches(sources)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_cpu_accel.ops.values import KeptValues, sampled
 from hf_cpu_accel.packing.convolution import pack_conv2d, packed_shapes
 from hf_cpu_accel.packing.linear import concat, pack_linear, shapes_of
 
@@ -208,23 +209,65 @@ class FoldedNorm:
         return [folded.to(sources[0].dtype), moved.to(sources[0].dtype)]
 
 
+class Fingerprint:
+    """Recognizes tensors that were not written to.
+
+    Versions count the writes of torch's ops. Writes through `.data` or numpy have no version, so values are compared, too: all of a
+    small tensor, and some of a large one, all over it. So writes to whole tensors are noticed. A write through `.data` to a few
+    rows of a large one may not be: comparing all of it would take as long as computing with it.
+
+    The tensors are not stored as they are: only their ids, addresses and views of their memory.
+    """
+
+    __slots__ = ("_pointers", "_values", "_versions")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._versions = _versions(tensors)
+        self._pointers = list(map(Tensor.data_ptr, tensors))
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(_compared(tensor))
+        self._values = [KeptValues(some) for some in by_dtype.values()]
+
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these tensors have the same memory and values."""
+        return (
+            self._versions == _versions(tensors)
+            and self._pointers == list(map(Tensor.data_ptr, tensors))
+            and all(values.are_held() for values in self._values)
+        )
+
+
 class Derived:
     """What a recipe made, and from what.
 
     Attributes:
+        sources: the fingerprint of what it was made from.
         tensors: the result.
     """
 
     def __init__(self, recipe: Recipe, sources: Sequence[Tensor]) -> None:
-        self.stamps = [stamp(source) for source in sources]
+        self.sources = Fingerprint(sources)
         with torch.no_grad():
             self.tensors = recipe.make(*(source.detach() for source in sources))
 
 
-def stamp(tensor: Tensor) -> tuple[int, int]:
-    """Another one after the tensor was written to, or got other memory."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _compared(tensor: Tensor) -> Tensor:
+    if tensor.numel() <= _MOST_COMPARED:
+        return tensor.detach()
+    return sampled(tensor, tensor.numel() // _SAMPLED)
 
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    try:
+        return list(map(_version, tensors))
+    except RuntimeError:  # inference tensors count no versions
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+_version = attrgetter("_version")
+# Elements up to which a tensor is compared as a whole, in a microsecond, and how many of a larger one. A sample is a cache miss.
+_MOST_COMPARED, _SAMPLED = 1 << 14, 128
 
 _lock = RLock()
 # first source -> {(recipe, ids of the other sources): what was made}. Held weakly on both sides: by parameter and by user.
@@ -238,6 +281,6 @@ def derive(recipe: Recipe, sources: Sequence[Tensor]) -> Derived:
         # The id of a source cannot be another's while what was made from it is in use: its users hold the sources.
         key = (recipe, *(id(source) for source in sources[1:]))
         derived: Derived | None = of_first.get(key)
-        if derived is None or derived.stamps != [stamp(source) for source in sources]:
+        if derived is None or not derived.sources.matches(sources):
             derived = of_first[key] = Derived(recipe, sources)
         return derived

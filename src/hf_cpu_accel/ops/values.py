@@ -1,10 +1,11 @@
-"""keep_values, have_values, drop_values: whether tensors still hold what they held.
+"""keep_values, have_values, drop_values: whether tensors still hold what they held; `sampled`: the values of large ones to compare.
 
 Hundreds of small ones are compared where they lie: to hand them to an op in each call took longer than to compare them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -44,6 +45,26 @@ class KeptValues:
 
     def __setstate__(self, state: tuple[list[Tensor], Tensor]) -> None:
         self._start(*state)
+
+
+def sampled(tensor: Tensor, step: int) -> Tensor:
+    """Return a view of about every `step`-th value of a tensor, in memory order: in each column in turn, where it is a matrix.
+
+    With a step up to the length of a row it has a value of each row. Writes to the whole tensor show in it.
+    """
+    tensor = tensor.detach()
+    dense = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    if dense.is_contiguous():
+        columns = max(1, dense.shape[-1] if dense.dim() < 2 else dense.stride(0))
+        return dense.view(-1)[:: _coprime(max(1, step), columns)]
+    while tensor.dim() > 2:
+        tensor = tensor.select(-1, 0)
+    return tensor.diagonal() if tensor.dim() == 2 else tensor
+
+
+def _coprime(step: int, columns: int) -> int:
+    """Return the next smaller step that visits all columns: a step of whole rows would stay in one of them."""
+    return next(smaller for smaller in range(step, 0, -1) if math.gcd(smaller, columns) == 1)
 
 
 def _have_values(kept: KeptValues) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_cpu_accel.ops.values import KeptValues
+from hf_cpu_accel.ops.values import KeptValues, sampled
 from hf_cpu_accel.patching.fused_module import FusedModuleMixin
 from hf_cpu_accel.patching.restore import Journal
 from hf_cpu_accel.rewrite.attention.multihead import PackedMultiheadAttention
@@ -36,7 +36,7 @@ from hf_cpu_accel.rewrite.recurrent.lstm import FusedLSTM
 from hf_cpu_accel.runtime.fork import new_lock
 
 # Larger ones (weights that are kept beside their packed form) are compared by version, and by so many of their values.
-_MOST_VALUES, _SAMPLED = 1 << 16, 64
+_MOST_VALUES, _SAMPLED = 1 << 16, 256
 _taking_in = new_lock()  # of all watches: they are copied and pickled with their models
 
 
@@ -239,7 +239,7 @@ def _compared(tensor: Tensor) -> Tensor:
     """What of its values is compared: of a large one, whose memory is known by its state, some."""
     if tensor.numel() <= _MOST_VALUES:
         return tensor
-    return tensor.detach().view(-1)[:: tensor.numel() // _SAMPLED]
+    return sampled(tensor, tensor.numel() // _SAMPLED)
 
 
 def _identity(tensor: Tensor) -> Tensor:
