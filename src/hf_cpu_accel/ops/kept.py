@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hf_cpu_accel import extension
+from hf_cpu_accel.runtime.tracing import untraced
 
 _OPS: Any = torch.ops.hf_cpu_accel
 
@@ -29,7 +30,8 @@ class Kept:
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
-            self._drop(self.number)
+            with untraced():  # the collector may run in the middle of a trace, which is not to record this
+                self._drop(self.number)
 
     def __reduce__(self) -> Any:
         raise TypeError(

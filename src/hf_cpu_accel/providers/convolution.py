@@ -16,9 +16,11 @@ from torch.nn import functional
 
 from hf_cpu_accel import extension
 from hf_cpu_accel.ops.convolution import conv2d
+from hf_cpu_accel.ops.linear import ACTIVATIONS as REFERENCES
 from hf_cpu_accel.packing.convolution import pack_conv2d, takes_tiles
 from hf_cpu_accel.providers.autotune import MARGIN, NATIVE, autotune
 from hf_cpu_accel.runtime import hardware
+from hf_cpu_accel.runtime.tracing import untraced
 from hf_cpu_accel.tolerance import PROVIDER_CONVOLUTION
 
 # {name in `ops.linear.ACTIVATIONS`: (oneDNN's name, its numbers, algorithm)}
@@ -93,8 +95,14 @@ def convolve(
     """activation(convolution + bias + residual): [N, C, H, W] -> [N, out_channels, H', W'].
 
     All are `torch.channels_last` and in the dtype of `weight`. `activation` is one of ACTIVATIONS, with a residual
-    one of ACTIVATIONS_OF_SUMS.
+    one of ACTIVATIONS_OF_SUMS. A trace of `torch.jit.trace` gets torch's own convolution, since oneDNN's layout cannot be saved.
     """
+    if torch.jit.is_tracing():
+        with untraced():
+            weight = weight.to_dense()
+        moves = (geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+        output = functional.conv2d(input, weight, bias, *moves)
+        return REFERENCES[activation](output if residual is None else output + residual)
     window = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
     name, numbers, algorithm = ACTIVATIONS[activation]
     if residual is None:

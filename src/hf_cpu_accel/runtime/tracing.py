@@ -15,12 +15,28 @@ _lock = threading.Lock()
 _exporting: int | None = None  # the thread that is in `exporting`
 
 
-def is_compiling() -> bool:
-    """`torch.compiler.is_compiling()` for the calling thread, as far as it is known who it is that traces.
+def is_tracing() -> bool:
+    """Return whether the calling thread traces a graph, by `torch.compile`, `torch.export` or `torch.jit.trace`.
 
-    Parts that leave work to one another where a graph is traced ask this, since the answer must not change between them.
+    Sizes of a graph are symbols: what reads them as numbers, or waits for a later layer, must not run.
+
+    `torch.compiler.is_compiling()` is of the whole process; the thread is known while this package exports. Parts that leave work
+    to one another where a graph is traced ask this, since the answer must not change between them.
     """
+    if torch.jit.is_tracing():  # of this thread
+        return True
     return torch.compiler.is_compiling() and (_exporting is None or _exporting == threading.get_ident())
+
+
+class untraced:
+    """Inside, `torch.jit.trace` records nothing: tensors that are computed become constants of the trace."""
+
+    def __enter__(self) -> None:
+        self._state = torch._C._get_tracing_state()
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_tracing_state(self._state)  # type: ignore[attr-defined]
 
 
 def constant_while_traced(function: F) -> F:

@@ -29,7 +29,7 @@ from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import EXACT
 
 STRUCTURE = "deformable attention"
@@ -65,7 +65,7 @@ class AroundDeformableAttention(FusedModuleMixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own: Any = self._original_class.forward
         name = self._name
-        if name is not None and not is_compiling() and own.__globals__.get(name) is self._function:
+        if name is not None and not is_tracing() and own.__globals__.get(name) is self._function:
             own = _with_ours(own, name, self._function)
         return own(self, *args, **kwargs)
 
@@ -173,7 +173,7 @@ def _attended(named: dict[str, Any] | None) -> Tensor | None:
     tensors = all(isinstance(t, Tensor) and t.is_floating_point() for t in (value, points, weights))
     if not tensors or shapes is None:
         return None
-    if is_compiling() or named.get(_METHOD, "default") != "default" or value.dtype not in WEIGHT_DTYPES:
+    if is_tracing() or named.get(_METHOD, "default") != "default" or value.dtype not in WEIGHT_DTYPES:
         return None
     if points.dtype != value.dtype or torch.promote_types(value.dtype, weights.dtype) != value.dtype:
         return None

@@ -32,6 +32,7 @@ from hf_cpu_accel.rewrite.core.shadow_copy import Shadow, shadow_of
 from hf_cpu_accel.rewrite.core.verify import row_error
 from hf_cpu_accel.rewrite.linear.dispatch import FFNWork, Part
 from hf_cpu_accel.rewrite.linear.layer import PackedLinear
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import CONVOLUTION_BLOCK
 
 STRUCTURE = "convolution block"
@@ -65,7 +66,7 @@ class FusedConvolutionBlock(FusedModuleMixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         image = args[0] if len(args) == 1 and not kwargs else None
-        if image is None or image.dim() != 4 or self.is_watched or torch.compiler.is_compiling():
+        if image is None or image.dim() != 4 or self.is_watched or is_tracing():
             return self._original_class.forward(self, *args, **kwargs)
         check_inference(self, image)
         image = ordinary(image)

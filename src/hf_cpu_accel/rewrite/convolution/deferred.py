@@ -22,7 +22,7 @@ from hf_cpu_accel.packing.linear import PackedWeight
 from hf_cpu_accel.rewrite.convolution.epilogue import NORMALISED, PLAIN, Epilogue, leaky_name
 from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.norm_fold import Fold
-from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 # What `packing.convolution.pack_conv2d` gives, and the bias.
 OwnWeight = tuple[PackedWeight, Tensor | None]
@@ -81,7 +81,7 @@ class DeferringConvolution(nn.Module):
 
     def run(self, input: Tensor) -> Tensor:
         """The output for `input` [N, C, *sizes], now or later."""
-        if is_compiling():  # nothing can wait: norms of traced graphs leave it to their convolution
+        if is_tracing():  # nothing can wait: norms of traced graphs leave it to their convolution
             return self.compute(input, PLAIN if self.fold is None else NORMALISED)
         shape = self.output_shape(input) if self.waits else None
         if shape is None:

@@ -21,7 +21,7 @@ from hf_cpu_accel.rewrite.core.fixed_values import refuse_other
 from hf_cpu_accel.rewrite.core.foreign_code import call_foreign
 from hf_cpu_accel.rewrite.core.norm_fold import Fold, NormAfter
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
-from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import AFFINE
 
 STRUCTURE = "batch norm"
@@ -54,7 +54,7 @@ class FoldedNorm(FusedModuleMixin):
             joined = input.normalised(self.fold)
             if joined is not None:
                 return joined
-        if is_compiling():
+        if is_tracing():
             return input  # the convolution has it done; that it comes from there was seen when the two were joined
         input = input.tensor if isinstance(input, LazyTensor) else input
         output: Tensor = self._original_class.forward(self, input)

@@ -24,6 +24,7 @@ from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPE
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "grouped convolution over time"
 # A group of fewer channels, or of a shorter kernel, gives a linear too little to do.
@@ -40,7 +41,7 @@ class GroupedConvolution(FusedModuleMixin):
         fits = input.dim() in (2, 3) and input.shape[-2] == self.in_channels and input.dtype in WEIGHT_DTYPES
         margin, kernel = self.padding[0], self.kernel_size[0]
         short = input.shape[-1] + 2 * margin < kernel
-        if not fits or short or self.is_watched or torch.compiler.is_compiling():
+        if not fits or short or self.is_watched or is_tracing():
             output: Tensor = self._original_class.forward(self, input)
             return output
         check_inference(self, input)

@@ -23,7 +23,7 @@ from hf_cpu_accel.rewrite.core.context import Context
 from hf_cpu_accel.rewrite.core.fuse_each import fuse_each, refusal_to_fuse
 from hf_cpu_accel.rewrite.core.refusal import Refusal
 from hf_cpu_accel.runtime.torch_modes import AroundFunctions
-from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE, WAITING = "zeros over time", "elu over time"
 
@@ -33,7 +33,7 @@ class PaddedOverTime(FusedModuleMixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own = self._original_class.forward
-        if is_compiling():
+        if is_tracing():
             return own(self, *args, **kwargs)
         with AroundFunctions(_padded):
             return own(self, *args, **kwargs)
@@ -46,7 +46,7 @@ class ELUOverTime(FusedModuleMixin):
     inplace: bool
 
     def forward(self, input: Tensor) -> Tensor:
-        waits = input.dim() == 3 and not self.inplace and not input.requires_grad and not is_compiling()
+        waits = input.dim() == 3 and not self.inplace and not input.requires_grad and not is_tracing()
         if not waits or not has_channels_last(input):
             output: Tensor = self._original_class.forward(self, input)
             return output

@@ -24,7 +24,7 @@ from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.shadow_copy import Shadow
 from hf_cpu_accel.rewrite.core.verify import row_error
-from hf_cpu_accel.runtime.tracing import is_compiling
+from hf_cpu_accel.runtime.tracing import is_tracing
 from hf_cpu_accel.tolerance import EXACT
 
 STRUCTURE = "snake"
@@ -61,7 +61,7 @@ class FusedSnake(FusedModuleMixin):
     _form: Form
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._fused(args[0]) if len(args) == 1 and not kwargs and not is_compiling() else None
+        output = self._fused(args[0]) if len(args) == 1 and not kwargs and not is_tracing() else None
         return self._original_class.forward(self, *args, **kwargs) if output is None else output
 
     def _fused(self, sound: Tensor) -> Tensor | None:

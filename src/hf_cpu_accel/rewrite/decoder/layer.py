@@ -11,7 +11,6 @@ import copy
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from hf_cpu_accel.hosts.arguments import of_own_keys
@@ -30,6 +29,7 @@ from hf_cpu_accel.rewrite.decoder.deferred import Call, DeferredHiddenStates, is
 from hf_cpu_accel.rewrite.decoder.experts_parts import MixtureParts
 from hf_cpu_accel.rewrite.decoder.masks import attending, has_padded_queries, tokens_of, understood
 from hf_cpu_accel.rewrite.decoder.role import BoundLayer, LayerArguments, Role
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -111,7 +111,7 @@ class FusedDecoderLayer(BoundLayer):
     ) -> Call | None:
         """What the op needs to know of a call; None if the op cannot do all that is asked for."""
         role = self.role
-        if hidden_states.dim() != 3 or torch.compiler.is_compiling():
+        if hidden_states.dim() != 3 or is_tracing():
             return None
         given = role.arguments(args, kwargs)
         q_len = hidden_states.shape[1]

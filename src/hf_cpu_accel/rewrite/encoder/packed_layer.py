@@ -20,6 +20,7 @@ from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.encoder.call_form import ROTARY, SEQUENCES
 from hf_cpu_accel.rewrite.encoder.layer import FusedEncoderLayer, accepts_rows
 from hf_cpu_accel.rewrite.encoder.parts import BIAS, MASK
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 _MOST_PADDED = 4  # times as much memory as without padding
 
@@ -91,7 +92,7 @@ class FusedPackedLayer(FusedEncoderLayer):
         ends = arguments.pop(SEQUENCES, None)
         if self._signature.form.leading and hidden_states.dim() == 3 and len(hidden_states) == 1:
             hidden_states = hidden_states[0]
-        if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or torch.compiler.is_compiling():
+        if not isinstance(ends, Tensor) or hidden_states.dim() != 2 or is_tracing():
             return None
         if ends.dim() != 1 or len(ends) < 2 or not accepts_rows(self, len(hidden_states)):
             return None

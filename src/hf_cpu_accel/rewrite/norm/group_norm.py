@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.core.context import WEIGHT_DTYPES, Context
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "group norm"
 
@@ -80,7 +81,7 @@ class FusedGroupNorm(nn.Module):
         check_inference(self, input)
         input = input.tensor if isinstance(input, LazyTensor) else input
         waits = self.activates and input.dim() > 1 and input.shape[1] == self.num_channels
-        if waits and _is_dense(input) and not torch.compiler.is_compiling():
+        if waits and _is_dense(input) and not is_tracing():
             return DeferredGroupNorm.of(self, input)
         return self.compute(input, "none")
 

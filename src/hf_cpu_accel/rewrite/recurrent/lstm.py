@@ -23,6 +23,7 @@ from hf_cpu_accel.rewrite.core.context import MAX_INTEGER_FEATURES, WEIGHT_DTYPE
 from hf_cpu_accel.rewrite.core.packed_module import check_inference
 from hf_cpu_accel.rewrite.core.rule import Match, Outcome
 from hf_cpu_accel.rewrite.core.verify import disagreement
+from hf_cpu_accel.runtime.tracing import is_tracing
 
 STRUCTURE = "long short-term memory"
 _LEAST_FEATURES = 128  # of the hidden state
@@ -60,7 +61,7 @@ class FusedLSTM(FusedModuleMixin):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         input, given = ordinary(input), None if hx is None else tuple(map(ordinary, hx))
-        if not self._fits(input, given) or self.is_watched or torch.compiler.is_compiling():
+        if not self._fits(input, given) or self.is_watched or is_tracing():
             return self._original_class.forward(self, input, given)
         check_inference(self, input)
         rows = input[:, None] if input.dim() == 2 else input.transpose(0, 1) if self.batch_first else input
