@@ -26,7 +26,8 @@ class Kept:
             arguments: those of `keep_<what>`.
         """
         self._drop = getattr(_OPS, f"drop_{what}")
-        self.number: int = getattr(_OPS, f"keep_{what}")(*arguments)
+        with untraced():
+            self.number: int = getattr(_OPS, f"keep_{what}")(*arguments)
 
     def __del__(self) -> None:
         if hasattr(self, "number"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_TRACER = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Tracer"))  # type: ignore[arg-type]
 _lock = threading.Lock()
 _exporting: int | None = None  # the thread that is in `exporting`
 
@@ -28,15 +29,9 @@ def is_tracing() -> bool:
     return torch.compiler.is_compiling() and (_exporting is None or _exporting == threading.get_ident())
 
 
-class untraced:
-    """Inside, `torch.jit.trace` records nothing: tensors that are computed become constants of the trace."""
-
-    def __enter__(self) -> None:
-        self._state = torch._C._get_tracing_state()
-        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-
-    def __exit__(self, *_: object) -> None:
-        torch._C._set_tracing_state(self._state)  # type: ignore[attr-defined]
+def untraced() -> AbstractContextManager[Any]:
+    """Return a context in which `torch.jit.trace` records nothing: tensors that are computed become constants of the trace."""
+    return torch._C._ExcludeDispatchKeyGuard(_TRACER)
 
 
 def constant_while_traced(function: F) -> F:
