@@ -193,3 +193,13 @@ def test_no_share_of_a_gradient_is_lost_among_ties(aggr: str, edge_index: Tensor
     torch.testing.assert_close(gradient(ours, output != 0), gradient(conv, output != 0))
     torch.testing.assert_close(gradient(ours, 1.0).sum(), weights.sum())
     assert served(ours) == 2
+
+
+def test_graphs_and_weights_written_past_torch(x: Tensor, edge_index: Tensor) -> None:
+    weight = torch.rand(EDGES)
+    conv = accelerate_for_cpu(pyg.GCNConv(FEATURES, 4).eval(), dtype="float32")
+    for edit in (lambda: None, lambda: edge_index.data.add_(1), lambda: weight.numpy().__imul__(2)):
+        edit()
+        expected = restore(copy.deepcopy(conv))(x, edge_index, weight)
+        torch.testing.assert_close(conv(x, edge_index, weight), expected, rtol=1e-4, atol=1e-4)
+    assert served(conv) == 3

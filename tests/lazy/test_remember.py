@@ -53,6 +53,18 @@ def test_writes_past_torch_are_seen_in_what_is_compared_by_value(edit: Callable[
     assert values(tensor, by_value=True) == tensor.tolist()
 
 
+@pytest.mark.parametrize("edit", UNCOUNTED.values(), ids=list(UNCOUNTED))
+@pytest.mark.parametrize("shape", [(2, 3), (700, 30), (0,)])
+def test_writes_past_torch_to_a_whole_tensor_are_seen_in_a_sample(
+    edit: Callable[[Tensor], object], shape: tuple[int, ...]
+) -> None:
+    tensor = torch.zeros(shape)
+    known = values(tensor, by_sample=True)
+    assert values(tensor, by_sample=True) is known
+    edit(tensor)
+    assert values(tensor, by_sample=True) == tensor.tolist()
+
+
 def test_large_tensors_without_versions_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_COPIED", 40)
     with torch.inference_mode():

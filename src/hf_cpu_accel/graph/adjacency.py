@@ -52,7 +52,7 @@ class Adjacency:
         """`value` [edges, ...] in the order of the entries; remembered if it has no gradient. Not for added loops."""
         if value.requires_grad:
             return value.index_select(0, self.order)
-        return self._sorted.get(value, None, lambda: value.index_select(0, self.order))
+        return self._sorted.get(value, None, lambda: value.index_select(0, self.order), by_sample=True)
 
     def normalized(self, edge_index: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
         """[entries] weight / sqrt(degree of source * degree of target), as GCN weighs edges: Kipf & Welling 2017, arXiv:1609.02907.
@@ -61,7 +61,7 @@ class Adjacency:
         of `edge_index` that they stand for does. Remembered. Only for graphs with as many sources as targets.
         """
         key = self.rowptr if weight is None else weight
-        return self._normalized.get(key, None, lambda: self._normalize(edge_index, weight))
+        return self._normalized.get(key, None, lambda: self._normalize(edge_index, weight), by_sample=True)
 
     def _normalize(self, edge_index: Tensor | None, weight: Tensor | None) -> Tensor:
         targets = row_of_edge(self.rowptr, self.col.shape[0])

@@ -14,7 +14,7 @@ MOST_GRAPHS = 16
 class AdjacencyCache:
     """Adjacencies by the tensor that they were made of, as `Memo` knows it again: at most MOST_GRAPHS, the last ones used.
 
-    Writes that go past torch (numpy, `.data`) are not seen: `clear` is for those.
+    Writes that go past torch (numpy, `.data`) are noticed if they are to the whole tensor: `clear` is for others.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class AdjacencyCache:
             plain = edge_index.as_subclass(Tensor)
             return Adjacency(plain[target], plain[source], targets, sources, loops)
 
-        return self._memo.get(edge_index, (flow, targets, sources, loops), make)
+        return self._memo.get(edge_index, (flow, targets, sources, loops), make, by_sample=True)
 
     def clear(self) -> None:
         """Forget all graphs."""

@@ -72,4 +72,4 @@ def _is_ours(x: Tensor, weight: Tensor, given: list[Tensor]) -> bool:
 
 def _packed_weight(weight: Tensor) -> PackedWeight:
     dtype = str(weight.dtype).removeprefix("torch.")
-    return _packed.get(weight, None, lambda: pack_linear(weight.detach(), dtype))
+    return _packed.get(weight, None, lambda: pack_linear(weight.detach(), dtype), by_sample=True)

@@ -72,7 +72,7 @@ class RelationsCache:
         memo = self._known.get(adjacency)
         if memo is None:
             memo = self._known[adjacency] = Memo(most=1)
-        return memo.get(edge_type, count, lambda: Relations(adjacency, edge_type, count))
+        return memo.get(edge_type, count, lambda: Relations(adjacency, edge_type, count), by_sample=True)
 
 
 relations = RelationsCache()

@@ -14,11 +14,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hf_cpu_accel.ops.values import sampled
+
 T = TypeVar("T")
 
 # Where versions are not counted, tensors up to this many bytes are compared with a copy; larger ones are never recognised.
 MOST_COPIED = 16 << 20
 _MOST_REMEMBERED = 256
+_SAMPLED = 128  # values
 
 
 class Stamp:
@@ -30,12 +33,19 @@ class Stamp:
 
     Args:
         by_value: for tensors that are small beside what is computed with them.
+        by_sample: compares some values all over the tensor besides its version, which shows writes to the whole of it that go
+            past torch's counting; in 4 us, whatever its size.
     """
 
-    __slots__ = ("_copy", "_layout", "_reference", "_version")
+    __slots__ = ("_copy", "_layout", "_reference", "_sample", "_version")
 
     def __init__(
-        self, tensor: Tensor, *, by_value: bool = False, forget: Callable[[], object] | None = None
+        self,
+        tensor: Tensor,
+        *,
+        by_value: bool = False,
+        by_sample: bool = False,
+        forget: Callable[[], object] | None = None,
     ) -> None:
         """`forget` is called when the tensor is gone."""
         self._reference = weakref.ref(tensor, None if forget is None else lambda _: forget())
@@ -43,6 +53,9 @@ class Stamp:
         self._version = None if tensor.is_inference() else tensor._version
         compared = (by_value or self._version is None) and tensor.nbytes <= MOST_COPIED
         self._copy = tensor.detach().clone() if compared else None
+        # A view of the tensor's memory, and its values.
+        view = sampled(tensor, tensor.numel() // _SAMPLED) if by_sample and not compared else None
+        self._sample = None if view is None else (view, view.clone())
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether `tensor` is what this stamp was made of, unchanged since."""
@@ -50,6 +63,8 @@ class Stamp:
             return False
         if self._copy is not None:
             return torch.equal(tensor, self._copy)
+        if self._sample is not None and not torch.equal(*self._sample):
+            return False
         return self._version is not None and tensor._version == self._version
 
 
@@ -72,6 +87,7 @@ class Memo:
         *,
         also: Sequence[Tensor | None] = (),
         by_value: bool = False,
+        by_sample: bool = False,
     ) -> T:
         """`make()`, or what it gave before for the same key and the same tensors.
 
@@ -80,7 +96,7 @@ class Memo:
         Args:
             key: what the result depends on besides the tensors, and which of the results for `tensor` it is.
             also: other tensors that the result depends on.
-            by_value: see `Stamp`.
+            by_value, by_sample: see `Stamp`.
         """
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return make()
@@ -92,7 +108,9 @@ class Memo:
             return entry[1]  # type: ignore[return-value]
         # Before it is made: a write meanwhile, by another thread, makes the result unknown instead of wrong.
         stamps = [
-            None if part is None else Stamp(part, by_value=by_value, forget=self._forgetting(place))
+            None
+            if part is None
+            else Stamp(part, by_value=by_value, by_sample=by_sample, forget=self._forgetting(place))
             for part in tensors
         ]
         made = outside_inference_mode(make)
